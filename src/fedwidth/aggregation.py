@@ -1,0 +1,245 @@
+"""Aggregation: overlapping updates become the new global state (FedRolex Eq. 10, appendix A.2).
+
+    theta[k] = sum over m in M_k of p_m theta_m[k]  /  sum over m in M_k of p_m
+
+where M_k are the clients that hold element k; an element nobody holds keeps its bits.
+
+Clients with one index form a cohort; its `CohortSum` is a streaming weighted sum kept as (mean, total weight), so
+memory does not grow with clients and two halves of a cohort merge. The mean is updated by linear interpolation,
+mean += (x - mean) * w / (W + w), not as a quotient of sums: then one client, or clients that agree, give exactly their
+value in every dtype, and training that changes nothing changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedwidth.errors import OptionError, SelectionError, UpdateError
+from fedwidth.index import Index
+from fedwidth.plan.axis import groups_of
+from fedwidth.plan.plan import Plan
+from fedwidth.submodel import State, check_index, put, take
+
+WEIGHTINGS = ("equal", "samples", "model-size", "updates", "hybrid")
+
+Weight = float | Tensor
+"""One number, or a tensor that broadcasts over the narrow tensor (rows of absent labels weigh nothing)."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client sends back: its trained sub-model and what its weight is made of."""
+
+    sub: State
+    index: Index
+    weight: float = 1.0
+    labels: Tensor | None = None
+    """Classes the client has; rows of other classes are left out (HeteroFL). None: all rows count."""
+    client: int | str | None = None
+
+
+def weigh(weighting: str, *, samples: int, index: Index, updates: int) -> float:
+    """p_m of Eq. 10 by appendix A.3: model size counts kernels (kept units), updates counts optimiser steps."""
+    size = sum(index.counts.values())
+    weights = {
+        "equal": 1,
+        "samples": samples,
+        "model-size": size,
+        "updates": updates,
+        "hybrid": size * updates,
+    }
+    if weighting not in weights:
+        raise OptionError(f"weighting must be one of {', '.join(WEIGHTINGS)}, not {weighting!r}")
+    return float(weights[weighting])
+
+
+class CohortSum:
+    """Weighted mean of the sub-models of clients that share one index: `add`, `merge`, then `finalise`."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.mean: dict[str, Tensor] = {}
+        self.weight: dict[str, Weight] = {}
+        self.clients = 0
+        self._borrowed: set[str] = set()
+
+    def add(self, update: Update, *, copy: bool = True) -> None:
+        """Add one client's update; the sum is unchanged if the update is refused.
+
+        `copy=False` borrows the first update's tensors instead of copying them: for callers that keep them as they
+        are until the sum is finalised.
+        """
+        check_update(update, self.index)
+        plan = self.index.plan
+        for name, tensor in update.sub.items():
+            if name in plan.tied:
+                continue
+            value = _accumulable(tensor.detach())
+            weight = _label_weight(name, update, plan)
+            if name in self.mean:
+                self._blend(name, value, weight)
+            else:
+                self.mean[name] = value.clone() if copy else value
+                self.weight[name] = weight
+                if not copy:
+                    self._borrowed.add(name)
+        self.clients += 1
+
+    def merge(self, other: CohortSum) -> None:
+        """Add another part of the same cohort, e.g. what a second worker summed."""
+        if other.index.key != self.index.key:
+            raise SelectionError("only sums of one index can be merged; these two hold different positions")
+        for name, value in other.mean.items():
+            if name in self.mean:
+                self._blend(name, value, other.weight[name])
+            else:
+                self.mean[name], self.weight[name] = value.clone(), other.weight[name]
+        self.clients += other.clients
+
+    def _blend(self, name: str, value: Tensor, weight: Weight) -> None:
+        total = self.weight[name] + weight
+        if name in self._borrowed:
+            self.mean[name] = self.mean[name].clone()
+            self._borrowed.remove(name)
+        _interpolate(self.mean[name], value, _ratio(weight, total))
+        self.weight[name] = total
+
+
+def finalise(state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:
+    """Eq. 10 over all cohorts: a new state; elements no cohort holds keep their bits, `state` is not touched."""
+    plan.check_state(state)
+    result: dict[str, Tensor] = {}
+    for name, old in state.items():
+        first = plan.tied.get(name, name)
+        result[name] = result[first] if first != name and first in result else _average(old, name, sums, plan)
+    return result
+
+
+def merge(state: State, updates: Iterable[Update | tuple[State, Index, float]], plan: Plan) -> dict[str, Tensor]:
+    """The new global state after averaging `(sub, index, weight)` updates element by element (Eq. 10)."""
+    return finalise(state, sum_cohorts(updates, plan, copy=False), plan)
+
+
+def sum_cohorts(
+    updates: Iterable[Update | tuple[State, Index, float]], plan: Plan, *, copy: bool = True
+) -> list[CohortSum]:
+    """One `CohortSum` per index, in order of first appearance."""
+    sums: dict[str, CohortSum] = {}
+    for number, given in enumerate(updates):
+        update = given if isinstance(given, Update) else Update(*given, client=number)
+        check_index(plan, update.index)
+        sums.setdefault(update.index.key, CohortSum(update.index)).add(update, copy=copy)
+    return list(sums.values())
+
+
+def check_update(update: Update, index: Index) -> None:
+    """Refuse an update of another index, with wrong shapes, without weight, or with a value that is not finite."""
+    who = f"client {update.client}" if update.client is not None else "an update"
+    key = getattr(update.sub, "key", None)
+    if update.index.key != index.key or (key is not None and key != index.key):
+        raise SelectionError(f"{who} sent a sub-model of another index")
+    if not (math.isfinite(update.weight) and update.weight > 0):
+        raise UpdateError(f"{who} has weight {update.weight}; it must be a finite number above 0")
+    index.plan.check_shapes(update.sub, index.shapes, f"the index of {who}")
+    if update.labels is not None and len(update.labels) and index.plan.label_axes:
+        name, dim = index.plan.label_axes[0]
+        classes = index.plan.shapes[name][dim]
+        if not 0 <= int(update.labels.min()) <= int(update.labels.max()) < classes:
+            raise UpdateError(f"{who} names a label outside 0 to {classes - 1}")
+    for name, tensor in update.sub.items():
+        # A finite sum proves every element finite in one cheap pass; only if it is not, look at each element.
+        if tensor.is_floating_point() or tensor.is_complex():
+            total = tensor.detach().sum()
+            if not torch.isfinite(total) and not torch.isfinite(tensor).all():
+                raise UpdateError(f"{who} sent a value in '{name}' that is not finite; the round keeps the old state")
+
+
+def _average(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
+    """The new value of one tensor, from the cohorts in order."""
+    here = [cohort for cohort in sums if name in cohort.mean]
+    if not here:
+        return old.clone()
+    result = _accumulable(old).clone()
+    total: Weight = 0.0  # one number while every cohort so far held the whole tensor, then one per element
+    for cohort in here:
+        mean, weight, index = cohort.mean[name], cohort.weight[name], cohort.index
+        if not index.sliced(name) and isinstance(weight, float) and isinstance(total, float):
+            total += weight
+            _interpolate(result, mean, weight / total)
+            continue
+        if isinstance(total, float):
+            total = torch.full(weight_shape(plan, name), total, dtype=torch.float64, device=old.device)
+        if isinstance(weight, Tensor):
+            weight = weight.expand([n if total.shape[d] > 1 else 1 for d, n in enumerate(mean.shape)])
+        _average_part(result, total, mean, weight, index, name)
+    return _back(result, old.dtype)
+
+
+def _average_part(result: Tensor, total: Tensor, mean: Tensor, weight: Weight, index: Index, name: str) -> None:
+    """Blend one cohort's narrow mean into `result` and add its weight to `total`, in place."""
+    pieces = index.pieces(name)
+    if pieces is None:
+        part, after = take(result, index, name), take(total, index, name) + weight
+        _interpolate(part, mean, _ratio(weight, after))
+        put(result, part, index, name)
+        put(total, after, index, name)
+        return
+    for full, narrow in pieces:
+        piece_weight = weight[narrow] if isinstance(weight, Tensor) else weight
+        corner = total[full].add_(piece_weight)
+        _interpolate(result[full], mean[narrow], _ratio(piece_weight, corner))
+
+
+def weight_shape(plan: Plan, name: str) -> list[int]:
+    """Weights differ along axes that can be sliced and along classes; they broadcast over the others (kernels)."""
+    return [
+        axis.size if groups_of(axis) or (name, dim) in plan.label_axes else 1
+        for dim, axis in enumerate(plan.axes[name])
+    ]
+
+
+def _label_weight(name: str, update: Update, plan: Plan) -> Weight:
+    """The client's weight: one number, or per class where the tensor has a class axis and the labels are given."""
+    dims = [dim for tensor, dim in plan.label_axes if tensor == name]
+    if update.labels is None or not dims:
+        return update.weight
+    tensor = update.sub[name]
+    classes = tensor.shape[dims[0]]
+    weight = torch.zeros(classes, dtype=torch.float64, device=tensor.device)
+    weight[update.labels.to(tensor.device)] = update.weight
+    return weight.view([-1 if dim == dims[0] else 1 for dim in range(tensor.dim())])
+
+
+def _ratio(weight: Weight, total: Weight) -> Weight:
+    """weight / total, and 0 where nothing weighs anything."""
+    if isinstance(total, float):
+        return weight / total
+    return torch.where(total > 0, weight / total, 0.0)
+
+
+def _interpolate(mean: Tensor, value: Tensor, ratio: Weight) -> None:
+    """mean += (value - mean) * ratio in place; exact at ratio 0 and 1, and where the two agree."""
+    if isinstance(ratio, Tensor):
+        mean.lerp_(value, ratio.to(mean.dtype))
+    elif ratio == 1.0:
+        mean.copy_(value)
+    else:
+        mean.lerp_(value, ratio)
+
+
+def _accumulable(tensor: Tensor) -> Tensor:
+    """Half precision is averaged in single, integers in double precision: exact for values that agree."""
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        return tensor.float()
+    return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
+
+
+def _back(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype == tensor.dtype:
+        return tensor
+    return tensor.to(dtype) if dtype.is_floating_point else tensor.round().to(dtype)

@@ -1,0 +1,53 @@
+"""Errors a user can act on: one sentence that names what is wrong and what is allowed.
+
+Everything fedwidth raises on purpose is a `FedwidthError`; the command line prints it as one line and exits with 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedwidthError(ValueError):
+    """Bad input: the message is one sentence for the user."""
+
+
+class CapacityError(FedwidthError):
+    """A capacity outside (0, 1], or a width that leaves no unit."""
+
+
+class PlanError(FedwidthError):
+    """A model that cannot be sliced, or a plan that does not belong to the model."""
+
+
+class StateError(FedwidthError):
+    """A state whose names, shapes or dtypes do not fit the plan."""
+
+
+class SelectionError(FedwidthError):
+    """An index that does not fit the plan, or a sub-model of another index."""
+
+
+class UpdateError(FedwidthError):
+    """An update that must not be averaged: not finite, wrong shape, no weight."""
+
+
+class OptionError(FedwidthError):
+    """An unknown name or option, or a value of the wrong kind."""
+
+
+class DataError(FedwidthError):
+    """Data that is missing, damaged or cannot be split as asked."""
+
+
+def unknown(kind: str, name: str, allowed: Iterable[str]) -> OptionError:
+    """Say that `name` is not a known `kind`, what was probably meant and what is allowed.
+
+    >>> print(unknown("method", "fedrolx", ["fedavg", "fedrolex"]))
+    unknown method 'fedrolx' (did you mean 'fedrolex'?); allowed: fedavg, fedrolex
+    """
+    names = list(allowed)
+    near = get_close_matches(name, names, n=1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    return OptionError(f"unknown {kind} '{name}'{hint}; allowed: {', '.join(names) or 'none'}")

@@ -1,0 +1,179 @@
+"""The index: which positions of every tensor one sub-model holds.
+
+Shape legend: a tensor of full shape [K0, K1, …] has a narrow shape [n0, n1, …]; `index[name]` is a tuple of sorted
+LongTensors of those lengths. Most methods keep the same units for a whole width group (`Index.of_units`); FedBRB picks
+blocks tensor by tensor (`Index.of_tensors`). Shapes depend on `counts` (units kept per group) only, positions may not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from fedwidth.errors import SelectionError
+from fedwidth.plan.axis import Axis, groups_of, positions
+from fedwidth.plan.plan import Plan, check_units
+
+Pieces = tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...]
+"""Pairs of slices (into the full tensor, into the narrow one) that together move all of it."""
+
+MOST_PIECES = 4
+"""A window that wraps around in two dimensions; beyond that one gather is faster than many slices."""
+
+
+class Index(Mapping[str, tuple[Tensor, ...]]):
+    """Positions kept of every tensor, one sorted LongTensor per dimension.
+
+    Two indexes with equal `key` hold the same positions: their clients form one cohort.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        kept: Mapping[str, tuple[Tensor, ...]],
+        *,
+        counts: Mapping[str, int],
+        units: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.counts = dict(counts)
+        self.units = dict(units) if units is not None else None
+        """Units kept of each group; None where tensors of one group keep different units (FedBRB)."""
+        self._kept = dict(kept)
+        self._pieces: dict[str, Pieces | None] = {}
+        self._on: dict[tuple[str, torch.device], tuple[Tensor, ...]] = {}
+
+    @classmethod
+    def of_units(cls, plan: Plan, units: Mapping[str, Iterable[int] | Tensor]) -> Index:
+        """Keep these units of each group; a group that is not named stays whole."""
+        for name in units:
+            if name not in plan.groups:
+                raise SelectionError(f"the plan has no width group '{name}'; it has: {', '.join(plan.groups)}")
+        chosen = {
+            name: check_units(group, units[name]) if name in units else torch.arange(group.size)
+            for name, group in plan.groups.items()
+        }
+        counts = {name: len(u) for name, u in chosen.items()}
+        cache: dict[Axis, Tensor] = {}
+
+        def kept(axis: Axis) -> Tensor:
+            if axis not in cache:
+                cache[axis] = positions(axis, chosen)
+            return cache[axis]
+
+        tensors = {name: tuple(kept(axis) for axis in axes) for name, axes in plan.axes.items()}
+        return cls(plan, tensors, counts=counts, units=chosen)
+
+    @classmethod
+    def of_tensors(cls, plan: Plan, counts: Mapping[str, int], choose: Callable[[str, int, str], Tensor]) -> Index:
+        """Keep `choose(tensor, dimension, group)` units, chosen per tensor; tied names follow the first one."""
+
+        def pick(name: str, dim: int, axis: Axis) -> Tensor:
+            units = {}
+            for group in groups_of(axis):
+                units[group] = check_units(plan.groups[group], choose(name, dim, group))
+                if len(units[group]) != counts[group]:
+                    raise SelectionError(f"'{name}' keeps {len(units[group])} units of '{group}', not {counts[group]}")
+            return positions(axis, units)
+
+        tensors: dict[str, tuple[Tensor, ...]] = {}
+        for name, axes in plan.axes.items():
+            first = plan.tied.get(name)
+            tensors[name] = tensors[first] if first else tuple(pick(name, d, axis) for d, axis in enumerate(axes))
+        return cls(plan, tensors, counts=counts)
+
+    @classmethod
+    def whole(cls, plan: Plan) -> Index:
+        """Everything: the sub-model is the global model."""
+        return cls.of_units(plan, {})
+
+    def __getitem__(self, name: str) -> tuple[Tensor, ...]:
+        return self._kept[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __repr__(self) -> str:
+        return f"Index({sum(self.counts.values())} of {sum(g.size for g in self.plan.groups.values())} units)"
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for indexes that keep the same positions."""
+        digest = hashlib.blake2b(digest_size=16)
+        source: Iterable[Tensor] = (
+            self.units.values() if self.units is not None else (p for dims in self._kept.values() for p in dims)
+        )
+        for kept in source:
+            digest.update(len(kept).to_bytes(8, "little"))
+            digest.update(kept.numpy().tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Narrow shape of every tensor."""
+        return {name: tuple(len(p) for p in dims) for name, dims in self._kept.items()}
+
+    def sliced(self, name: str) -> tuple[int, ...]:
+        """Dimensions of `name` that the sub-model holds only part of."""
+        return self._sliced[name]
+
+    @cached_property
+    def _sliced(self) -> dict[str, tuple[int, ...]]:
+        full = self.plan.shapes
+        return {
+            name: tuple(d for d, n in enumerate(shape) if n != full[name][d]) for name, shape in self.shapes.items()
+        }
+
+    def on(self, name: str, device: torch.device) -> tuple[Tensor, ...]:
+        """Positions of `name` on a device, copied there once."""
+        if device.type == "cpu":
+            return self._kept[name]
+        if (name, device) not in self._on:
+            self._on[name, device] = tuple(p.to(device) for p in self._kept[name])
+        return self._on[name, device]
+
+    def pieces(self, name: str) -> Pieces | None:
+        """The kept part of `name` as a few rectangles, or None where that would be more than `MOST_PIECES`.
+
+        Windows (prefix, rolling, blocks) are one to four rectangles, and moving a rectangle is much faster than a
+        gather.
+        """
+        if name not in self._pieces:
+            self._pieces[name] = _rectangles(self._kept[name], self.plan.shapes[name])
+        return self._pieces[name]
+
+
+def _rectangles(dims: tuple[Tensor, ...], shape: tuple[int, ...]) -> Pieces | None:
+    runs_per_dim, total = [], 1
+    for kept, size in zip(dims, shape, strict=True):
+        runs = _runs(kept, size)
+        total *= len(runs)
+        if total > MOST_PIECES:
+            return None
+        runs_per_dim.append(runs)
+    return tuple(
+        (tuple(full for full, _ in piece), tuple(narrow for _, narrow in piece)) for piece in product(*runs_per_dim)
+    )
+
+
+def _runs(kept: Tensor, size: int) -> list[tuple[slice, slice]]:
+    """Consecutive runs of sorted positions as (slice of the full axis, slice of the narrow axis)."""
+    if len(kept) == size:
+        return [(slice(None), slice(None))]
+    breaks = (torch.diff(kept) != 1).nonzero().flatten() + 1
+    edges = [0, *breaks.tolist(), len(kept)]
+    if len(edges) - 1 > MOST_PIECES:
+        return [(slice(0), slice(0))] * (MOST_PIECES + 1)
+    starts = kept[torch.tensor(edges[:-1])].tolist()
+    return [
+        (slice(start, start + stop - begin), slice(begin, stop))
+        for start, begin, stop in zip(starts, edges[:-1], edges[1:], strict=True)
+    ]

@@ -1,0 +1,107 @@
+"""FedBRB: block-wise rolling and block weighted broadcast (Xu et al. 2023).
+
+Rolling: a tensor is cut into a grid of blocks the size of the client's slice of it, numbered row by row (Eq. 4); each
+client size starts at the first block and moves on by one block a round over its own grid. In and out blocks of
+neighbouring layers are therefore independent: the choice is per tensor, not per width group, and after n^2 rounds at
+width 1/n every weight has been trained.
+
+Broadcast: after averaging, each cohort's update is also added, times `broadcast`, to all other blocks of its grid.
+Where several cohorts broadcast to one place their updates are averaged first. 0 switches it off (the paper's ablation).
+
+The paper leaves open: the broadcast weight (0.2 here), how one-dimensional tensors roll (`vectors`: over their own
+blocks, or with the block rows of the weight matrices), and sizes that are no multiple of the block (the last block is
+moved back, see `selection.block`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedwidth.aggregation import CohortSum, finalise, weight_shape
+from fedwidth.index import Index
+from fedwidth.methods.method import ROUNDING, Method, Moment, Option
+from fedwidth.plan.axis import groups_of, tiling
+from fedwidth.plan.plan import Plan
+from fedwidth.selection import block, blocks, grid_coordinates
+from fedwidth.submodel import State, put, take
+
+
+def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
+    """Block number `round` of every tensor's own grid (Eq. 4)."""
+    places: dict[str, dict[int, int]] = {}
+    for name, axes in plan.axes.items():
+        grid = {dim: _grid_length(plan, counts, groups_of(axis)) for dim, axis in enumerate(axes) if groups_of(axis)}
+        number = at.round
+        if len(grid) == 1 and len(axes) == 1 and at.options["vectors"] == "rows":
+            number //= next(iter(grid.values()))
+        places[name] = dict(zip(grid, grid_coordinates(number, list(grid.values())), strict=True))
+    return Index.of_tensors(
+        plan,
+        counts,
+        lambda name, dim, group: block(plan.groups[group].size, counts[group], places[name][dim]),
+    )
+
+
+def _grid_length(plan: Plan, counts: Mapping[str, int], groups: Sequence[str]) -> int:
+    return max(blocks(plan.groups[group].size, counts[group]) for group in groups)
+
+
+def aggregate(state: State, sums: Sequence[CohortSum], plan: Plan, options: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Eq. 10, then add `broadcast` times the updates that other blocks received."""
+    result = finalise(state, sums, plan)
+    if not options["broadcast"]:
+        return result
+    for name in result:
+        first = plan.tied.get(name, name)
+        if first != name:
+            result[name] = result[first]
+        elif name in plan.parameters and any(cohort.index.sliced(name) for cohort in sums):
+            result[name] = result[name] + options["broadcast"] * _broadcast(state[name], name, sums, plan)
+    return result
+
+
+def _broadcast(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
+    """Mean over the cohorts of their update tiled over their grid, leaving out the block they trained."""
+    total = torch.zeros_like(old)
+    cohorts = torch.zeros(weight_shape(plan, name), dtype=old.dtype, device=old.device)
+    for cohort in sums:
+        index = cohort.index
+        if name not in cohort.mean or not index.sliced(name):
+            continue
+        update = cohort.mean[name].to(old.dtype) - take(old, index, name)
+        weight = cohort.weight[name]
+        if isinstance(weight, Tensor):  # rows of labels no client of the cohort has were not trained
+            update = update * (weight > 0)
+        for dim, axis in enumerate(plan.axes[name]):
+            if groups_of(axis):
+                update = update.index_select(dim, tiling(axis, index.counts).to(old.device))
+        put(update, update.new_zeros(index.shapes[name]), index, name)
+        total += update
+        cohorts += 1
+        put(cohorts, take(cohorts, index, name) - 1, index, name)
+    return total.div_(cohorts.clamp_(min=1))
+
+
+METHOD = Method(
+    name="fedbrb",
+    title="FedBRB",
+    paper="Xu et al. 2023",
+    equation="Eqs. 3, 4",
+    choose=choose,
+    aggregate_with=aggregate,
+    options={
+        "rounding": ROUNDING,
+        "broadcast": Option(
+            0.2,
+            "a number from 0 to 1",
+            lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 1,
+            "weight of the broadcast; 0 is the ablation",
+        ),
+        "vectors": Option("own", "'own' or 'rows'", lambda v: v in ("own", "rows"), "how 1-D tensors roll"),
+    },
+    shared=lambda _: True,
+)

@@ -1,0 +1,27 @@
+"""Federated Dropout: each client draws its units at random each round (FedRolex Eq. 5).
+
+One draw per width group, not per layer: the published code draws per layer, so residual connections add unrelated
+channels and a full-width random sub-model no longer equals the global model.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedwidth.methods.method import ROUNDING, Method, Moment, per_group
+from fedwidth.selection import random
+
+
+def units(size: int, kept: int, at: Moment) -> Tensor:
+    """floor(beta K) units drawn without replacement (Eq. 5)."""
+    return random(size, kept, at.generator())
+
+
+METHOD = Method(
+    name="feddropout",
+    title="Federated Dropout",
+    paper="Caldas et al. 2018",
+    equation="FedRolex Eq. 5",
+    choose=per_group(units),
+    options={"rounding": ROUNDING},
+)

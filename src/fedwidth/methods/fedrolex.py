@@ -1,0 +1,55 @@
+"""FedRolex: a window over the units that moves on every round and wraps around, so all units are trained evenly
+(Eq. 4). All clients of a round share the offset: smaller windows are prefixes of larger ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from fedwidth.methods.method import ROUNDING, Method, Moment, Option, per_group
+from fedwidth.methods.windows import DIRECTION, is_step, roll, step_units
+
+
+def units(size: int, kept: int, at: Moment) -> Tensor:
+    """{j, …, j + n - 1} mod K with j = round * step (Eq. 4); with `overlap` r the step is 1 + floor(beta (1-r) K)
+    (appendix A.4)."""
+    overlap = at.options["overlap"]
+    if overlap is None:
+        advance = step_units(at.options["step"], size)
+    else:
+        advance = 1 + math.floor(float(at.capacity) * (1 - overlap) * size + 1e-9)
+    return roll(size, kept, advance, at, stagger=at.options["stagger"])
+
+
+def _overlap(value: Any) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1)
+
+
+METHOD = Method(
+    name="fedrolex",
+    title="FedRolex",
+    paper="Alam et al. 2022",
+    equation="Eq. 4",
+    choose=per_group(units),
+    options={
+        "rounding": ROUNDING,
+        "step": Option(
+            1,
+            "a whole number of units from 1 on or a share of the layer between 0 and 1",
+            is_step,
+            "advance a round",
+        ),
+        "overlap": Option(None, "a number from 0 to 1, or unset", _overlap, "A.4: replaces step; 1 is FedRolex"),
+        "stagger": Option(
+            False,
+            "true or false",
+            lambda v: isinstance(v, bool),
+            "clients of a round one step apart (thesis 2.2.2)",
+        ),
+        "direction": DIRECTION,
+    },
+    shared=lambda options: not options["stagger"],
+)

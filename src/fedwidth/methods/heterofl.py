@@ -1,0 +1,25 @@
+"""HeteroFL: the first units, the same in every round; smaller sub-models are nested in larger ones (FedRolex Eq. 6)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedwidth.methods.method import ROUNDING, Method, Moment, per_group
+from fedwidth.selection import prefix
+
+
+def units(size: int, kept: int, at: Moment) -> Tensor:
+    """{0, …, floor(beta K) - 1} (Eq. 6)."""
+    del at
+    return prefix(size, kept)
+
+
+METHOD = Method(
+    name="heterofl",
+    title="HeteroFL",
+    paper="Diao, Ding, Tarokh 2021",
+    equation="FedRolex Eq. 6",
+    choose=per_group(units),
+    options={"rounding": ROUNDING},
+    shared=lambda _: True,
+)

@@ -1,0 +1,38 @@
+"""Options and arithmetic that the rolling methods share: FedRolex and the thesis' FedCover and FedStack."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from torch import Tensor
+
+from fedwidth.methods.method import Moment, Option
+from fedwidth.selection import rolling
+
+DIRECTION = Option(
+    "forward", "'forward' or 'backward'", lambda v: v in ("forward", "backward"), "which way the window moves"
+)
+"""Backward is what the published FedRolex code does: {(i - j) mod K, i < n}."""
+
+
+def roll(size: int, kept: int, advance: Fraction | int, at: Moment, *, stagger: bool) -> Tensor:
+    """The window after `round` advances (and one more per client before this one, if staggered).
+
+    A fractional advance (a share of the layer) is rounded down after multiplying, so windows stay evenly spread.
+    """
+    moves = at.round + (at.client if stagger else 0)
+    start = int(advance * moves)  # floor: both are at least 0
+    return rolling(size, kept, start if at.options["direction"] == "forward" else -start)
+
+
+def is_step(value: Any) -> bool:
+    """A whole number of units from 1 on, or a share of the layer strictly between 0 and 1."""
+    if isinstance(value, bool):
+        return False
+    return (isinstance(value, int) and value >= 1) or (isinstance(value, (float, Fraction)) and 0 < value < 1)
+
+
+def step_units(step: int | float | Fraction, size: int) -> Fraction | int:
+    """Units per step: as given, or that share of the layer."""
+    return step if isinstance(step, int) else Fraction(step).limit_denominator(1_000_000) * size

@@ -1,0 +1,88 @@
+"""Sub-models: `extract` cuts one out of the global state, `merge` puts trained ones back.
+
+An inverse pair: `extract(merge(state, [(sub, index, w)], plan), plan, index)` is `sub` bit for bit, for any weight and
+dtype, and `merge(state, [(extract(state, plan, index), index, w)], plan)` is `state` bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedwidth.errors import SelectionError
+from fedwidth.index import Index
+from fedwidth.plan.plan import Plan
+
+State = Mapping[str, Tensor]
+
+
+class SubState(dict[str, Tensor]):
+    """A sub-model's tensors, and the key of the index it was cut by (so that it cannot be merged elsewhere)."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], key: str) -> None:
+        super().__init__(tensors)
+        self.key = key
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """A detached copy of every parameter and buffer, tied names and non-persistent buffers included."""
+    found = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    copies: dict[int, Tensor] = {}
+    return {name: copies.setdefault(id(t), t.detach().clone()) for name, t in found}
+
+
+def extract(state: State, plan: Plan, index: Index) -> SubState:
+    """The sub-model at `index`: new tensors, parameters and buffers, that share no memory with `state`."""
+    check_index(plan, index)
+    plan.check_state(state)
+    copies: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        first = plan.tied.get(name, name)
+        copies[name] = copies[first] if first in copies else take(tensor.detach(), index, name)
+    return SubState(copies, index.key)
+
+
+def take(tensor: Tensor, index: Index, name: str) -> Tensor:
+    """A copy of the positions that `index` keeps of a full tensor (or of one that broadcasts over it)."""
+    pieces = index.pieces(name)
+    if pieces is None:
+        for dim in index.sliced(name):
+            tensor = tensor.index_select(dim, index.on(name, tensor.device)[dim])
+        return tensor
+    if len(pieces) == 1:
+        return tensor[pieces[0][0]].clone(memory_format=torch.contiguous_format)
+    sliced, narrow_shape = index.sliced(name), index.shapes[name]
+    out = tensor.new_empty([narrow_shape[d] if d in sliced else n for d, n in enumerate(tensor.shape)])
+    for full, narrow in pieces:
+        out[narrow] = tensor[full]
+    return out
+
+
+def put(tensor: Tensor, value: Tensor, index: Index, name: str) -> None:
+    """Write a narrow tensor back to the positions it was taken from, in place."""
+    pieces = index.pieces(name)
+    if pieces is None:
+        _scatter(tensor, value, index.on(name, tensor.device), index.sliced(name))
+    else:
+        for full, narrow in pieces:
+            tensor[full] = value[narrow]
+
+
+def _scatter(tensor: Tensor, value: Tensor, kept: tuple[Tensor, ...], dims: tuple[int, ...]) -> None:
+    """Scatter one dimension at a time: whole rows move in long runs, which beats one scatter over all dimensions."""
+    first, *rest = dims
+    if rest:
+        rows = tensor.index_select(first, kept[first])
+        _scatter(rows, value, kept, tuple(rest))
+        value = rows
+    tensor.index_copy_(first, kept[first], value)
+
+
+def check_index(plan: Plan, index: Index) -> None:
+    """Raise `SelectionError` unless the index was made for this plan."""
+    if not isinstance(index, Index):
+        raise SelectionError(f"expected an Index from method.select or Index.of_units, not {type(index).__name__}")
+    if index.plan is not plan and index.plan.shapes != plan.shapes:
+        raise SelectionError("the index was made for another plan; select again with this one")

@@ -1,0 +1,209 @@
+"""Worked examples from the papers, each derived by hand."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedwidth.aggregation import sum_cohorts
+from fedwidth.errors import CapacityError, OptionError
+from fedwidth.index import Index
+from fedwidth.methods import History, method, methods
+from fedwidth.plan.axis import Fixed, Units
+from fedwidth.submodel import extract
+from hand_plans import mlp_plan, plan_of, random_state
+
+FIVE = plan_of({"layer": (Units("layer", 5),)})
+
+
+def units(name, plan=FIVE, group="layer", **arguments):
+    options = arguments.pop("options", {})
+    return method(name, **options).select(plan, **arguments).units[group].tolist()
+
+
+def letters(chosen):
+    return {"abcde"[u] for u in chosen}
+
+
+def test_fedrolex_figure_1():
+    # The large client's window starts at a in round j; the small one's is two rounds ahead (starts at c).
+    for step, (large, small) in enumerate([("abcd", "cde"), ("bcde", "dea"), ("cdea", "eab")]):
+        assert letters(units("fedrolex", capacity=0.8, round=step)) == set(large)
+        assert letters(units("fedrolex", capacity=0.6, round=step + 2)) == set(small)
+
+
+def test_fedrolex_wraps_around_as_in_equation_4():
+    # K = 5, beta = 0.6, n = 3. j = 3: {3, 4} and {0 … 3 + 3 - 1 - 5} = {0}.
+    assert units("fedrolex", capacity=0.6, round=3) == [0, 3, 4]
+    assert units("fedrolex", capacity=0.6, round=5) == units("fedrolex", capacity=0.6, round=0)
+
+
+def test_fedrolex_backward_is_the_published_window():
+    # {(i - j) mod K, i < n} with K = 5, n = 2, j = 1: {4, 0}.
+    assert units("fedrolex", capacity=0.4, round=1, options={"direction": "backward"}) == [0, 4]
+
+
+def test_fedrolex_overlap_of_appendix_a_4():
+    # K = 10, beta = 0.5, r = 0.4: advance 1 + floor(0.5 * 0.6 * 10) = 4. r = 1: advance 1.
+    ten = plan_of({"layer": (Units("layer", 10),)})
+    select = dict(plan=ten, capacity=0.5, round=2)
+    assert units("fedrolex", **select, options={"overlap": 0.4}) == [0, 1, 2, 8, 9]
+    assert units("fedrolex", **select, options={"overlap": 1}) == units("fedrolex", **select)
+
+
+def test_fedrolex_step_in_units_and_as_a_share_of_the_layer():
+    ten = plan_of({"layer": (Units("layer", 10),)})
+    assert units("fedrolex", plan=ten, capacity=0.2, round=2, options={"step": 3}) == [6, 7]
+    assert units("fedrolex", plan=ten, capacity=0.2, round=2, options={"step": 0.2}) == [4, 5]
+    staggered = {"step": 0.2, "stagger": True}
+    assert units("fedrolex", plan=ten, capacity=0.2, round=2, client=1, clients=3, options=staggered) == [6, 7]
+
+
+def test_fedcover_spreads_the_windows_of_a_round():
+    # K = 10, 5 clients: steps of 2, so windows of 2 units tile the layer.
+    ten = plan_of({"layer": (Units("layer", 10),)})
+    starts = [units("fedcover", plan=ten, capacity=0.2, client=c, clients=5) for c in range(5)]
+    assert starts == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert units("fedcover", plan=ten, capacity=0.2, client=0, round=1, clients=5) == [2, 3]
+
+
+def test_fedstack_stacks_window_on_window():
+    ten = plan_of({"layer": (Units("layer", 10),)})
+    rounds = [units("fedstack", plan=ten, capacity=0.3, round=j) for j in range(4)]
+    assert rounds == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 1, 9]]
+
+
+def test_fedminoccurances_avoids_what_the_last_round_held():
+    plan = plan_of({"layer": (Units("layer", 100),)})
+    last = [Index.of_units(plan, {"layer": range(50)}) for _ in range(9)]
+    history = History.of(plan, last)
+    assert history.seen["layer"].tolist() == [9] * 50 + [0] * 50
+    held = torch.zeros(100)
+    for seed in range(200):
+        held[units("fedminoccurances", plan=plan, capacity=0.1, seed=seed, history=history)] += 1
+    # Odds 1 : 10 between the halves; drawing 10 without replacement shifts it only a little.
+    assert 6 < held[50:].sum() / held[:50].sum() < 14
+
+
+def test_fedminoccurances_starts_like_federated_dropout():
+    at = dict(capacity=0.4, round=0, client=3, clients=5, seed=7)
+    assert units("fedminoccurances", **at) == units("feddropout", **at)
+
+
+def test_fedbrb_figure_4():
+    # A tensor of 16 blocks (4 x 4 units, block 1 x 1 for client B at 1/4); client A holds 1/2.
+    plan = plan_of({"w": (Units("out", 4), Units("in", 4))})
+
+    def blocks(capacity, round):
+        rows, columns = method("fedbrb").select(plan, capacity=capacity, round=round)["w"]
+        return [4 * r + c + 1 for r in rows.tolist() for c in columns.tolist()]
+
+    assert blocks(1 / 4, 3) == [4]
+    assert blocks(1 / 4, 4) == [5]
+    assert blocks(1 / 2, 3) == [11, 12, 15, 16]
+    assert blocks(1 / 2, 4) == [1, 2, 5, 6]
+
+
+def test_fedbrb_broadcast_worked_by_hand():
+    # One matrix of 2 x 2 blocks of 1 x 1, all 10. A client at 1/2 trains block 1 from 10 to 14: update 4, weight 0.25.
+    plan = plan_of({"w": (Units("out", 2), Units("in", 2))})
+    state = {"w": torch.full((2, 2), 10.0)}
+    brb = method("fedbrb", broadcast=0.25)
+    index = brb.select(plan, capacity=0.5, round=0)
+    sums = sum_cohorts([({"w": torch.tensor([[14.0]])}, index, 1.0)], plan)
+    assert brb.aggregate(state, sums, plan)["w"].tolist() == [[14.0, 11.0], [11.0, 11.0]]
+    ablation = method("fedbrb", broadcast=0)
+    assert ablation.aggregate(state, sums, plan)["w"].tolist() == [[14.0, 10.0], [10.0, 10.0]]
+
+
+def test_fedbrb_broadcasts_of_two_sizes_are_averaged():
+    # A vector of 4. The 1/4 client trains position 0 by +4; the 1/2 client positions 0, 1 by +8 and +16.
+    # Position 0: mean(4, 8) = 6. Position 1: 16, plus 0.5 * 4. Positions 2, 3: 0.5 * mean(4, 8) and 0.5 * mean(4, 16).
+    plan = plan_of({"w": (Units("g", 4),)})
+    brb = method("fedbrb", broadcast=0.5)
+    small, large = (brb.select(plan, capacity=c, round=0) for c in (0.25, 0.5))
+    sums = sum_cohorts([({"w": torch.tensor([4.0])}, small, 1.0), ({"w": torch.tensor([8.0, 16.0])}, large, 1.0)], plan)
+    assert brb.aggregate({"w": torch.zeros(4)}, sums, plan)["w"].tolist() == [6.0, 18.0, 3.0, 5.0]
+
+
+def test_fedbrb_vectors_roll_over_their_own_blocks_or_with_the_rows():
+    plan = plan_of({"w": (Units("out", 4), Units("in", 4)), "b": (Units("out", 4),)})
+    own = [method("fedbrb").select(plan, capacity=0.5, round=j)["b"][0].tolist() for j in range(4)]
+    rows = [method("fedbrb", vectors="rows").select(plan, capacity=0.5, round=j) for j in range(4)]
+    assert own == [[0, 1], [2, 3], [0, 1], [2, 3]]
+    assert all(torch.equal(index["b"][0], index["w"][0]) for index in rows)
+
+
+def test_fjord_draws_from_the_widths_it_can_hold():
+    fjord = method("fjord", widths=[0.25, 0.5, 1.0])
+    assert fjord.local_widths(0.5, fjord.values) == [0.25, 0.5]
+    assert fjord.local_widths(0.1, fjord.values) == [0.1]
+    assert units("fjord", capacity=0.6, round=9) == [0, 1, 2]
+
+
+@given(st.integers(1, 300), st.fractions(Fraction(1, 100), 1), st.sampled_from(["floor", "ceil"]))
+@settings(deadline=None)
+def test_units_are_floor_or_ceil_of_capacity_times_size(size, capacity, rounding):
+    plan = plan_of({"layer": (Units("layer", size),)})
+    exact = capacity * size
+    wanted = max(1, exact.__floor__() if rounding == "floor" else exact.__ceil__())
+    for given_capacity in (capacity, float(capacity)):
+        assert plan.counts(given_capacity, rounding)["layer"] == wanted
+
+
+def test_bad_arguments_are_one_clear_sentence():
+    plan = mlp_plan()
+    for capacity in (0, -0.5, 1.1, float("nan"), "1/2", True):
+        with pytest.raises(CapacityError, match="capacity must be a number above 0 and at most 1"):
+            method("fedrolex").select(plan, capacity=capacity)
+    with pytest.raises(OptionError, match="unknown method 'fedrolx' .did you mean 'fedrolex'"):
+        method("fedrolx")
+    with pytest.raises(OptionError, match="unknown option of fedrolex 'stepp' .did you mean 'step'"):
+        method("fedrolex", stepp=1)
+    with pytest.raises(OptionError, match="fedrolex option step must be a whole number of units from 1 on or a share"):
+        method("fedrolex", step=0)
+    for name, options in {
+        "fedrolex": [{"step": 1.5}, {"overlap": 2}, {"direction": "up"}, {"rounding": "round"}, {"stagger": 1}],
+        "fedbrb": [{"broadcast": -1}, {"vectors": "diagonal"}],
+        "fjord": [{"widths": []}, {"widths": [2]}, {"distil": "yes"}],
+    }.items():
+        for option in options:
+            with pytest.raises(OptionError, match=f"{name} option"):
+                method(name, **option)
+    with pytest.raises(OptionError, match="round must be a whole number from 0 on, not -1"):
+        method("heterofl").select(plan, capacity=1, round=-1)
+    with pytest.raises(OptionError, match="client 2 is not one of 2 clients"):
+        method("heterofl").select(plan, capacity=1, client=2, clients=2)
+
+
+def test_a_new_method_is_a_function_and_a_record():
+    from fedwidth.methods import Method, per_group
+
+    last = Method(
+        name="last",
+        title="Last",
+        paper="-",
+        equation="-",
+        choose=per_group(lambda size, kept, at: torch.arange(size - kept, size)),
+    ).with_options()
+    index = last.select(FIVE, capacity=0.4)
+    assert index["layer"][0].tolist() == [3, 4]
+    assert set(methods()) == {
+        "fedavg",
+        "feddropout",
+        "fedrolex",
+        "heterofl",
+        "fjord",
+        "fedcover",
+        "fedstack",
+        "fedminoccurances",
+        "fedbrb",
+    }
+
+
+def test_fixed_axes_are_never_sliced():
+    plan = plan_of({"w": (Units("g", 4), Fixed(3, "input"))})
+    sub = extract(random_state(plan), plan, method("heterofl").select(plan, capacity=0.5))
+    assert sub["w"].shape == (2, 3)
