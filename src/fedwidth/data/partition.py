@@ -1,0 +1,213 @@
+"""Ways to spread a data set over clients.
+
+Every function works out an owner for each sample, so no sample is ever with two clients, and draws only from
+(seed, "partition"). Test shares follow the training shares: the test samples of each class are dealt to the clients
+that have the class in training, by the same procedure.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedwidth.data.deal import NOBODY, deal_labels, deal_shards, holders, proportional, spread
+from fedwidth.data.records import Data
+from fedwidth.data.shares import Partition, Shares
+from fedwidth.errors import DataError, OptionError, unknown
+from fedwidth.randomness import numpy_generator
+
+DRAWS = 200  # of Dirichlet proportions before giving up
+
+
+def iid(data: Data, clients: int, seed: int) -> Partition:
+    """Every client gets equally many samples, drawn at random; sizes differ by at most one."""
+    generator = _generator(clients, seed)
+    _enough(data, clients)
+    everybody = np.arange(clients)
+    owners = [spread(generator, np.arange(len(split)), everybody) for split in (data.train, data.test)]
+    return _partition("iid", data, clients, owners)
+
+
+def labels(data: Data, clients: int, seed: int, *, per_client: int = 2, published: bool = False) -> Partition:
+    """Every client gets exactly `per_client` labels, and all data is used.
+
+    With L labels each, N clients and C classes, each class is cut into L * N / C equal shards (where that is no whole
+    number, classes differ by one shard), and each client is dealt L shards of different classes.
+
+    `published=True` deals as the published code does: shards are shuffled and dealt without looking, and where a client
+    gets a label twice the second shard is dropped, so clients have fewer labels and part of the data is unused.
+    """
+    generator = _generator(clients, seed)
+    _enough(data, clients)
+    train, test = _labels_of(data)
+    _check_per_client(per_client, data.classes)
+    shards = clients * per_client
+    if shards < data.classes:
+        raise DataError(
+            f"{clients} clients with {per_client} labels each cannot hold {data.classes} classes:"
+            f" clients times per_client must be at least {data.classes}"
+        )
+    if published:
+        if shards % data.classes:
+            raise DataError(
+                f"the published deal needs clients times per_client ({shards})"
+                f" to be a multiple of the number of classes ({data.classes})"
+            )
+        dealt = generator.permutation(np.repeat(np.arange(data.classes), shards // data.classes))
+        held = holders(dealt.reshape(clients, per_client), data.classes)
+        pieces = [np.pad(who, (0, shards // data.classes - len(who)), constant_values=NOBODY) for who in held]
+    else:
+        pieces = holders(deal_labels(generator, clients, per_client, classes=data.classes), data.classes)
+    owners = [deal_shards(generator, train, pieces), deal_shards(generator, test, pieces, thin=True)]
+    return _partition("labels", data, clients, owners)
+
+
+def random_labels(data: Data, clients: int, seed: int, *, per_client: int = 2, holdout: float = 0.3) -> Partition:
+    """Every client draws `per_client` different labels at random; each class is cut among the clients that drew it.
+
+    A class nobody drew is unused. Each client then holds out a random share of its own samples to test on, so its test
+    share numbers samples of the training set. This is the class split of the FedCover thesis (its Algorithms 1 to 3,
+    70 % to train on and 30 % to test on).
+    """
+    generator = _generator(clients, seed)
+    _enough(data, clients)
+    train, _ = _labels_of(data)
+    _check_per_client(per_client, data.classes)
+    if not isinstance(holdout, int | float) or not 0 <= holdout < 1:
+        raise OptionError(f"holdout must lie between 0 and 1, not {holdout!r}")
+    drawn = np.stack([generator.permutation(data.classes)[:per_client] for _ in range(clients)])
+    owner = deal_shards(generator, train, holders(drawn, data.classes))
+    test = np.full_like(owner, NOBODY)
+    whole = Shares.of(owner, clients)
+    for client in range(clients):
+        shuffled = generator.permutation(whole[client].numpy())
+        held_out = shuffled[: int(holdout * len(shuffled))]
+        test[held_out], owner[held_out] = owner[held_out], NOBODY
+    shares = Shares.of(owner, clients), Shares.of(test, clients)
+    return Partition("random_labels", *shares, data.train.targets, tested_on="train")
+
+
+def dirichlet(data: Data, clients: int, seed: int, *, alpha: float = 0.5) -> Partition:
+    """Each class is spread over the clients in proportions drawn from Dirichlet(alpha); all data is used.
+
+    Proportions that leave a client without a sample are drawn again, all of them, up to 200 times.
+    """
+    generator = _generator(clients, seed)
+    _enough(data, clients)
+    if not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
+        raise OptionError(f"alpha must be a positive number, not {alpha!r}")
+    train, test = _labels_of(data)
+    counts = np.bincount(train, minlength=data.classes)
+    for _ in range(DRAWS):
+        shares = generator.dirichlet(np.full(clients, alpha), size=data.classes)
+        sizes = np.stack([proportional(count, share) for count, share in zip(counts, shares, strict=True)])
+        if (sizes.sum(axis=0) > 0).all():
+            break
+    else:
+        raise DataError(
+            f"Dirichlet({alpha}) left a client without data in {DRAWS} draws over {clients} clients:"
+            " take a larger alpha or fewer clients"
+        )
+    everybody = np.arange(clients)
+    owners = []
+    for targets in (train, test):
+        owner = np.full(len(targets), NOBODY)
+        for label, size in enumerate(sizes):
+            samples = generator.permutation(np.flatnonzero(targets == label))
+            if size.sum():
+                owner[samples] = np.repeat(everybody, proportional(len(samples), size / size.sum()))
+        owners.append(owner)
+    return _partition("dirichlet", data, clients, owners)
+
+
+def natural(data: Data, clients: int | None = None, seed: int = 0) -> Partition:
+    """Every user of the training set is a client, or `clients` users drawn at random, with their own test samples."""
+    if data.train.users is None:
+        raise DataError(f"data set '{data.name}' does not say whose sample is whose: choose another partition")
+    users, owner = np.unique(data.train.users.numpy(), return_inverse=True)
+    if clients is not None and clients != len(users):
+        generator = _generator(clients, seed)
+        if clients > len(users):
+            raise DataError(f"{clients} clients asked for, but data set '{data.name}' has {len(users)} users")
+        chosen = np.sort(generator.choice(len(users), clients, replace=False))
+        number = np.full(len(users), NOBODY)
+        number[chosen] = np.arange(clients)
+        users, owner = users[chosen], number[owner]
+    test = np.full(len(data.test), NOBODY)
+    if data.test.users is not None:
+        whose = data.test.users.numpy()
+        found = np.minimum(np.searchsorted(users, whose), len(users) - 1)
+        test = np.where(users[found] == whose, found, NOBODY)
+    return _partition("natural", data, len(users), [owner, test])
+
+
+PARTITIONS: dict[str, Callable[..., Partition]] = {
+    "iid": iid,
+    "labels": labels,
+    "random_labels": random_labels,
+    "dirichlet": dirichlet,
+    "natural": natural,
+}
+
+
+def make_partition(data: Data, kind: str, clients: int | None = None, seed: int = 0, **options: Any) -> Partition:
+    """A partition by name; only `natural` may leave the number of clients open."""
+    if kind not in PARTITIONS:
+        raise unknown("partition", kind, PARTITIONS)
+    allowed = partition_options(kind)
+    for option in options:
+        if option not in allowed:
+            raise unknown(f"option of partition '{kind}'", option, allowed)
+    return PARTITIONS[kind](data, clients, seed, **options)
+
+
+def partition_options(kind: str) -> dict[str, Any]:
+    """The options of a partition and their defaults.
+
+    >>> partition_options("labels")
+    {'per_client': 2, 'published': False}
+    """
+    if kind not in PARTITIONS:
+        raise unknown("partition", kind, PARTITIONS)
+    parameters = inspect.signature(PARTITIONS[kind]).parameters
+    return {key: p.default for key, p in parameters.items() if key not in ("data", "clients", "seed")}
+
+
+def _partition(name: str, data: Data, clients: int, owners: Sequence[np.ndarray]) -> Partition:
+    train, test = (Shares.of(owner, clients) for owner in owners)
+    return Partition(name, train, test, data.train.targets)
+
+
+def _generator(clients: int, seed: int) -> np.random.Generator:
+    if type(clients) is not int or clients < 1:
+        raise OptionError(f"clients must be a whole number of at least 1, not {clients!r}")
+    if type(seed) is not int or seed < 0:
+        raise OptionError(f"seed must be a whole number of at least 0, not {seed!r}")
+    return numpy_generator(seed, "partition")
+
+
+def _enough(data: Data, clients: int) -> None:
+    if clients > len(data.train):
+        raise DataError(f"{clients} clients but only {len(data.train)} training samples: some would have no data")
+
+
+def _labels_of(data: Data) -> tuple[np.ndarray, np.ndarray]:
+    def one(targets: Tensor) -> np.ndarray:
+        if targets.dim() != 1:
+            raise DataError(f"data set '{data.name}' has no one label a sample: choose the partition iid or natural")
+        if int(targets.min()) < 0:
+            raise DataError(f"data set '{data.name}' has samples without a label: choose the partition iid or natural")
+        return targets.numpy()
+
+    return one(data.train.targets), one(data.test.targets)
+
+
+def _check_per_client(per_client: int, classes: int) -> None:
+    if type(per_client) is not int or per_client < 1:
+        raise OptionError(f"per_client must be a whole number of at least 1, not {per_client!r}")
+    if per_client > classes:
+        raise DataError(f"{per_client} labels per client asked for, but there are only {classes} classes")

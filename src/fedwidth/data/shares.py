@@ -1,0 +1,113 @@
+"""Who has which samples: the record a partition is.
+
+Shares     client -> sample numbers, as one flat list cut at offsets: 342,477 clients are two tensors, not 342,477
+Partition  the shares of the training set, the matching test shares, and which labels each client has
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedwidth.data.records import IGNORE, Data, Split
+from fedwidth.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Client i has `samples[offsets[i] : offsets[i + 1]]`; no sample is in two shares.
+
+    >>> shares = Shares.of(np.array([1, 0, -1, 1]), clients=2)
+    >>> [share.tolist() for share in shares], shares.sizes.tolist()
+    ([[1], [0, 3]], [1, 2])
+    """
+
+    samples: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def of(cls, owner: np.ndarray, clients: int) -> Shares:
+        """The shares in which sample i is with client `owner[i]`, or with nobody where that is negative."""
+        counts = np.bincount(owner[owner >= 0], minlength=clients)
+        order = np.argsort(owner, kind="stable")[len(owner) - int(counts.sum()) :]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        return cls(torch.from_numpy(order.astype(np.int64)), torch.from_numpy(offsets.astype(np.int64)))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> Tensor:
+        if not 0 <= client < len(self):
+            raise IndexError(f"client {client} of {len(self)}")
+        start, end = self.offsets[client : client + 2].tolist()
+        return self.samples[start:end]
+
+    @property
+    def sizes(self) -> Tensor:
+        """Samples of each client."""
+        return self.offsets.diff()
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The labels each client has in training: `labels[i]` is a sorted LongTensor, worked out when asked for."""
+
+    shares: Shares
+    targets: Tensor = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    def __getitem__(self, client: int) -> Tensor:
+        found: Tensor = torch.unique(self.targets[self.shares[client]])
+        return found[found != IGNORE].long()
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Samples by client: `partition[i]` for training, `partition.test[i]` for testing, `partition.labels[i]`.
+
+    Test shares number samples of the test set; with `tested_on="train"` they are samples of the training set that the
+    client held out. `partition.test_split(data)` is the split they belong to. A client may have no test samples.
+    """
+
+    name: str
+    train: Shares
+    test: Shares
+    targets: Tensor = field(repr=False)
+    tested_on: Literal["train", "test"] = "test"
+
+    def __post_init__(self) -> None:
+        empty = torch.nonzero(self.train.sizes == 0)
+        if len(empty):
+            raise DataError(f"client {int(empty[0])} would have no data ({len(empty)} of {len(self.train)} clients)")
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def __getitem__(self, client: int) -> Tensor:
+        return self.train[client]
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training samples of each client."""
+        return self.train.sizes
+
+    @property
+    def labels(self) -> Labels:
+        """The labels each client has in training."""
+        return Labels(self.train, self.targets)
+
+    @property
+    def used(self) -> float:
+        """The share of the training set that some client has, held-out samples included."""
+        held_out = len(self.test.samples) if self.tested_on == "train" else 0
+        return (len(self.train.samples) + held_out) / len(self.targets)
+
+    def test_split(self, data: Data) -> Split:
+        """The split whose samples the test shares number."""
+        return data.train if self.tested_on == "train" else data.test
