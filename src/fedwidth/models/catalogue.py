@@ -1,0 +1,135 @@
+"""From a name to a model: the built-in ones and `package.module:factory` of the user."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwidth.errors import FedwidthError, OptionError, unknown
+from fedwidth.models.cnn import Cnn
+from fedwidth.models.mlp import Mlp
+from fedwidth.models.preresnet import PreResNet18
+from fedwidth.models.transformer import Transformer
+
+Factory = Callable[..., Any]
+FACTORIES: dict[str, Factory] = {
+    "mlp": Mlp,
+    "cnn": Cnn,
+    "preresnet18": PreResNet18,
+    "transformer": Transformer,
+}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the built-in models."""
+    return tuple(FACTORIES)
+
+
+def build(
+    name: str,
+    *,
+    seed: int = 0,
+    data_shape: Sequence[int] | None = None,
+    classes: int | None = None,
+    vocabulary: int | None = None,
+    **options: Any,
+) -> nn.Module:
+    """The model of that name, initialised from `seed` alone.
+
+    `data_shape`, `classes` and `vocabulary` are facts of the data: they reach the factories that ask for them. Every
+    other option must be one of the factory's arguments.
+
+    >>> build("mlp", data_shape=(8, 8), hidden=[16]).classifier
+    Linear(in_features=16, out_features=10, bias=True)
+    >>> build("mlp", hiden=[16])
+    Traceback (most recent call last):
+    fedwidth.errors.OptionError: unknown mlp option 'hiden' (did you mean 'hidden'?); allowed: hidden
+    """
+    factory = find(name)
+    facts = {"data_shape": data_shape, "classes": classes, "vocabulary": vocabulary}
+    arguments = choose_arguments(name, factory, facts, options)
+    # Only the CPU generator is seeded, and it gets its old state back: a caller's randomness is not disturbed.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            model = factory(**arguments)
+        except FedwidthError:
+            raise
+        except Exception as error:
+            raise OptionError(f"model '{name}' could not be built: {one_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model '{name}' must give a torch.nn.Module, but gave a {type(model).__name__}")
+    return model
+
+
+def example_inputs(
+    name: str, *, data_shape: Sequence[int] | None = None, length: int = 20, batch: int = 2
+) -> tuple[Tensor, ...]:
+    """Inputs of the right shape for tracing the model: zeros, or token 0 for the transformer.
+
+    >>> example_inputs("preresnet18")[0].shape
+    torch.Size([2, 3, 32, 32])
+    """
+    if name == "transformer":
+        return (torch.zeros(batch, length, dtype=torch.long),)
+    if data_shape is None:
+        default = accepted(find(name)).get("data_shape")
+        if default is None or default.default is inspect.Parameter.empty:
+            raise OptionError(f"the shape of the data of model '{name}' is not known; give data_shape")
+        data_shape = default.default
+    return (torch.zeros(batch, *data_shape),)
+
+
+def find(name: str) -> Factory:
+    """The factory behind a name, imported if it is the user's."""
+    if name in FACTORIES:
+        return FACTORIES[name]
+    if ":" not in name:
+        raise unknown("model", name, [*FACTORIES, "package.module:factory"])
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module raises while it is imported
+        raise OptionError(f"model '{name}': cannot import '{module_name}': {one_line(error)}") from error
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            raise OptionError(f"model '{name}': '{module_name}' has no '{path}'")
+        found = getattr(found, attribute)
+    if not callable(found):
+        raise OptionError(f"model '{name}': '{path}' is a {type(found).__name__}, not a function or class")
+    factory: Factory = found
+    return factory
+
+
+def choose_arguments(
+    name: str, factory: Factory, facts: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options, which the factory must know, and the facts that it asks for."""
+    parameters = accepted(factory)
+    anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    allowed = [key for key in parameters if key not in facts]
+    for option in options:
+        if option not in allowed and not anything:
+            raise unknown(f"{name} option", option, allowed)
+    asked = {key: value for key, value in facts.items() if key in parameters and value is not None}
+    return {**asked, **options}
+
+
+def accepted(factory: Factory) -> dict[str, inspect.Parameter]:
+    """The keyword arguments of a factory."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # some C functions have no signature
+        return {}
+    return {key: parameter for key, parameter in parameters.items() if parameter.kind not in by_position}
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error message, with its type if it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

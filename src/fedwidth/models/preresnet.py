@@ -1,0 +1,78 @@
+"""Pre-activation ResNet18 for 32 x 32 images, as HeteroFL and FedRolex use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedwidth.errors import OptionError
+from fedwidth.models.options import image, positive, sizes
+from fedwidth.models.scaler import Scaler
+from fedwidth.models.static_norm import StaticBatchNorm2d
+
+
+def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    """A convolution that keeps the image size at stride 1; the norms that follow make a bias pointless."""
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+
+
+class ScaledNorm(nn.Sequential):
+    """Scaler, static batch norm, ReLU: what comes before every convolution but the first."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(Scaler(), StaticBatchNorm2d(channels), nn.ReLU())
+
+
+class Block(nn.Module):
+    """norm-conv-norm-conv beside a shortcut; where the shape changes, a 1x1 convolution of the activated input."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = ScaledNorm(inputs)
+        self.conv1 = conv(inputs, outputs, 3, stride)
+        self.norm2 = ScaledNorm(outputs)
+        self.conv2 = conv(outputs, outputs, 3)
+        self.shortcut = conv(inputs, outputs, 1, stride) if stride != 1 or inputs != outputs else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One residual step."""
+        active = self.norm1(x)
+        kept = x if self.shortcut is None else self.shortcut(active)
+        step: Tensor = self.conv2(self.norm2(self.conv1(active)))
+        return step + kept
+
+
+class PreResNet18(nn.Module):
+    """Stem, four stages of two blocks (each stage after the first halves the image), norm, average pool, linear."""
+
+    def __init__(
+        self,
+        *,
+        data_shape: Sequence[int] = (3, 32, 32),
+        classes: int = 10,
+        widths: Sequence[int] = (64, 128, 256, 512),
+    ) -> None:
+        super().__init__()
+        widths = sizes("widths", widths)
+        if len(widths) != 4:
+            raise OptionError(f"widths must be four numbers, one per stage, not {list(widths)}")
+        self.stem = conv(image(data_shape)[0], widths[0], 3)
+        inputs, blocks = widths[0], []
+        for stage, outputs in enumerate(widths):
+            blocks += [
+                Block(inputs, outputs, stride=1 if stage == 0 else 2),
+                Block(outputs, outputs, stride=1),
+            ]
+            inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = ScaledNorm(inputs)
+        self.classifier = nn.Linear(inputs, positive("classes", classes))
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (N, classes) of images (N, C, H, W)."""
+        features = self.norm(self.blocks(self.stem(x)))
+        logits: Tensor = self.classifier(F.adaptive_avg_pool2d(features, 1).flatten(1))
+        return logits

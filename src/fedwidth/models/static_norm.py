@@ -1,0 +1,98 @@
+"""Static batch norm (sBN, HeteroFL): batch statistics in local training, collected statistics in evaluation.
+
+Running averages kept by clients would mix the statistics of models of different widths and leak something about each
+client's data. So nobody tracks anything in training; before evaluation the server's model sees training data once,
+and each norm keeps the cumulative mean of the batch statistics it met.
+
+Whether statistics were collected is part of the state (`num_batches_tracked`), not of the module, so it survives
+checkpoints, slicing and `functional_call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedwidth.errors import DataError
+
+
+class StaticBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm over (N, C, H, W) whose running statistics change only inside `collect_statistics`.
+
+    In evaluation it uses the collected statistics; while there are none, those of the batch at hand.
+    """
+
+    num_batches_tracked: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, momentum=None)  # None: cumulative mean, every batch counts the same
+        self.collecting = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each channel."""
+        if self.training and self.collecting:
+            return super().forward(x)
+        if self.training:
+            # No running buffers are handed over, so nothing is written in place and vmap over clients works.
+            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
+        # Chosen by value and not by an `if`: no device synchronisation, and a tracer always meets the buffers.
+        collected = self.num_batches_tracked > 0
+        variance, mean = torch.var_mean(x.detach(), (0, 2, 3), correction=0)
+        mean = torch.where(collected, self.running_mean, mean)
+        variance = torch.where(collected, self.running_var, variance)
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
+
+
+def norms_of(model: nn.Module) -> list[_BatchNorm]:
+    """Every batch norm of the model that has running statistics."""
+    found = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    return [norm for norm in found if norm.running_mean is not None]
+
+
+def forget_statistics(model: nn.Module) -> None:
+    """Back to 'nothing collected'; a `StaticBatchNorm2d` then evaluates with the statistics of the test batch.
+
+    That is how the published FedRolex code evaluates.
+    """
+    for norm in norms_of(model):
+        norm.reset_running_stats()
+
+
+@torch.no_grad()
+def collect_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
+    """One pass over input batches: every batch norm gets the cumulative mean of its batch statistics.
+
+    A batch is what the model takes: one tensor, or a tuple of positional arguments. Works for `StaticBatchNorm2d` and
+    for any batch norm of PyTorch. Dropout and scalers stay off. The model is left in evaluation mode.
+    """
+    norms = norms_of(model)
+    model.eval()
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    seen = 0
+    try:
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+            norm.train()
+            if isinstance(norm, StaticBatchNorm2d):
+                norm.collecting = True
+        for batch in batches:
+            model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+            seen += 1
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+            norm.eval()
+            if isinstance(norm, StaticBatchNorm2d):
+                norm.collecting = False
+    if not seen:
+        raise DataError("batch norm statistics need at least one batch of data, but none was given")
