@@ -1,0 +1,111 @@
+"""Real small modules: `narrow` cuts a working `nn.Module` of a sub-model's size out of a large one.
+
+The shapes and the integers in a module (head counts, split sizes) depend only on how many units each group keeps, so
+`skeleton` builds a module of that size once and many sub-models can take turns in it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedwidth.errors import PlanError
+from fedwidth.index import Index
+from fedwidth.plan.attributes import Attribute, read
+from fedwidth.plan.check import check_fit
+from fedwidth.plan.plan import Plan
+from fedwidth.plan.trace import tensors_of
+from fedwidth.submodel import check_index, take
+
+
+def narrow(model: nn.Module, plan: Plan, index: Index) -> nn.Module:
+    """A working module of the sub-model's width that holds its weights; `model` is not changed.
+
+    >>> from fedwidth import Index, trace
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> plan = trace(model, torch.zeros(1, 4))
+    >>> small = narrow(model, plan, Index.of_units(plan, {"0": [1, 6]}))
+    >>> small
+    Sequential(
+      (0): Linear(in_features=4, out_features=2, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=2, out_features=3, bias=True)
+    )
+    >>> torch.equal(small[0].bias, model[0].bias[[1, 6]])
+    True
+    """
+    check_index(plan, index)
+    small = skeleton(model, plan, index.counts)
+    full, _ = tensors_of(model)
+    with torch.no_grad():
+        for name, tensor in tensors_of(small)[0].items():
+            if name not in plan.tied:
+                tensor.copy_(take(full[name].detach(), index, name))
+    return small
+
+
+def skeleton(model: nn.Module, plan: Plan, counts: Mapping[str, int]) -> nn.Module:
+    """A module of the width at which group g keeps counts[g] units, its tensors not yet filled.
+
+    Ties, dtypes, devices, `requires_grad` and training flags are those of `model`, whose weights are never copied.
+    """
+    check_counts(plan, counts)
+    full = check_fit(plan, model)
+    shapes = plan.narrow_shapes(counts)
+    memo: dict[int, object] = {}
+    for name, tensor in full.items():
+        memo.setdefault(id(tensor), _blank(tensor, shapes[name]))
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:  # deepcopy refuses what autograd computed
+                memo[id(value)] = value.detach()
+    small = copy.deepcopy(model, memo)
+    modules = dict(small.named_modules())
+    for attribute in plan.attributes:
+        _rewrite(modules, attribute, attribute.at(counts))
+    for module in modules.values():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # cuDNN wants them in one piece
+    return small
+
+
+def check_counts(plan: Plan, counts: Mapping[str, int]) -> None:
+    """Raise `PlanError` unless every count is possible and every coupling holds."""
+    for name, count in counts.items():
+        if name not in plan.groups:
+            raise PlanError(f"the plan has no width group '{name}'; it has: {', '.join(plan.groups)}")
+        if not 1 <= count <= plan.groups[name].size:
+            raise PlanError(f"group '{name}' can keep 1 to {plan.groups[name].size} units, not {count}")
+    for coupling in plan.couplings:
+        whole = counts.get(coupling.whole, plan.groups[coupling.whole].size)
+        part = counts.get(coupling.part, plan.groups[coupling.part].size)
+        if whole != coupling.factor * part:
+            raise PlanError(
+                f"group '{coupling.whole}' must keep {coupling.factor} times as many units as '{coupling.part}', "
+                f"not {whole} and {part}"
+            )
+
+
+def _blank(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Uninitialised memory for a narrow copy of a tensor, a parameter if that is one."""
+    empty = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    result = nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    result.__dict__.update(tensor.__dict__)  # marks some libraries put on parameters
+    return result
+
+
+def _rewrite(modules: Mapping[str, nn.Module], attribute: Attribute, value: int | float) -> None:
+    module = modules.get(attribute.module)
+    if module is None or not hasattr(module, attribute.name):
+        raise PlanError(f"the model does not fit the plan: it has no attribute '{attribute}'")
+    if read(module, attribute.name, attribute.place) != attribute.value:
+        raise PlanError(f"the model does not fit the plan: '{attribute}' is not {attribute.value}")
+    if attribute.place is not None:
+        items = list(getattr(module, attribute.name))
+        items[attribute.place] = value
+        setattr(module, attribute.name, type(getattr(module, attribute.name))(items))
+    else:
+        setattr(module, attribute.name, value)

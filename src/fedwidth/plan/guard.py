@@ -1,0 +1,82 @@
+"""Run a model and leave no trace in it: attributes, training flags and random numbers as they were."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+CONTAINERS = (dict, OrderedDict, list, set)
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Whatever the body sets on the model's modules is undone, and so is its use of random numbers."""
+    modules = [(module, dict(vars(module))) for module in model.modules()]
+    contents = [
+        (value, value.copy())
+        for _, attributes in modules
+        for value in attributes.values()
+        if type(value) in CONTAINERS and value
+    ]
+    empty = [v for _, attributes in modules for v in attributes.values() if type(v) in CONTAINERS and not v]
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    cpu, python = torch.get_rng_state(), random.getstate()
+    try:
+        yield
+    finally:
+        for module, attributes in modules:
+            vars(module).clear()
+            vars(module).update(attributes)
+        for container in empty:
+            if container:
+                container.clear()
+        for container, content in contents:
+            _refill(container, content)
+        torch.set_rng_state(cpu)
+        random.setstate(python)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    if isinstance(container, list):
+        container.extend(content)
+    else:
+        container.update(content)
+
+
+@contextmanager
+def plain_operators(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, and simple operators in place of fused ones that have no rules."""
+    for module in model.modules():
+        module.training = False
+    # The public context managers for the last two also set, and warn about, flags that are not meant here.
+    before = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+    simple = not any(isinstance(module, nn.RNNBase) for module in model.modules())
+    _set_fused(False, simple and before[1], simple and before[2])
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        _set_fused(*before)
+
+
+def _set_fused(attention: bool, mkldnn: bool, cudnn: bool) -> None:
+    torch.backends.mha.set_fastpath_enabled(attention)
+    torch._C._set_mkldnn_enabled(mkldnn)
+    torch._C._set_cudnn_enabled(cudnn)
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """model(tensor), model(*tuple) or model(**dict)."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)

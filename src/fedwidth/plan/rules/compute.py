@@ -1,0 +1,234 @@
+"""Rules of operators that multiply, convolve, normalise and look up."""
+
+# ruff: noqa: ARG001 — all rules share one signature
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedwidth.plan.axes import Node, cut, find, freeze, product, regroup, unify, use
+from fedwidth.plan.recording import Recording, tensors_in
+from fedwidth.plan.rules.registry import broadcast, rule
+
+
+def _use_all(*axes: Node) -> None:
+    for axis in axes:
+        use(axis)
+
+
+@rule("mm")
+def matrix_product(recording: Recording, operator: Any, out: Tensor, left: Tensor, right: Tensor, *_: Any) -> None:
+    """[n, k] @ [k, m]."""
+    (rows, inner), (same, columns) = recording.axes(left), recording.axes(right)
+    unify(inner, same, str(operator))
+    _use_all(rows, inner, columns)
+    recording.put(out, [rows, columns])
+
+
+@rule("addmm")
+def add_matrix_product(
+    recording: Recording, operator: Any, out: Tensor, bias: Tensor, left: Tensor, right: Tensor, **_: Any
+) -> None:
+    """bias + [n, k] @ [k, m]."""
+    matrix_product(recording, operator, out, left, right)
+    broadcast(recording, [out, bias], out.shape, operator)
+
+
+@rule("bmm")
+def batched_product(recording: Recording, operator: Any, out: Tensor, left: Tensor, right: Tensor, *_: Any) -> None:
+    """[b, n, k] @ [b, k, m]."""
+    (batch, rows, inner), (batch2, same, columns) = recording.axes(left), recording.axes(right)
+    unify(batch, batch2, str(operator))
+    unify(inner, same, str(operator))
+    _use_all(batch, rows, inner, columns)
+    recording.put(out, [batch, rows, columns])
+
+
+@rule("baddbmm")
+def add_batched_product(
+    recording: Recording, operator: Any, out: Tensor, bias: Tensor, left: Tensor, right: Tensor, **_: Any
+) -> None:
+    """bias + [b, n, k] @ [b, k, m]."""
+    batched_product(recording, operator, out, left, right)
+    broadcast(recording, [out, bias], out.shape, operator)
+
+
+@rule("linear")
+def linear(recording: Recording, operator: Any, out: Tensor, source: Tensor, weight: Tensor, *bias: Any) -> None:
+    """[..., k] @ [m, k]ᵀ + bias."""
+    *outer, inner = recording.axes(source)
+    columns, same = recording.axes(weight)
+    unify(inner, same, str(operator))
+    _use_all(inner, columns)
+    recording.put(out, [*outer, columns])
+    for tensor in tensors_in(bias):
+        unify(recording.axes(tensor)[0], columns, str(operator))
+
+
+@rule("mv", "dot", "vdot")
+def vector_product(recording: Recording, operator: Any, out: Tensor, left: Tensor, right: Tensor) -> None:
+    """[n, k] @ [k] or [k] @ [k]."""
+    *rows, inner = recording.axes(left)
+    unify(inner, recording.axes(right)[0], str(operator))
+    _use_all(inner, *rows)
+    recording.put(out, rows)
+
+
+@rule("convolution", "_convolution", "convolution_overrideable")
+def convolution(
+    recording: Recording, operator: Any, out: Tensor, source: Tensor, weight: Tensor, bias: Tensor | None, *args: Any
+) -> None:
+    """Weight [out, in / groups, kernel…], or [in, out / groups, kernel…] when transposed."""
+    transposed, groups = args[3], args[5]
+    axes, (first, second, *kernel) = recording.axes(source), recording.axes(weight)
+    place = source.dim() - weight.dim() + 1
+    for axis in kernel:
+        freeze(axis, "kernel size")
+    for axis in axes[place + 1 :]:
+        freeze(axis, "spatial size")
+    major, minor = regroup([first], [groups, weight.shape[0] // groups])
+    if transposed:
+        unify(axes[place], first, str(operator))
+        channels = product([major, second])
+    else:
+        unify(axes[place], product([major, second]), str(operator))
+        channels = first
+        if weight.shape[1] == 1 and groups > 1:
+            # Depthwise: the width is the number of groups, not how often each channel is used.
+            freeze(minor, "depth multiplier")
+    _use_all(axes[place], channels, first, second)
+    if bias is not None:
+        unify(recording.axes(bias)[0], channels, str(operator))
+    recording.put(out, [*axes[:place], channels, *(Node(n, "spatial size") for n in out.shape[place + 1 :])])
+
+
+@rule("native_layer_norm", "_fused_rms_norm", "_fused_rms_norm_")
+def layer_norm(
+    recording: Recording, operator: Any, out: Sequence[Any], source: Tensor, shape: Sequence[int], *args: Any
+) -> None:
+    """Normalise over the last dimensions."""
+    axes = recording.axes(source)
+    normed = axes[-len(shape) :]
+    for tensor in tensors_in(args):
+        for mine, its in zip(normed, recording.axes(tensor), strict=True):
+            unify(mine, its, str(operator))
+    _use_all(*normed)
+    for tensor in tensors_in(out):
+        fits = zip(axes, tensor.shape, strict=True)
+        recording.put(tensor, [a if find(a).size == n else Node(n) for a, n in fits])
+
+
+@rule("native_group_norm")
+def group_norm(
+    recording: Recording, operator: Any, out: Sequence[Tensor], source: Tensor, weight: Any, bias: Any, *args: Any
+) -> None:
+    """Normalise within each of some groups of channels."""
+    axes, groups = recording.axes(source), args[3]
+    regroup([axes[1]], [groups, source.shape[1] // groups])
+    for tensor in tensors_in((weight, bias)):
+        unify(recording.axes(tensor)[0], axes[1], str(operator))
+    use(axes[1])
+    recording.put(out[0], axes)
+    for tensor in out[1:]:
+        recording.put_fixed(tensor, "statistics")
+
+
+@rule(
+    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm"),
+    *("_native_batch_norm_legit_functional", "_batch_norm_with_update", "_batch_norm_no_update"),
+    *("_batch_norm_with_update_functional", "miopen_batch_norm", "batch_norm"),
+)
+def batch_norm(recording: Recording, operator: Any, out: Any, source: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Normalise each channel."""
+    axes = recording.axes(source)
+    for tensor in tensors_in(args):
+        unify(recording.axes(tensor)[0], axes[1], str(operator))
+    use(axes[1])
+    first, *others = tensors_in(out)
+    recording.put(first, axes)
+    for tensor in others:
+        if not recording.knows(tensor):
+            recording.put_fixed(tensor, "statistics")
+
+
+@rule("embedding")
+def embedding(recording: Recording, operator: Any, out: Tensor, weight: Tensor, places: Tensor, *args: Any) -> None:
+    """Rows of a table."""
+    vocabulary, width = recording.axes(weight)
+    freeze(vocabulary, "vocabulary")
+    recording.vocabularies.append(vocabulary)
+    use(width)
+    recording.put(out, [*recording.axes(places), width])
+
+
+@rule("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(
+    recording: Recording, operator: Any, out: Any, weight: Tensor, places: Tensor, *args: Any, **kwargs: Any
+) -> None:
+    """Sums of rows of a table."""
+    vocabulary, width = recording.axes(weight)
+    freeze(vocabulary, "vocabulary")
+    recording.vocabularies.append(vocabulary)
+    use(width)
+    first, *others = tensors_in(out)
+    recording.put(first, [Node(first.shape[0], "model input"), width])
+    for tensor in others:
+        recording.put_fixed(tensor, "statistics")
+
+
+@rule("glu")
+def gated(recording: Recording, operator: Any, out: Tensor, source: Tensor, dim: int = -1) -> None:
+    """First half times sigmoid of the second half."""
+    axes = list(recording.axes(source))
+    value, gate = cut(axes[dim], out.shape[dim])
+    unify(value, gate, str(operator))
+    use(value)
+    axes[dim] = value
+    recording.put(out, axes)
+
+
+@rule("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
+def recurrent_cell(
+    recording: Recording, operator: Any, out: Any, inputs: Tensor, hidden: Tensor, state: Tensor, *biases: Any
+) -> None:
+    """Gates [batch, gates * units] of an LSTM (4) or GRU (3) and the state [batch, units]."""
+    batch, units = recording.axes(state)
+    for tensor in [inputs, hidden, *tensors_in(biases)]:
+        rest = recording.axes(tensor)[-1]
+        while find(rest).size:
+            gate, rest = cut(rest, state.shape[-1])
+            unify(gate, units, str(operator))
+    use(units)
+    for tensor in tensors_in(out):
+        known = tensor.shape == state.shape
+        recording.put(tensor, [batch, units] if known else [Node(n, "workspace") for n in tensor.shape])
+
+
+@rule(
+    *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention"),
+    *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+)
+def attention(
+    recording: Recording, operator: Any, out: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> None:
+    """softmax(query keyᵀ) value over [batch, head, position, unit]."""
+    (batch, heads, length, unit) = recording.axes(query)
+    keys, values = recording.axes(key), recording.axes(value)
+    shared = regroup([heads], [key.shape[1], query.shape[1] // key.shape[1]])[0]
+    for mine, its in ((batch, keys[0]), (shared, keys[1]), (unit, keys[3])):
+        unify(mine, its, str(operator))
+    for mine, its in zip(keys[:3], values[:3], strict=True):
+        unify(mine, its, str(operator))
+    _use_all(heads, unit, values[3])
+    first, *others = tensors_in(out)
+    recording.put(first, [batch, heads, length, values[3]])
+    for tensor in others:
+        recording.put_fixed(tensor, "statistics")
+    for mask in tensors_in([*args, *kwargs.values()]):
+        full = [batch, heads, length, keys[2]]
+        for mine, its in zip(reversed(full), reversed(recording.axes(mask)), strict=False):
+            if find(mine).size == find(its).size:
+                unify(mine, its, str(operator))

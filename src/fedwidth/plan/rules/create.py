@@ -1,0 +1,61 @@
+"""Rules of operators that make tensors or copy them as they are."""
+
+# ruff: noqa: ARG001 — all rules share one signature
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fedwidth.plan.axes import Node
+from fedwidth.plan.recording import Recording, tensors_in
+from fedwidth.plan.rules.registry import broadcast, rule
+
+
+@rule(
+    *("clone", "contiguous", "detach", "alias", "_to_copy", "lift_fresh", "lift_fresh_copy", "_conj"),
+    *("native_dropout", "dropout", "bernoulli", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like"),
+    *("randn_like", "_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax"),
+)
+def same_shape(recording: Recording, operator: Any, out: Any, source: Tensor, *args: Any, **kwargs: Any) -> None:
+    """The result has the axes of its source (softmax: it does not matter in which order its units come)."""
+    axes = recording.axes(source)
+    for tensor in tensors_in(out):
+        if not recording.knows(tensor):
+            recording.put(tensor, axes)
+
+
+@rule("zeros", "ones", "full", "new_zeros", "new_ones", "new_full")
+def constant(recording: Recording, operator: Any, out: Tensor, *args: Any, **kwargs: Any) -> None:
+    """One value repeated: as wide as what it meets."""
+    recording.put(out, [Node(size) for size in out.shape])
+    recording.constant(out)
+
+
+@rule("empty", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "rand", "randn", "scalar_tensor")
+def blank(recording: Recording, operator: Any, out: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Memory to be written, or noise: as wide as what it meets."""
+    recording.put(out, [Node(size) for size in out.shape])
+
+
+@rule("arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices", "randint", "randperm")
+def numbered(recording: Recording, operator: Any, out: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Values that depend on the position."""
+    recording.put_fixed(out, "numbered positions")
+
+
+@rule("copy_")
+def copy_into(recording: Recording, operator: Any, out: Tensor, target: Tensor, source: Tensor, *args: Any) -> None:
+    """Write one tensor over another."""
+    broadcast(recording, [target, source], target.shape, operator)
+
+
+@rule(
+    *("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "_local_scalar_dense"),
+    *("item", "equal", "is_same_size", "sym_size", "sym_numel", "record_stream"),
+)
+def nothing(recording: Recording, operator: Any, out: Any, *args: Any, **kwargs: Any) -> None:
+    """Says nothing about axes, but reads."""
+    for tensor in tensors_in(args):
+        recording.axes(tensor)
