@@ -1,0 +1,163 @@
+"""What clients can afford, and who takes part: capacities from a short text, and draws that need no table of clients.
+
+A capacity is the share of the server's width that a client trains. `Capacities.parse` reads
+
+    a1-b1-c1-d1-e1    letters for 1, 1/2, 1/4, 1/8, 1/16, each followed by its sampling weight;
+                      weight 0 is allowed: a0-e1 says that the server's model is larger than every client's
+    1:1 1/16:9        capacities with weights, separated by spaces; without a weight: 1.
+                      A server model gamma times the clients' (FedRolex section 4.4) is 1/gamma: 1/4:1
+    rho:0.3           a share of 0.3 at full width and the rest at 1/16 (FedRolex section 4.3)
+    household         6, 10, 11, 18 and 55 % at the five letters' capacities (FedRolex Fig. 7)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from fedwidth.errors import CapacityError, OptionError
+from fedwidth.randomness import numpy_generator
+
+LETTERS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
+HOUSEHOLD = "a6-b10-c11-d18-e55"
+ALLOWED = "letters a to e with weights such as 'a1-b1-e2', numbers such as '1:1 1/16:9', 'rho:0.3' or 'household'"
+
+LARGEST_WEIGHT = 1e9
+
+_DECIMAL = re.compile(r"(\d+\.?\d*|\.\d+)(e-?\d{1,2})?", re.ASCII)
+_LETTER_MIX = re.compile(r"[a-e]\d+(\.\d+)?(-[a-e]\d+(\.\d+)?)*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Capacities:
+    """The capacities clients may have and how often each occurs; weights are relative, and 0 means nobody."""
+
+    values: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Capacities:
+        """Read a mix of capacities (see the top of this file).
+
+        >>> Capacities.parse("a0-e1")
+        Capacities(values=(1.0, 0.0625), weights=(0.0, 1.0))
+        >>> Capacities.parse("1:1 1/4:3").weights
+        (1.0, 3.0)
+        """
+        try:
+            pairs = _pairs(text.strip())
+        except CapacityError as error:
+            raise OptionError(f"capacities '{text}': {error}; allowed: {ALLOWED}") from None
+        values, weights = zip(*pairs, strict=True)
+        if len(set(values)) < len(values):
+            raise OptionError(f"capacities '{text}' name a capacity twice: give each one weight")
+        if not any(weights):
+            raise OptionError(f"capacities '{text}' give every capacity the weight 0: at least one must be above 0")
+        return cls(values, weights)
+
+    def of_client(self, client: int, clients: int, *, round: int, seed: int, dynamic: bool) -> float:
+        """What this client can afford in this round.
+
+        Fixed: its place in `assign`. Dynamic: drawn anew each round from (seed, round, client) alone.
+        """
+        if not 0 <= client < clients:
+            raise OptionError(f"client {client} is not one of {clients} clients, counted from 0")
+        if not dynamic:
+            return self.values[int(_levels(self, clients, seed)[client])]
+        drawn = numpy_generator(seed, "capacity", round, client).random() * sum(self.weights)
+        level = int(np.searchsorted(np.cumsum(self.weights), drawn, side="right"))
+        return self.values[min(level, self._last)]
+
+    def assign(self, clients: int, seed: int) -> np.ndarray:
+        """The fixed capacity of every client: exact shares (by largest remainder), dealt in random order."""
+        return np.take(np.asarray(self.values), _levels(self, clients, seed))
+
+    def shares(self, clients: int) -> tuple[int, ...]:
+        """How many of so many clients have each capacity.
+
+        >>> Capacities.parse("household").shares(10)
+        (1, 1, 1, 2, 5)
+        """
+        weights = [Fraction(weight) for weight in self.weights]
+        quotas = [weight * clients / sum(weights) for weight in weights]
+        counts = [math.floor(quota) for quota in quotas]
+        neediest = sorted(range(len(quotas)), key=lambda level: counts[level] - quotas[level])
+        for level in neediest[: clients - sum(counts)]:
+            counts[level] += 1
+        return tuple(counts)
+
+    @property
+    def _last(self) -> int:
+        """The last capacity anybody has: rounding in a sum of weights must not hand out one nobody has."""
+        return max(level for level, weight in enumerate(self.weights) if weight)
+
+
+def parse_capacity(text: str) -> float:
+    """A capacity written as a number or a fraction.
+
+    >>> parse_capacity("1/16")
+    0.0625
+    """
+    capacity = _number(text.strip(), "a capacity is a number such as 0.25 or 1/4")
+    if not 0 < capacity <= 1:
+        raise CapacityError(f"a capacity must be above 0 and at most 1, not '{text}'")
+    return capacity
+
+
+def sample_clients(clients: int, per_round: int, *, round: int, seed: int) -> list[int]:
+    """The clients that take part in a round: drawn uniformly without replacement, in order of drawing.
+
+    >>> sorted(sample_clients(3, 3, round=0, seed=1))
+    [0, 1, 2]
+    """
+    if not 1 <= per_round <= clients:
+        raise OptionError(f"{per_round} clients a round cannot be drawn from {clients} clients")
+    # Few out of many: numpy draws with a set of what it has seen, not with a list of all clients.
+    drawn: list[int] = numpy_generator(seed, "cohort", round).choice(clients, per_round, replace=False).tolist()
+    return drawn
+
+
+@lru_cache(maxsize=8)  # so that a round asks for its cohort only; one byte a client
+def _levels(capacities: Capacities, clients: int, seed: int) -> np.ndarray:
+    levels = np.arange(len(capacities.values), dtype=np.min_scalar_type(len(capacities.values)))
+    dealt = np.repeat(levels, capacities.shares(clients))
+    numpy_generator(seed, "capacities").shuffle(dealt)
+    dealt.flags.writeable = False
+    return dealt
+
+
+def _pairs(text: str) -> list[tuple[float, float]]:
+    """(capacity, weight) pairs of a mix."""
+    if text == "household":
+        text = HOUSEHOLD
+    if _LETTER_MIX.fullmatch(text):
+        return [(LETTERS[part[0]], _weight(part[1:])) for part in text.split("-")]
+    if text.startswith("rho:"):
+        rho = _weight(text.removeprefix("rho:"))
+        if rho > 1:
+            raise CapacityError(f"rho is a share from 0 to 1, not '{text.removeprefix('rho:')}'")
+        return [(LETTERS["a"], rho), (LETTERS["e"], 1 - rho)]
+    parts = [part.partition(":") for part in text.replace(",", " ").split()]
+    if not parts:
+        raise CapacityError("no capacity is named")
+    return [(parse_capacity(capacity), _weight(weight if colon else "1")) for capacity, colon, weight in parts]
+
+
+def _weight(text: str) -> float:
+    weight = _number(text, "a weight is a number from 0 on")
+    if weight > LARGEST_WEIGHT:
+        raise CapacityError(f"a weight must be at most {LARGEST_WEIGHT:.0f}, not '{text}'")
+    return weight
+
+
+def _number(text: str, expected: str) -> float:
+    numerator, slash, denominator = text.partition("/")
+    parts = [numerator, denominator] if slash else [numerator]
+    if not all(_DECIMAL.fullmatch(part) for part in parts) or (slash and not float(denominator)):
+        raise CapacityError(f"{expected}, not '{text}'")
+    return float(numerator) / float(denominator) if slash else float(numerator)

@@ -1,0 +1,237 @@
+"""Reading, checking, writing and explaining the settings of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from fedwidth.capacity import Capacities
+from fedwidth.data.load import SETS, options_of
+from fedwidth.data.partition import PARTITIONS, partition_options
+from fedwidth.errors import OptionError, unknown
+from fedwidth.methods import method, methods
+from fedwidth.models.catalogue import FACTORIES
+from fedwidth.recipe import PARTS, Paper, Recipe, Variant, read_recipe
+from fedwidth.schema import keys, sections
+from fedwidth.settings import Settings
+
+__all__ = [
+    "Paper",
+    "Recipe",
+    "Variant",
+    "check",
+    "explain",
+    "identity",
+    "parse_override",
+    "read_settings",
+    "recipe_names",
+    "settings_hash",
+    "settings_toml",
+]
+
+WITHOUT_INFLUENCE = ("name", "answers", "checkpoint_every", "workers")
+"""Settings that do not change results: a run may be resumed with others."""
+
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+
+
+def read_settings(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe: a file (*.toml), the name of a packaged recipe, or TOML text.
+
+    `overrides` are `key=value` texts, made to each of its runs; values are TOML, and bare words are text.
+
+    >>> recipe = read_settings('rounds = 20', ["training.lr=0.5", "method.name=heterofl"])
+    >>> recipe.main.rounds, recipe.main.training.lr, recipe.main.method.name
+    (20, 0.5, 'heterofl')
+    """
+    recipe = read_recipe(_parse(source), [parse_override(text) for text in overrides])
+    for run in recipe.runs:
+        try:
+            check(run.settings)
+        except OptionError as error:
+            if run.settings is recipe.main:
+                raise
+            raise OptionError(f"run '{run.label}': {error}") from None
+    return recipe
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """The change that `key=value` stands for; the value is TOML, and what is not TOML is taken as text.
+
+    >>> parse_override("training.optimiser=adam"), parse_override("training.lr=0.1")
+    ({'training': {'optimiser': 'adam'}}, {'training': {'lr': 0.1}})
+    """
+    name, equals, written = (part.strip() for part in text.partition("="))
+    if not equals or not all(name.split(".")):
+        raise OptionError(f"--set takes key=value, e.g. training.lr=0.1, not '{text}'")
+    try:
+        parsed = tomllib.loads(f"value = {written}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        parsed = {}
+    value: Any = parsed["value"] if set(parsed) == {"value"} else written
+    if name in keys() and keys()[name].type is str and not isinstance(value, str):
+        value = written  # a capacity mix such as 0.25, or a name that happens to be a number
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    change: dict[str, Any] = value
+    return change
+
+
+def recipe_names() -> list[str]:
+    """The names of the packaged recipes, sorted."""
+    return sorted(_packaged())
+
+
+def check(settings: Settings) -> None:
+    """What needs no data to be seen as wrong."""
+    milestones = settings.training.milestones
+    if any(later <= sooner for sooner, later in zip([0, *milestones], milestones, strict=False)):
+        raise OptionError(f"training.milestones must be rounds in rising order, not {milestones}")
+    if settings.training.schedule == "multistep" and not milestones:
+        raise OptionError("training.schedule is multistep, so training.milestones must name at least one round")
+    if settings.devices.per_round > settings.data.clients:
+        raise OptionError(
+            f"devices.per_round must be at most data.clients ({settings.data.clients}),"
+            f" not {settings.devices.per_round}"
+        )
+    if not _DEVICE.fullmatch(settings.device):
+        raise OptionError(f"device must be cpu, cuda or cuda:N, not '{settings.device}'")
+    try:
+        Capacities.parse(settings.devices.capacities)
+    except OptionError as error:
+        raise OptionError(f"devices.capacities: {error}") from None
+    _check_names(settings)
+
+
+def _check_names(settings: Settings) -> None:
+    """Names of methods, models, data sets and partitions, and of their options (a model's are known to its factory)."""
+    chosen, data = settings.method, settings.data
+    if ":" not in settings.model.name and settings.model.name not in FACTORIES:
+        raise unknown("model", settings.model.name, [*FACTORIES, "package.module:factory"])
+    _refuse_others("method", [chosen.name], methods())
+    _refuse_others("data set", [data.name], SETS)
+    _refuse_others("partition", [data.partition], PARTITIONS)
+    _refuse_others(f"option of method '{chosen.name}'", chosen.options, methods()[chosen.name].options)
+    _refuse_others(f"option of data set '{data.name}'", data.options, options_of(data.name))
+    allowed = partition_options(data.partition)
+    _refuse_others(f"option of partition '{data.partition}'", data.partition_options, allowed)
+    method(chosen.name, **chosen.options)  # and the options' values
+
+
+def _refuse_others(kind: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    names = list(allowed)
+    for name in given:
+        if name not in names:
+            raise unknown(kind, name, names)
+
+
+def settings_toml(settings: Settings) -> str:
+    """All settings as TOML; `read_settings` of it gives equal settings.
+
+    >>> read_settings(settings_toml(Settings())).main == Settings()
+    True
+    """
+    everything = asdict(settings)
+    lines = [f"{name} = {_toml(name, value)}" for name, value in everything.items() if name not in sections()]
+    for section in sections():
+        lines += ["", f"[{section}]"]
+        lines += [f"{name} = {_toml(f'{section}.{name}', value)}" for name, value in everything[section].items()]
+    return "\n".join(lines) + "\n"
+
+
+def identity(settings: Settings) -> str:
+    """A fingerprint of everything that influences results: a checkpoint belongs to a run if theirs are equal."""
+    return _fingerprint(settings, WITHOUT_INFLUENCE)
+
+
+def settings_hash(settings: Settings) -> str:
+    """`identity` without the seed: the same for all runs that differ in their seed alone."""
+    return _fingerprint(settings, (*WITHOUT_INFLUENCE, "seed"))
+
+
+def explain() -> str:
+    """Every setting with what is allowed, its default and its meaning."""
+    lines = ["Settings of a run, for recipe files and `--set key=value`, with their defaults."]
+    about, section = {"": "The run as a whole.", **sections()}, None
+    for key in sorted(keys().values(), key=lambda key: "." in key.name):
+        here = key.name.rpartition(".")[0]
+        if here != section:
+            section = here
+            lines += ["", about[section]]
+        lines += [f"  {key.name} = {_toml(key.name, key.default)}", f"      {key.help} ({key.expected})"]
+    lines += ["", f"A recipe file may also hold {', '.join(PARTS)}: see docs/recipes.md."]
+    return "\n".join(lines)
+
+
+def _parse(source: str | Path) -> dict[str, Any]:
+    packaged = _packaged()
+    if isinstance(source, Path) or (source.endswith(".toml") and "\n" not in source):
+        where, text = str(source), _read_file(Path(source))
+    elif source in packaged:
+        where, text = f"recipe {source}", packaged[source].read_text(encoding="utf-8")
+    elif not source or "=" in source or "\n" in source:
+        where, text = "the text", source
+    else:
+        raise unknown("recipe", source, [*packaged, "or a file ending in .toml"])
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise OptionError(f"{where} is not valid TOML: {error}") from None
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise OptionError(f"cannot read the recipe file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise OptionError(f"cannot read the recipe file {path}: it is not UTF-8 text") from None
+
+
+def _packaged() -> dict[str, Traversable]:
+    def walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                yield from walk(entry, f"{prefix}{entry.name}/")
+            elif entry.name.endswith(".toml"):
+                yield prefix + entry.name.removesuffix(".toml"), entry
+
+    return dict(sorted(walk(files("fedwidth") / "recipes", "")))
+
+
+def _toml(name: str, value: Any) -> str:
+    """A value in TOML's own notation."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(name, each) for each in value) + "]"
+    if isinstance(value, Mapping):
+        inside = (f"{_toml_key(key)} = {_toml(f'{name}.{key}', each)}" for key, each in value.items())
+        return "{" + ", ".join(inside) + "}"
+    raise OptionError(f"{name} cannot be written down: {value!r}; allowed: text, numbers, true, false, lists, tables")
+
+
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _quoted(key)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _fingerprint(settings: Settings, without: Sequence[str]) -> str:
+    everything = {name: value for name, value in asdict(settings).items() if name not in without}
+    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()

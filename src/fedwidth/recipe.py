@@ -1,0 +1,223 @@
+"""A recipe: one run, the runs shown beside it, and the published numbers they answer to.
+
+A recipe file holds the settings of its main run, and besides them
+
+    title = "…"           one line about the whole
+    label = "fedrolex"    the main run's label (else its method's name), for `--only`
+    [paper]               the published number of the main run, see `Paper`
+    [[compare]]           further runs: a `label`, a `[compare.paper]`, and the settings that differ
+    [grid]                or a whole published table: every row crossed with every column, see `_cells`
+
+A run that names another method, model, data set or partition starts from that one's default options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from fedwidth.errors import OptionError, unknown
+from fedwidth.schema import build, keys, shown, unknown_key
+from fedwidth.settings import Settings, key
+
+Document = Mapping[str, Any]
+
+PARTS = ("title", "label", "paper", "compare", "grid")
+"""What a recipe file holds besides settings."""
+
+OPTIONS_OF = {
+    "method.name": "options",
+    "model.name": "options",
+    "data.name": "options",
+    "data.partition": "partition_options",
+}
+ABSENT, UNPUBLISHED = "-", "?"
+"""In the numbers of a grid: there is no such run; there is one, but no number was published."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The published number a run answers to: accuracies in percent, with their spread over seeds."""
+
+    table: str = key("", "where the number stands")
+    number: float | None = key(None, "global accuracy")
+    spread: float | None = key(None, "its spread")
+    local: float | None = key(None, "local accuracy")
+    local_spread: float | None = key(None, "its spread")
+    best: bool = key(False, "the number is the best over rounds, not the last")
+    note: str = key("", "what to know about it, or why there is none")
+
+    def __str__(self) -> str:
+        if self.number is None:
+            return self.table
+        spread = "" if self.spread is None else f" ± {self.spread:.2f}"
+        return f"{self.number:.2f}{spread} ({self.table})"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of a recipe."""
+
+    label: str
+    settings: Settings
+    paper: Paper
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A main run and the runs to show beside it."""
+
+    title: str
+    runs: tuple[Variant, ...]
+
+    @property
+    def main(self) -> Settings:
+        """The settings of the main run: the first."""
+        return self.runs[0].settings
+
+    @property
+    def label(self) -> str:
+        """The label of the main run."""
+        return self.runs[0].label
+
+    @property
+    def paper(self) -> Paper:
+        """The published number of the main run."""
+        return self.runs[0].paper
+
+    @property
+    def compare(self) -> tuple[Variant, ...]:
+        """The other runs."""
+        return self.runs[1:]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label of every run."""
+        return tuple(run.label for run in self.runs)
+
+    def only(self, *labels: str) -> Recipe:
+        """The recipe with these runs alone, in its own order; `*` stands for any characters: `a0-e1/*/fedbrb`."""
+        for label in labels:
+            if not any(fnmatchcase(run.label, label) for run in self.runs):
+                raise unknown("run", label, self.labels)
+        chosen = (run for run in self.runs if any(fnmatchcase(run.label, label) for label in labels))
+        return replace(self, runs=tuple(chosen))
+
+
+def read_recipe(document: Document, changes: Sequence[Document] = ()) -> Recipe:
+    """The recipe of a parsed file; `changes` (from `--set`) are made to each of its runs."""
+    base = {name: value for name, value in document.items() if name not in PARTS}
+    title, label = _text(document, "title", ""), _text(document, "label", "")
+    paper = build(Paper, document.get("paper", {}), "paper.")
+    names = [part.name for part in fields(Settings)]
+    for name in base:
+        if name not in names:
+            raise unknown_key(name, [*names, *PARTS])
+    settings = build(Settings, _change(base, changes))
+    if "grid" in document:
+        if "compare" in document:
+            raise OptionError("a recipe holds [grid] or [[compare]], not both")
+        runs = [_variant(base, cell, changes, paper) for cell in _cells(document["grid"])]
+    else:
+        main = settings if settings.answers else replace(settings, answers=str(paper))
+        others = [_variant(base, entry, changes, paper) for entry in _tables(document, "compare")]
+        runs = [Variant(label or settings.method.name, main, paper), *others]
+    labels = [run.label for run in runs]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise OptionError(f"a recipe needs a different label for every run, but '{twice[0]}' occurs twice")
+    return Recipe(title, tuple(runs))
+
+
+def overlay(base: Document, change: Document) -> dict[str, Any]:
+    """The document with a change made: tables are merged, everything else is replaced.
+
+    >>> overlay({"method": {"name": "fedrolex", "options": {"step": 2}}}, {"method": {"name": "heterofl"}})
+    {'method': {'name': 'heterofl'}}
+    """
+    base = dict(base)
+    for dotted, options in OPTIONS_OF.items():
+        section, name = dotted.split(".")
+        old, new = base.get(section), change.get(section)
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and options in old:
+            before = old.get(name, keys()[dotted].default)
+            if new.get(name, before) != before:
+                base[section] = {key: value for key, value in old.items() if key != options}
+    return _merge(base, change)
+
+
+def _merge(base: Document, change: Document) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in change.items():
+        old = merged.get(name)
+        merged[name] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _change(base: Document, changes: Sequence[Document]) -> Document:
+    for change in changes:
+        base = overlay(base, change)
+    return base
+
+
+def _variant(base: Document, entry: Document, changes: Sequence[Document], main: Paper) -> Variant:
+    """A further run: the base with the entry's settings; name and published number are its own."""
+    label = _text(entry, "label", "")
+    if not label:
+        raise OptionError("every [[compare]], row and column of a recipe needs a label")
+    own = {"name": label, "answers": ""} | {k: value for k, value in entry.items() if k not in ("label", "paper")}
+    published = entry.get("paper", {})
+    try:
+        shared = {"table": main.table, "best": main.best}
+        paper = build(Paper, {**shared, **published} if isinstance(published, Mapping) else published, "paper.")
+        settings = build(Settings, _change(overlay(base, own), changes))
+    except OptionError as error:
+        raise OptionError(f"run '{label}': {error}") from None
+    return Variant(label, settings if settings.answers else replace(settings, answers=str(paper)), paper)
+
+
+def _cells(grid: Any) -> Iterator[Document]:
+    """The runs of a published table, laid out as it was printed.
+
+    `rows` and `columns` are lists of tables, each with a `label` and the settings it stands for; a row also has its
+    `numbers`, one for each column (and `spreads`, and a `note`). A cell's label is row/column.
+    """
+    if not isinstance(grid, Mapping) or set(grid) - {"rows", "columns", "note"}:
+        raise OptionError("[grid] must be a table of rows, columns and an optional note")
+    rows, columns = _tables(grid, "rows"), _tables(grid, "columns")
+    if not rows or not columns:
+        raise OptionError("[grid] needs at least one row and one column")
+    for row in rows:
+        row = dict(row)
+        numbers, spreads = (_numbers(row.pop(name, []), columns, name) for name in ("numbers", "spreads"))
+        note = row.pop("note", grid.get("note", ""))
+        for column, number, spread in zip(columns, numbers, spreads, strict=True):
+            if number == ABSENT:
+                continue
+            found = {"number": number, "spread": spread, "note": note}
+            labels = (_text(row, "label", ""), _text(column, "label", ""))
+            paper = {name: value for name, value in found.items() if value not in (UNPUBLISHED, "")}
+            yield {**overlay(row, column), "label": "/".join(filter(None, labels)), "paper": paper}
+
+
+def _numbers(given: Any, columns: Sequence[Document], name: str) -> list[Any]:
+    if not given:
+        return [UNPUBLISHED] * len(columns)
+    if not isinstance(given, list) or len(given) != len(columns):
+        raise OptionError(f"the {name} of a row must be a list of {len(columns)}, one for each column")
+    return given
+
+
+def _tables(document: Document, name: str) -> Sequence[Document]:
+    found = document.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(table, Mapping) for table in found):
+        raise OptionError(f"{name} must be a list of tables, not {shown(found)}")
+    return found
+
+
+def _text(document: Document, name: str, default: str) -> str:
+    found = document.get(name, default)
+    if not isinstance(found, str):
+        raise OptionError(f"{name} must be text, not {shown(found)}")
+    return found

@@ -1,0 +1,143 @@
+"""Every setting of a run, with its type, default and meaning: the one place `run --explain` and the checks read.
+
+A run is described by these frozen records and nothing else; two runs with equal settings and seed give equal bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def key(
+    default: Any, help: str, *, choices: tuple[str, ...] = (), least: float | None = None, share: bool = False
+) -> Any:
+    """A documented setting: default, one line of help, and what is allowed.
+
+    A share is above 0 and at most 1, and may be written as text: "1/16".
+    """
+    extra = {"help": help, "choices": choices, "least": least, "share": share}
+    if isinstance(default, (dict, list)):
+        return field(default_factory=lambda: type(default)(default), metadata=extra)
+    return field(default=default, metadata=extra)
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """Which units clients train (see `fedwidth methods`)."""
+
+    name: str = key("fedrolex", "method, as listed by `fedwidth methods`")
+    options: dict[str, Any] = key({}, "options of the method, e.g. {step = 1}")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The global model on the server."""
+
+    name: str = key("cnn", "mlp, cnn, preresnet18, transformer, or package.module:factory")
+    options: dict[str, Any] = key({}, "keyword arguments of the model's factory")
+    width: float = key(1.0, 'share of the model\'s width the server holds, e.g. "1/16" for the smallest', share=True)
+    heads: str = key("within", "slice inside attention heads, or whole heads", choices=("within", "whole"))
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """The data and how clients share it."""
+
+    name: str = key("digits", "digits, mnist, cifar10, cifar100, text, stackoverflow")
+    root: str = key("", "folder of the data; empty: --data, then FEDWIDTH_DATA, then the cache")
+    options: dict[str, Any] = key({}, "options of the loader, e.g. {words = 10000}")
+    clients: int = key(100, "number of clients", least=1)
+    partition: str = key("iid", "iid, labels, random_labels (the thesis), dirichlet, natural")
+    partition_options: dict[str, Any] = key({}, "options of the partition, e.g. {per_client = 2}")
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """What clients can afford, and who takes part in a round."""
+
+    capacities: str = key(
+        "a1-b1-c1-d1-e1",
+        "letters a…e for 1, 1/2, 1/4, 1/8, 1/16 with sampling weights, or numbers such as '1:1 1/16:9'; or 'household'",
+    )
+    dynamic: bool = key(False, "draw every client's capacity anew each round instead of once")
+    per_round: int = key(10, "clients that take part in a round", least=1)
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Local training on a client."""
+
+    optimiser: str = key("sgd", "local optimiser", choices=("sgd", "adam", "adamw"))
+    lr: float = key(0.1, "initial learning rate", least=0)
+    momentum: float = key(0.9, "momentum of SGD", least=0)
+    weight_decay: float = key(5e-4, "weight decay", least=0)
+    batch_size: int = key(10, "samples a step", least=1)
+    epochs: int = key(1, "passes over the client's data a round", least=1)
+    steps: int = key(0, "local steps a round; 0: as many as the epochs give", least=0)
+    schedule: str = key(
+        "constant", "learning rate over rounds", choices=("constant", "multistep", "exponential", "cosine")
+    )
+    milestones: list[int] = key([], "rounds at which multistep decays")
+    decay: float = key(0.1, "factor of multistep (at each milestone) and exponential (each round)", least=0)
+    clip: float = key(1.0, "largest gradient norm; 0: no clipping", least=0)
+    mask: str = key(
+        "zero",
+        "logits of classes a client lacks: 0 (as published), -inf, or untouched",
+        choices=("zero", "inf", "none"),
+    )
+    scaler: bool = key(True, "divide activations by the client's capacity while training (HeteroFL)")
+    augment: bool = key(True, "random crop and flip where the data set defines them")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How updates become the new global model."""
+
+    weighting: str = key("equal", "weight of a client", choices=("equal", "samples", "model-size", "updates", "hybrid"))
+    label_rows: bool = key(True, "average classifier rows over the clients that have the label (HeteroFL)")
+    optimiser: str = key("plain", "server optimiser", choices=("plain", "fedavgm", "fedadam", "fedyogi"))
+    lr: float = key(1.0, "server step", least=0)
+    momentum: float = key(0.9, "momentum of fedavgm, first moment of fedadam and fedyogi", least=0)
+    second_moment: float = key(0.99, "second moment of fedadam and fedyogi", least=0)
+    epsilon: float = key(1e-3, "adaptivity of fedadam and fedyogi", least=0)
+    lr_decay: float = key(1.0, "factor on the server step each round", least=0)
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """What is measured, and when."""
+
+    every: int = key(10, "rounds between evaluations; the last round is always evaluated", least=1)
+    norm: str = key(
+        "static", "batch norm: statistics from training data, or of each test batch", choices=("static", "batch")
+    )
+    local: bool = key(True, "accuracy of the global model on each client's own test data")
+    capacities: list[float] = key([], "also measure the global model's sub-model at these capacities", share=True)
+    batch_size: int = key(500, "samples a step", least=1)
+    statistics_samples: int = key(0, "training samples for static statistics; 0: all", least=0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run."""
+
+    name: str = key("", "a name for tables and reports")
+    answers: str = key("", "the published number this run answers to")
+    seed: int = key(1, "all randomness of the run comes from it", least=0)
+    rounds: int = key(100, "communication rounds", least=1)
+    method: MethodSettings = field(default_factory=MethodSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    devices: DeviceSettings = field(default_factory=DeviceSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    engine: str = key("auto", "how clients are trained", choices=("auto", "serial", "processes", "cuda"))
+    workers: int = key(0, "worker processes; 0: one per core. Results do not depend on it", least=0)
+    device: str = key("cpu", "cpu or cuda")
+    precision: str = key(
+        "tf32", "arithmetic of convolutions and matrix products on a GPU", choices=("float32", "tf32", "bf16")
+    )
+    slots: int = key(4, "clients of one width the cuda engine trains at a time; results do not depend on it", least=1)
+    checkpoint_every: int = key(1, "rounds between checkpoints; the last round always makes one", least=1)
