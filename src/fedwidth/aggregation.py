@@ -106,13 +106,15 @@ class CohortSum:
         if name in self._borrowed:
             self.mean[name] = self.mean[name].clone()
             self._borrowed.remove(name)
-        _interpolate(self.mean[name], value, _ratio(weight, total))
+        interpolate(self.mean[name], value, ratio(weight, total))
         self.weight[name] = total
 
 
 def finalise(state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:
     """Eq. 10 over all cohorts: a new state; elements no cohort holds keep their bits, `state` is not touched."""
     plan.check_state(state)
+    if sums and hasattr(sums[0], "average_together"):  # an engine that keeps whole cohorts in one vector
+        return sums[0].average_together(state, sums)  # type: ignore[no-any-return]
     result: dict[str, Tensor] = {}
     for name, old in state.items():
         first = plan.tied.get(name, name)
@@ -170,7 +172,7 @@ def _average(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> T
         mean, weight, index = cohort.mean[name], cohort.weight[name], cohort.index
         if not index.sliced(name) and isinstance(weight, float) and isinstance(total, float):
             total += weight
-            _interpolate(result, mean, weight / total)
+            interpolate(result, mean, weight / total)
             continue
         if isinstance(total, float):
             total = torch.full(weight_shape(plan, name), total, dtype=torch.float64, device=old.device)
@@ -185,14 +187,14 @@ def _average_part(result: Tensor, total: Tensor, mean: Tensor, weight: Weight, i
     pieces = index.pieces(name)
     if pieces is None:
         part, after = take(result, index, name), take(total, index, name) + weight
-        _interpolate(part, mean, _ratio(weight, after))
+        interpolate(part, mean, ratio(weight, after))
         put(result, part, index, name)
         put(total, after, index, name)
         return
     for full, narrow in pieces:
         piece_weight = weight[narrow] if isinstance(weight, Tensor) else weight
         corner = total[full].add_(piece_weight)
-        _interpolate(result[full], mean[narrow], _ratio(piece_weight, corner))
+        interpolate(result[full], mean[narrow], ratio(piece_weight, corner))
 
 
 def weight_shape(plan: Plan, name: str) -> list[int]:
@@ -215,21 +217,21 @@ def _label_weight(name: str, update: Update, plan: Plan) -> Weight:
     return weight.view([-1 if dim == dims[0] else 1 for dim in range(tensor.dim())])
 
 
-def _ratio(weight: Weight, total: Weight) -> Weight:
+def ratio(weight: Weight, total: Weight) -> Weight:
     """weight / total, and 0 where nothing weighs anything."""
     if isinstance(total, float):
         return weight / total
     return torch.where(total > 0, weight / total, 0.0)
 
 
-def _interpolate(mean: Tensor, value: Tensor, ratio: Weight) -> None:
-    """mean += (value - mean) * ratio in place; exact at ratio 0 and 1, and where the two agree."""
-    if isinstance(ratio, Tensor):
-        mean.lerp_(value, ratio.to(mean.dtype))
-    elif ratio == 1.0:
+def interpolate(mean: Tensor, value: Tensor, share: Weight) -> None:
+    """mean += (value - mean) * share in place; exact at share 0 and 1, and where the two agree."""
+    if isinstance(share, Tensor):
+        mean.lerp_(value, share.to(mean.dtype))
+    elif share == 1.0:
         mean.copy_(value)
     else:
-        mean.lerp_(value, ratio)
+        mean.lerp_(value, share)
 
 
 def _accumulable(tensor: Tensor) -> Tensor:

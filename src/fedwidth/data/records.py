@@ -8,7 +8,7 @@ what a model takes: floats or int64 tokens, int64 targets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -38,6 +38,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def to(self, device: torch.device) -> Split:
+        """The same samples on a device; `users` stay where they are."""
+        return Split(self.inputs.to(device), self.targets.to(device), self.users)
+
 
 @dataclass(frozen=True, eq=False)
 class Data:
@@ -55,6 +59,10 @@ class Data:
     def shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(self.train.inputs.shape[1:])
+
+    def to(self, device: torch.device) -> Data:
+        """The same data with its samples on a device."""
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
 
     def example(self, samples: int = 2) -> Tensor:
         """The first training inputs as a model takes them, to trace it with."""

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from fedwidth.errors import unknown
-from fedwidth.methods.method import History, Method, Moment, Option, Task, per_group
+from fedwidth.methods.definition import History, Method, Moment, Option, Task, per_group
 
 __all__ = ["History", "Method", "Moment", "Option", "Task", "method", "methods", "per_group"]
 

@@ -201,7 +201,9 @@ class Method:
                     history=history,
                 )
                 index = by_capacity[capacity] = by_key.setdefault(found.key, found)
-            tasks.append(Task(client, capacity, index, place))
+            # A sub-model that holds everything is a full-width one, whatever the device could afford (FedAvg).
+            whole = all(index.counts[name] == group.size for name, group in plan.groups.items())
+            tasks.append(Task(client, 1.0 if whole else capacity, index, place))
         return tasks
 
     def aggregate(self, state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:

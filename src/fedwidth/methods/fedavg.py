@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedwidth.index import Index
-from fedwidth.methods.method import Method, Moment
+from fedwidth.methods.definition import Method, Moment
 from fedwidth.plan.plan import Plan
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedwidth.aggregation import CohortSum, finalise, weight_shape
 from fedwidth.index import Index
-from fedwidth.methods.method import ROUNDING, Method, Moment, Option
+from fedwidth.methods.definition import ROUNDING, Method, Moment, Option
 from fedwidth.plan.axis import groups_of, tiling
 from fedwidth.plan.plan import Plan
 from fedwidth.selection import block, blocks, grid_coordinates
@@ -52,7 +52,7 @@ def _grid_length(plan: Plan, counts: Mapping[str, int], groups: Sequence[str]) -
 
 def aggregate(state: State, sums: Sequence[CohortSum], plan: Plan, options: Mapping[str, Any]) -> dict[str, Tensor]:
     """Eq. 10, then add `broadcast` times the updates that other blocks received."""
-    result = finalise(state, sums, plan)
+    result = dict(finalise(state, sums, plan))
     if not options["broadcast"]:
         return result
     for name in result:

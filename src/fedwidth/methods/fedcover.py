@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from fedwidth.methods.method import ROUNDING, Method, Moment, per_group
+from fedwidth.methods.definition import ROUNDING, Method, Moment, per_group
 from fedwidth.methods.windows import DIRECTION, roll
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedwidth.methods.method import ROUNDING, Method, Moment, per_group
+from fedwidth.methods.definition import ROUNDING, Method, Moment, per_group
 from fedwidth.selection import random
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedwidth.methods.method import ROUNDING, Method, Moment, Option, per_group
+from fedwidth.methods.definition import ROUNDING, Method, Moment, Option, per_group
 from fedwidth.methods.windows import DIRECTION, is_step, roll, step_units
 
 

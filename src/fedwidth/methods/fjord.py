@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedwidth.methods.method import ROUNDING, Method, Moment, Option, per_group
+from fedwidth.methods.definition import ROUNDING, Method, Moment, Option, per_group
 from fedwidth.selection import prefix
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedwidth.methods.method import Moment, Option
+from fedwidth.methods.definition import Moment, Option
 from fedwidth.selection import rolling
 
 DIRECTION = Option(

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fedwidth.models.options import image, positive, sizes
-from fedwidth.models.scaler import Scaler
 from fedwidth.models.static_norm import StaticBatchNorm2d
 
 
 class Cnn(nn.Module):
-    """Blocks of conv 3x3, scaler, static batch norm, ReLU and pool, then global average pool and a linear layer.
+    """Blocks of conv 3x3, static batch norm (with the scaler in it), ReLU and pool, then global average pool and a linear layer.
 
     HeteroFL pools after every block but the last (28 -> 14 -> 7 -> 3). Images too small for that keep at least 2 x 2
     positions, so that a batch of one sample still has statistics (8 -> 4 -> 2 -> 2).
@@ -32,7 +31,7 @@ class Cnn(nn.Module):
         layers: list[nn.Module] = []
         for block, units in enumerate(widths, start=1):
             conv = nn.Conv2d(channels, units, kernel_size=3, padding=1)
-            layers += [conv, Scaler(), StaticBatchNorm2d(units), nn.ReLU()]
+            layers += [conv, StaticBatchNorm2d(units), nn.ReLU()]
             if block < len(widths) and side >= 4:
                 layers.append(nn.MaxPool2d(2))
                 side //= 2

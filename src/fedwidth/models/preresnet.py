@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fedwidth.errors import OptionError
 from fedwidth.models.options import image, positive, sizes
-from fedwidth.models.scaler import Scaler
 from fedwidth.models.static_norm import StaticBatchNorm2d
 
 
@@ -19,10 +18,10 @@ def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 
 class ScaledNorm(nn.Sequential):
-    """Scaler, static batch norm, ReLU: what comes before every convolution but the first."""
+    """Static batch norm (with the scaler in it), ReLU: what comes before every convolution but the first."""
 
     def __init__(self, channels: int) -> None:
-        super().__init__(Scaler(), StaticBatchNorm2d(channels), nn.ReLU())
+        super().__init__(StaticBatchNorm2d(channels), nn.ReLU())
 
 
 class Block(nn.Module):

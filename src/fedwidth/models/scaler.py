@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fedwidth.errors import CapacityError
+from fedwidth.models.static_norm import StaticBatchNorm2d
 
 
 class Scaler(nn.Module):
@@ -30,7 +31,7 @@ class Scaler(nn.Module):
 
 
 def set_scaler(model: nn.Module, rate: float) -> None:
-    """Tell every `Scaler` of a narrow model the share of the full width its client trains.
+    """Tell every `Scaler` and `StaticBatchNorm2d` of a narrow model the share of the full width its client trains.
 
     >>> layer = nn.Sequential(nn.Linear(4, 2), Scaler())
     >>> set_scaler(layer, 0.5)
@@ -40,5 +41,5 @@ def set_scaler(model: nn.Module, rate: float) -> None:
     if not 0 < rate <= 1:
         raise CapacityError(f"the scaler's rate must be above 0 and at most 1, not {rate!r}")
     for module in model.modules():
-        if isinstance(module, Scaler):
+        if isinstance(module, (Scaler, StaticBatchNorm2d)):
             module.rate = float(rate)

@@ -25,6 +25,9 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
     """Batch norm over (N, C, H, W) whose running statistics change only inside `collect_statistics`.
 
     In evaluation it uses the collected statistics; while there are none, those of the batch at hand.
+
+    It is also the scaler of what it normalises: `rate` divides its input in training. Normalising x / rate with
+    epsilon is normalising x with epsilon * rate^2, so that costs nothing.
     """
 
     num_batches_tracked: Tensor
@@ -34,6 +37,7 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
     def __init__(self, channels: int) -> None:
         super().__init__(channels, momentum=None)  # None: cumulative mean, every batch counts the same
         self.collecting = False
+        self.rate = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each channel."""
@@ -41,7 +45,7 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
             return super().forward(x)
         if self.training:
             # No running buffers are handed over, so nothing is written in place and vmap over clients works.
-            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
+            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps * self.rate**2)
         # Chosen by value and not by an `if`: no device synchronisation, and a tracer always meets the buffers.
         collected = self.num_batches_tracked > 0
         variance, mean = torch.var_mean(x.detach(), (0, 2, 3), correction=0)

@@ -1,0 +1,195 @@
+"""Engines side by side, in one run: a local step of ten clients, and whole rounds.
+
+    python benchmarks/engines.py [--device cuda] [--rounds 20] [--out engines.json] [--only steps|rounds|profile]
+
+Steps: PreResNet18, CIFAR shapes, 10 clients (two per width), batch 10, SGD. Rounds: FedRolex, Adam, batch 128, one
+local epoch of 500 samples. Data are random images of CIFAR's shape: speed does not depend on what they show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fedwidth.config import read_settings
+from fedwidth.data import Transform, from_tensors
+from fedwidth.engines import make_engine
+from fedwidth.experiment import Experiment
+from fedwidth.rounds import run_round
+from fedwidth.server import Server
+from fedwidth.submodel import state_of
+
+TOML = """
+rounds = 100000
+[model]
+name = "preresnet18"
+[data]
+clients = 100
+partition = "labels"
+partition_options = { per_client = 2 }
+[devices]
+capacities = "a1-b1-c1-d1-e1"
+dynamic = true
+[evaluation]
+every = 100000
+"""
+WIDTHS = (1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625)
+
+
+def images(samples: int = 50_000):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (samples, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(samples) % 10
+    transform = Transform((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), scale=255, padding=4, flip=True)
+    return from_tensors(pixels, labels, pixels[:2000], labels[:2000], kind="images", transform=transform, name="random")
+
+
+def experiment(data, device: str, engine: str, precision: str, *changes: str) -> Experiment:
+    settings = read_settings(TOML, [f"device={device}", f"engine={engine}", f"precision={precision}", *changes]).main
+    return Experiment(settings, data=data)
+
+
+def synchronise(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def timed(work: Callable[[int], object], device: str, repeats: int, warm: int) -> list[float]:
+    for number in range(warm):
+        work(number)
+    times = []
+    for number in range(repeats):
+        synchronise(device)
+        start = time.perf_counter()
+        work(warm + number)
+        synchronise(device)
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def time_steps(data, device: str, engine: str, precision: str, repeats: int) -> float:
+    """Milliseconds for one step of all ten clients: the difference between rounds of 21 and of 1 steps, by 20."""
+    seconds = {}
+    for steps in (1, 21):
+        run = experiment(
+            data, device, engine, precision, "training.batch_size=10", f"training.steps={steps}", "training.lr=0.01"
+        )
+        trainer = make_engine(run.trainer)
+        state = state_of(run.model)
+        clients = list(enumerate(WIDTHS))
+
+        def work(number: int, run=run, trainer=trainer, state=state, clients=clients) -> None:
+            trainer.run(state, run.method.assign(run.plan, clients, number), number)
+
+        seconds[steps] = statistics.median(timed(work, device, repeats, warm=3))
+        trainer.close()
+    return 1000 * (seconds[21] - seconds[1]) / 20
+
+
+def time_rounds(data, device: str, engine: str, precision: str, rounds: int) -> dict[str, float]:
+    """Seconds a round, and the share of it that is not local training."""
+    run = experiment(
+        data, device, engine, precision, "training.optimiser=adam", "training.lr=2e-4", "training.batch_size=128"
+    )
+    trainer = make_engine(run.trainer)
+    server = Server(state_of(run.model))
+
+    def one(number: int) -> None:
+        nonlocal server
+        server, _, _ = run_round(
+            replace(server, round=number),
+            run.cohort(number),
+            run.method,
+            plan=run.plan,
+            engine=trainer,
+            settings=run.settings.server,
+            seed=1,
+        )
+
+    times = timed(one, device, rounds, warm=12 if device.startswith("cuda") else 1)
+    record = {"seconds": statistics.median(times), "mean": statistics.mean(times)}
+    if device.startswith("cuda"):
+        record["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    trainer.close()
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", choices=["steps", "rounds", "profile"])
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device = arguments.device
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU, one thread"
+    torch.set_num_threads(1)
+    data = images()
+    record: dict[str, object] = {"hardware": name, "torch": torch.__version__}
+    if arguments.only in (None, "steps"):
+        steps = {}
+        for engine, precision in (("serial", "tf32"), ("cuda", "tf32"), ("cuda", "bf16")):
+            steps[f"{engine} {precision}"] = time_steps(data, device, engine, precision, 5)
+            print(f"step of ten clients, {engine} {precision}: {steps[f'{engine} {precision}']:.2f} ms", flush=True)
+        print(f"cuda is {steps['serial tf32'] / steps['cuda tf32']:.1f} times serial")
+        record["step_ms"] = steps
+    if arguments.only in (None, "rounds"):
+        rounds = {}
+        for engine, precision in (("cuda", "tf32"), ("cuda", "bf16"), ("serial", "tf32")):
+            number = arguments.rounds if engine == "cuda" else 3
+            rounds[f"{engine} {precision}"] = time_rounds(data, device, engine, precision, number)
+            print(f"round, {engine} {precision}: {rounds[f'{engine} {precision}']}", flush=True)
+        record["rounds"] = rounds
+    if arguments.only == "profile":
+        profile(data, device)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def profile(data, device: str) -> None:
+    """Where the time of a round goes."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    run = experiment(data, device, "cuda", "tf32", "training.optimiser=adam", "training.batch_size=128")
+    trainer = make_engine(run.trainer)
+    server = Server(state_of(run.model))
+    parts: dict[str, float] = {}
+
+    def lap(name: str, start: float) -> float:
+        synchronise(device)
+        now = time.perf_counter()
+        parts[name] = parts.get(name, 0.0) + now - start
+        return now
+
+    for number in range(30):
+        if number == 15:
+            parts.clear()
+        synchronise(device)
+        clock = time.perf_counter()
+        tasks = run.method.assign(run.plan, run.cohort(number), number)
+        clock = lap("choose", clock)
+        sums, _ = trainer.run(server.state, tasks, number)
+        clock = lap("engine", clock)
+        aggregate = run.method.aggregate(server.state, sums, run.plan)
+        clock = lap("aggregate", clock)
+        server = server.advance(aggregate, None, run.settings.server, run.plan.parameters)
+        clock = lap("advance", clock)
+    print({name: f"{1000 * spent / 15:.1f} ms" for name, spent in parts.items()})
+    tasks = run.method.assign(run.plan, run.cohort(31), 31)
+    with record(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        trainer.run(server.state, tasks, 31)
+        synchronise(device)
+    print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=14, max_name_column_width=50))
+    print(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=14, max_name_column_width=50))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""One vector instead of a hundred tensors: flat states, flat sub-models, and the gather that joins them.
+
+Choosing, cutting out and averaging sub-models tensor by tensor costs a thousand small kernel launches a round, more
+than the training itself on a fast GPU. Here the global state is one vector theta[N]; a sub-model of one size is one
+vector sub[n], and which of the N positions it holds follows from a small table of kept positions:
+
+    where[e] = constant[e] + table[pointer_0[e]] + table[pointer_1[e]] + …       for every element e of the sub-model
+
+constant and pointers depend only on the size (made once); the table has a few thousand entries and is made anew when
+the index changes. So a cut is `theta[where]`, whatever the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedwidth.index import Index
+from fedwidth.plan.plan import Plan
+
+
+class FlatState(dict[str, Tensor]):
+    """A state whose floating-point tensors are views of one vector, `flat`."""
+
+    def __init__(self, flat: Tensor, layout: Layout, others: Mapping[str, Tensor]) -> None:
+        super().__init__({**layout.views(flat), **others})
+        self.flat = flat
+        self.others = dict(others)
+        for name, first in layout.plan.tied.items():
+            if first in self:
+                self[name] = self[first]
+
+
+class Layout:
+    """Where each floating-point tensor of the full state lies in the vector: plain order, tied tensors once."""
+
+    def __init__(self, plan: Plan, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        self.plan, self.dtype = plan, dtype
+        self.names = [n for n, t in state.items() if n not in plan.tied and t.dtype == dtype]
+        self.others = [n for n, t in state.items() if n not in plan.tied and t.dtype != dtype]
+        sizes = [math.prod(plan.shapes[n]) for n in self.names]
+        self.offsets = dict(zip(self.names, _running(sizes), strict=True))
+        self.size = sum(sizes)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The full tensors as views of a vector."""
+        shapes = self.plan.shapes
+        return {n: flat[self.offsets[n] : self.offsets[n] + math.prod(shapes[n])].view(shapes[n]) for n in self.names}
+
+    def flatten(self, state: Mapping[str, Tensor]) -> FlatState:
+        """The state as one vector; as it is if it is one already."""
+        if isinstance(state, FlatState):
+            return state
+        flat = torch.cat([state[n].reshape(-1) for n in self.names])
+        return FlatState(flat, self, {n: state[n] for n in self.others})
+
+
+class SubLayout:
+    """The same for sub-models of one size, and the gather from the full vector.
+
+    Tensors of four dimensions lie in channels-last order (their views have the usual shape): convolutions on GPUs are
+    fastest so, and the gather costs the same in any order.
+    """
+
+    def __init__(self, layout: Layout, index: Index, device: torch.device) -> None:
+        self.layout = layout
+        self.shapes = {n: index.shapes[n] for n in layout.names}
+        self.sliced = {n: index.sliced(n) for n in layout.names}
+        sizes = [math.prod(self.shapes[n]) for n in layout.names]
+        self.offsets = dict(zip(layout.names, _running(sizes), strict=True))
+        self.size = sum(sizes)
+        self._make_gather(device)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The narrow tensors as views of a sub-model's vector."""
+        found = {}
+        for name, shape in self.shapes.items():
+            order = _order(shape)
+            part = flat[self.offsets[name] : self.offsets[name] + math.prod(shape)]
+            back = [order.index(dim) for dim in range(len(shape))]
+            found[name] = part.view([shape[dim] for dim in order]).permute(back)
+        return found
+
+    def where(self, index: Index) -> Tensor:
+        """Positions in the full vector of every element of the sub-model at this index."""
+        result = self.constant
+        if self.parts:
+            table = torch.cat([index[name][dim] for name, dim in self.parts])
+            table = torch.cat([(table * self.strides), torch.zeros(1, dtype=torch.long)]).to(result.device)
+            for pointer in self.pointers:
+                result = result + table[pointer]
+        return result
+
+    def labels(self, classes: int) -> Tensor:
+        """The class each element belongs to, and `classes` for those that belong to none."""
+        plan = self.layout.plan
+        found = torch.full((self.size,), classes, dtype=torch.long)
+        views = self.views(found)
+        for name, dim in plan.label_axes:
+            if name in views:
+                shape = [-1 if d == dim else 1 for d in range(views[name].dim())]
+                views[name].copy_(torch.arange(classes).view(shape).expand(views[name].shape))
+        return found.to(self.constant.device)
+
+    def _make_gather(self, device: torch.device) -> None:
+        full, layout = self.layout.plan.shapes, self.layout
+        self.parts = [(n, dim) for n in layout.names for dim in self.sliced[n]]
+        lengths = [self.shapes[n][dim] for n, dim in self.parts]
+        starts = dict(zip(self.parts, _running(lengths), strict=True))
+        strides = [_stride(full[n], dim) for n, dim in self.parts]
+        each = torch.tensor(lengths, dtype=torch.long)
+        self.strides = torch.repeat_interleave(torch.tensor(strides, dtype=torch.long), each)
+        nowhere = sum(lengths)  # the table's last entry is 0, for elements with fewer sliced dimensions
+        constant = torch.zeros(self.size, dtype=torch.long)
+        most = max((len(dims) for dims in self.sliced.values()), default=0)
+        pointers = [torch.full((self.size,), nowhere) for _ in range(most)]
+        constant_views, pointer_views = self.views(constant), [self.views(p) for p in pointers]
+        for name, shape in self.shapes.items():
+            constant_views[name].fill_(layout.offsets[name])
+            for dim, length in enumerate(shape):
+                along = torch.arange(length).view([-1 if d == dim else 1 for d in range(len(shape))])
+                if dim in self.sliced[name]:
+                    place = self.sliced[name].index(dim)
+                    pointer_views[place][name].copy_((along + starts[name, dim]).expand(shape))
+                else:
+                    constant_views[name].add_(along * _stride(full[name], dim))
+        self.constant = constant.to(device)
+        self.pointers = [pointer.to(device) for pointer in pointers]
+
+
+def _order(shape: Sequence[int]) -> list[int]:
+    """Dimensions from slowest to fastest in memory."""
+    return [0, 2, 3, 1] if len(shape) == 4 else list(range(len(shape)))
+
+
+def _stride(shape: Sequence[int], dim: int) -> int:
+    return math.prod(shape[dim + 1 :])
+
+
+def _running(sizes: Sequence[int]) -> Iterator[int]:
+    """0, then the sum of what came before."""
+    total = 0
+    for size in sizes:
+        yield total
+        total += size

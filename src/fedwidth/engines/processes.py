@@ -1,0 +1,178 @@
+"""Several CPU workers, one thread each. Updates are added in task order, so the number of workers changes no bit.
+
+Workers start from a clean server process that has PyTorch imported already, and each gets the trainer (model, data,
+settings) once. Per round a worker is sent the sub-models of its tasks and answers with the trained ones.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from threading import Thread
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwidth.aggregation import CohortSum, Update
+from fedwidth.client import Trainer
+from fedwidth.data import Data, Partition
+from fedwidth.engines.serial import train_named
+from fedwidth.errors import OptionError
+from fedwidth.index import Index
+from fedwidth.methods import Task, method
+from fedwidth.plan.plan import Plan
+from fedwidth.rounds import Report
+from fedwidth.settings import Settings
+from fedwidth.submodel import extract
+
+Packed = dict[str, tuple[Any, torch.dtype, tuple[int, ...]]]
+"""Tensors as (bytes, dtype, shape)."""
+
+_trainer: Trainer | None = None
+"""In a worker process: what it trains with."""
+
+
+class ProcessEngine:
+    """Trains the tasks of a round in worker processes."""
+
+    def __init__(self, trainer: Trainer, workers: int) -> None:
+        if (reason := cannot_send(trainer.model)) is not None:
+            raise OptionError(f"the model cannot be sent to worker processes ({reason}); use engine = 'serial'")
+        self.trainer = trainer
+        self.workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+
+    def run(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
+        """Train all tasks, largest first so that no worker waits for a late large one; add in task order."""
+        subs = {task.index.key: task.index for task in tasks}
+        arrays = {key: _pack(extract(state, self.trainer.plan, index)) for key, index in subs.items()}
+        order = sorted(range(len(tasks)), key=lambda n: -tasks[n].capacity)
+        try:
+            answers = self._submit(tasks, arrays, order, round)
+        except BrokenProcessPool:
+            # A worker died (killed, out of memory): start a new pool and train the round's clients again.
+            self.close()
+            answers = self._submit(tasks, arrays, order, round)
+        sums: dict[str, CohortSum] = {}
+        for task, (sub, facts) in zip(tasks, answers, strict=True):
+            update = Update(_unpack(sub), task.index, facts.weight, labels=facts.labels, client=task.client)
+            sums.setdefault(task.index.key, CohortSum(task.index)).add(update, copy=False)
+        facts_of = [facts for _, facts in answers]
+        return list(sums.values()), Report(tuple(f.passes for f in facts_of), tuple(f.loss for f in facts_of))
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def _submit(
+        self, tasks: Sequence[Task], arrays: Mapping[str, Packed], order: Sequence[int], round: int
+    ) -> list[tuple[Packed, _Facts]]:
+        if self._pool is None:
+            self._pool = _start_pool(self.trainer, self.workers)
+        futures = {
+            n: self._pool.submit(_train, arrays[tasks[n].index.key], _LightTask.of(tasks[n]), round) for n in order
+        }
+        return [futures[n].result() for n in range(len(tasks))]
+
+
+def cannot_send(model: nn.Module) -> str | None:
+    """Why the model cannot go to another process (it holds a lambda, an open file, …); None where it can."""
+    try:
+        pickle.dumps(model)
+    except Exception as error:  # a model may hold anything, and pickle fails in as many ways
+        return str(error) or type(error).__name__
+    return None
+
+
+def _start_pool(trainer: Trainer, workers: int) -> ProcessPoolExecutor:
+    known = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
+    if "forkserver" in known:
+        context.set_forkserver_preload(["fedwidth.engines.processes"])
+    shared = (trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings)
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=shared)
+
+
+def _begin(model: nn.Module, plan: Plan, data: Data, partition: Partition, settings: Settings) -> None:
+    """In a worker: keep what every task needs."""
+    global _trainer
+    # Ctrl-C reaches every process of a terminal, but only the main one decides what happens to the round.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_leave_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    chosen = method(settings.method.name, **settings.method.options)
+    _trainer = Trainer(model, plan, data, partition, chosen, settings)
+
+
+def _leave_with_parent() -> None:
+    """In a worker: end when the main process is gone; a killed one cannot tell its workers to."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _train(sub: Packed, light: _LightTask, round: int) -> tuple[Packed, _Facts]:
+    """In a worker: train one task."""
+    assert _trainer is not None
+    index = (
+        Index.of_units(_trainer.plan, light.units)
+        if light.units is not None
+        else Index(_trainer.plan, light.kept, counts=light.counts)
+    )
+    task = Task(light.client, light.capacity, index, light.place)
+    trained = train_named(_trainer, _unpack(sub), task, round)
+    update = trained.update
+    return _pack(update.sub), _Facts(update.weight, update.labels, trained.passes, trained.loss)
+
+
+@dataclass(frozen=True)
+class _LightTask:
+    """A task without the plan, which workers have already."""
+
+    client: int
+    capacity: float
+    place: int
+    counts: dict[str, int]
+    units: dict[str, Tensor] | None
+    kept: dict[str, tuple[Tensor, ...]]
+
+    @classmethod
+    def of(cls, task: Task) -> _LightTask:
+        index = task.index
+        kept = {} if index.units is not None else dict(index.items())
+        return cls(task.client, task.capacity, task.place, index.counts, index.units, kept)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a client reports beside its tensors."""
+
+    weight: float
+    labels: Tensor | None
+    passes: int
+    loss: float
+
+
+def _pack(tensors: Mapping[str, Tensor]) -> Packed:
+    """Tensors as plain bytes: unlike shared tensors they need no file descriptor each."""
+    return {
+        name: (tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    }
+
+
+def _unpack(packed: Packed) -> dict[str, Tensor]:
+    return {
+        name: torch.from_numpy(raw.copy()).view(dtype).reshape(shape) for name, (raw, dtype, shape) in packed.items()
+    }
