@@ -1,0 +1,93 @@
+"""Saving and resuming: one safetensors file that holds the whole server, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedwidth.errors import StateError
+from fedwidth.methods import History
+from fedwidth.server import Server
+
+FORMAT = 1
+NAME = "checkpoint.safetensors"
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Write a file so that readers see the old or the new content, also after a crash or on a full disk."""
+    data = content.encode() if isinstance(content, str) else content
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        kept = "; the previous one is unharmed" if path.exists() else ""
+        raise StateError(f"cannot write {path}: {error.strerror or error}{kept}") from error
+
+
+def save_server(folder: Path, server: Server, *, identity: str, extra: dict[str, Any]) -> None:
+    """Save the server to the folder's checkpoint; `identity` says which run it belongs to."""
+    tensors = {f"state.{name}": t.detach().cpu().contiguous().clone() for name, t in server.state.items()}
+    tensors |= {f"moment.{name}": t.cpu().contiguous() for name, t in server.moments.items()}
+    if server.history is not None:
+        tensors |= {f"seen.{name}": t for name, t in server.history.seen.items()}
+    facts = {
+        "format": FORMAT,
+        "identity": identity,
+        "checksum": checksum(tensors),
+        "round": server.round,
+        "history_clients": server.history.clients if server.history else None,
+        **extra,
+    }
+    write_whole(folder / NAME, save(tensors, metadata={"fedwidth": json.dumps(facts)}))
+
+
+def load_server(folder: Path, *, identity: str, device: torch.device) -> tuple[Server, dict[str, Any]]:
+    """The server saved in a folder and the extra facts; refuses another run's, another version's or a damaged file."""
+    path = folder / NAME
+    if not path.exists():
+        raise StateError(f"there is no checkpoint to resume in {folder}")
+    try:
+        with safe_open(path, "pt") as file:
+            facts = json.loads((file.metadata() or {}).get("fedwidth", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, OSError) as error:
+        raise StateError(f"{path} is damaged: {error}") from error
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        found = facts.get("format") if isinstance(facts, dict) else None
+        raise StateError(f"{path} was written by another version of fedwidth (format {found}, this one reads {FORMAT})")
+    if facts.get("identity") != identity:
+        raise StateError(f"{path} belongs to a run with other settings or another model; resume it with its own")
+    if facts.get("checksum") != checksum(tensors):
+        raise StateError(f"{path} is damaged: its checksum does not fit its content")
+
+    def part(prefix: str) -> Iterator[tuple[str, Tensor]]:
+        return ((n.removeprefix(prefix), t.to(device)) for n, t in tensors.items() if n.startswith(prefix))
+
+    clients = facts["history_clients"]
+    history = History({n: t.cpu() for n, t in part("seen.")}, clients) if clients is not None else None
+    return Server(dict(part("state.")), facts["round"], history, dict(part("moment."))), facts
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> int:
+    """CRC-32 of names and contents: safetensors notices a short file, but not a flipped bit."""
+    total = 0
+    for name in sorted(tensors):
+        content = tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy()
+        total = zlib.crc32(content, zlib.crc32(name.encode(), total))  # type: ignore[arg-type]
+    return total

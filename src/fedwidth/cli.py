@@ -1,0 +1,84 @@
+"""The command line. Exit codes: 0 done, 2 bad input (one clear line), 1 anything else."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import fedwidth
+from fedwidth.errors import FedwidthError
+
+# Typer brings its own copy of click or uses the installed one, depending on its version: take the classes from it.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="fedwidth",
+    help="Federated learning in which every device trains the width it can afford.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"fedwidth {fedwidth.__version__}")
+        raise typer.Exit
+
+
+def _add_commands() -> None:
+    from fedwidth.commands import inspect, run
+
+    app.command("run")(run.run)
+    app.command("sweep")(run.sweep)
+    app.command("report")(run.report)
+    app.command("methods")(inspect.list_methods)
+    app.command("plan")(inspect.show_plan)
+    app.command("cost")(inspect.show_cost)
+    app.command("coverage")(inspect.show_coverage)
+    app.command("partition")(inspect.show_partition)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run one command; returns the exit code."""
+    if "" not in sys.path:
+        sys.path.append("")  # a user's my_file:factory in the current folder; last, so that it hides nothing
+    try:
+        return int(app(arguments, prog_name="fedwidth", standalone_mode=False) or 0)
+    except FedwidthError as error:
+        return _fail(str(error), 2)
+    except UsageError as error:
+        message = str(getattr(error, "format_message", error.__str__)())
+        if type(error).__name__ == "NoArgsIsHelpError":  # `fedwidth` alone: the message is the help
+            print(message)
+            return 2
+        return _fail(message, 2)
+    except typer.Exit as error:
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 1)
+    except BrokenPipeError:  # `fedwidth … | head` closed the pipe
+        sys.stderr.close()
+        return 1
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+_add_commands()
+
+if __name__ == "__main__":
+    main()

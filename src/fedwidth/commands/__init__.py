@@ -1,0 +1,1 @@
+"""The commands behind `fedwidth`, grouped by what they do."""

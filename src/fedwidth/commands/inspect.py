@@ -1,0 +1,236 @@
+"""Commands that look and do not train: methods, plan, cost, coverage, partition."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from typing import Annotated, Any
+
+import typer
+
+from fedwidth.commands.tables import print_table
+from fedwidth.errors import CapacityError, OptionError
+from fedwidth.plan.plan import Plan, check_capacity
+
+Model = Annotated[str, typer.Argument(help="mlp, cnn, preresnet18, transformer, or package.module:factory")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Shape = Annotated[str, typer.Option("--shape", help="Shape of one input, e.g. 3x32x32.")]
+Options = Annotated[list[str] | None, typer.Option("--set", help="Option of the model, key=value.")]
+Rounding = Annotated[str, typer.Option("--rounding", help="floor or ceil")]
+
+
+def list_methods(as_json: Json = False) -> None:
+    """List the methods with paper, equation and options."""
+    from fedwidth.methods import methods
+
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    m.name: {
+                        "title": m.title,
+                        "paper": m.paper,
+                        "equation": m.equation,
+                        "options": {
+                            n: {"default": o.default, "allowed": o.allowed, "help": o.help}
+                            for n, o in m.options.items()
+                        },
+                    }
+                    for m in methods().values()
+                },
+                indent=2,
+            )
+        )
+        return
+    rows = [
+        [
+            m.name,
+            m.title,
+            m.paper,
+            m.equation,
+            ", ".join(f"{n}={_show(o.default)}" for n, o in m.options.items()) or "–",
+        ]
+        for m in methods().values()
+    ]
+    print_table(["method", "title", "paper", "equation", "options"], rows)
+
+
+def show_plan(model: Model, shape: Shape = "", options: Options = None, heads: str = "within") -> None:
+    """Show which axes of a model share a width."""
+    _, plan, _ = _traced(model, shape, options, heads)
+    print(plan)
+
+
+def show_cost(
+    model: Model,
+    capacities: Annotated[str, typer.Option("--capacities", help="Comma-separated, e.g. 1,1/2,1/4")] = (
+        "1,1/2,1/4,1/8,1/16"
+    ),
+    rounding: Rounding = "floor",
+    shape: Shape = "",
+    options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """Parameters, multiply-adds and bytes of the sub-model of each capacity."""
+    from fedwidth.cost import average, cost
+
+    built, plan, example = _traced(model, shape, options)
+    wanted = [parse_capacity(text) for text in capacities.split(",")]
+    costs = cost(built, plan, example, wanted, rounding=rounding)
+    labels = [*map(str, wanted), "average"]
+    records: list[dict[str, Any]] = [
+        {
+            "capacity": label if label == "average" else float(c.capacity),
+            "parameters": c.parameters,
+            "bytes": c.bytes,
+            "megabytes": c.bytes / 2**20,
+            "macs": c.macs,
+            "operations": c.operations,
+            "buffer_bytes": c.buffer_bytes,
+            "activation_bytes": c.activation_bytes,
+            "share": c.share,
+        }
+        for label, c in zip(labels, [*costs, average(costs)], strict=True)
+    ]
+    if as_json:
+        print(json.dumps({"model": model, "rounding": rounding, "costs": records}, indent=2))
+        return
+    rows = [
+        [
+            label,
+            f"{r['parameters'] / 1e6:.5g}",
+            f"{r['megabytes']:.2f}",
+            f"{r['macs'] / 1e6:.2f}",
+            f"{r['operations'] / 1e6:.6g}",
+            f"{r['activation_bytes'] / 2**20:.2f}",
+            f"{r['share']:.2%}",
+        ]
+        for label, r in zip(labels, records, strict=True)
+    ]
+    print_table(
+        ["capacity", "parameters (M)", "MB", "multiply-adds (M)", "operations* (M)", "activations (MB)", "share"], rows
+    )
+    print("Per sample; MB = 2^20 bytes. * as FedRolex Table 7 counts: four more per normalised element.")
+
+
+def show_coverage(
+    model: Model,
+    method: Annotated[str, typer.Option("--method", help="Method, as listed by `fedwidth methods`.")] = "fedrolex",
+    capacity: Annotated[str, typer.Option("--capacity", help="Capacity of the clients; several: 1,1/4")] = "1/4",
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds to count over.")] = 512,
+    seed: int = 0,
+    rounding: Rounding = "floor",
+    shape: Shape = "",
+    options: Options = None,
+    method_options: Annotated[
+        list[str] | None, typer.Option("--option", help="Option of the method, key=value.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Share of weights ever trained, evenness, rounds to full coverage, beside the theory."""
+    from fedwidth import coverage as measuring
+    from fedwidth.methods import method as find_method
+
+    _, plan, _ = _traced(model, shape, options)
+    given = _pairs(method_options)
+    if "rounding" in find_method(method).options:
+        given = {"rounding": rounding, **given}
+    wanted = [float(parse_capacity(text)) for text in capacity.split(",")]
+    measured = measuring.measure_coverage(plan, find_method(method, **given), wanted, rounds, seed=seed)
+    indices = max(group.size for group in plan.groups.values())
+    theory = {
+        "indices": indices,
+        "rolling_rounds": measuring.rolling_rounds(indices),
+        "random_rounds_exact": measuring.random_rounds_exact(indices),
+        "random_rounds_integral": measuring.random_rounds_integral(indices),
+        "random_rounds_order": measuring.random_rounds_order(indices) if indices > 2 else None,
+    }
+    if as_json:
+        record = {
+            "method": method,
+            "capacities": wanted,
+            "rounds": rounds,
+            "share": measured.share(),
+            "share_by_kind": {kind: measured.share(kind) for kind in measured.kinds},
+            "evenness": measured.evenness,
+            "full_after": measured.full_after,
+            "share_by_round": measured.share_by_round,
+            "tensors": {t.name: t.share for t in measured.tensors},
+            "theory": theory,
+        }
+        print(json.dumps(record, indent=2))
+        return
+    rows = [[t.name, "x".join(map(str, t.shape)), f"{t.share:.1%}"] for t in measured.tensors]
+    rows += [[f"all {kind}", "", f"{measured.share(kind):.1%}"] for kind in measured.kinds]
+    rows.append(["all weights", "", f"{measured.share():.1%}"])
+    print_table(["tensor", "shape", "trained at least once"], rows)
+    full = f"after {measured.full_after} rounds" if measured.full_after else f"not within {rounds} rounds"
+    print(
+        f"{method} at {capacity}: every weight trained {full}; evenness {measured.evenness:.3f} (1 = all equally often)"
+    )
+    print(
+        f"Theory (FedRolex A.1) for I = {indices} units, each chosen once: rolling {theory['rolling_rounds']} rounds;"
+        f" random {theory['random_rounds_exact']:.1f} (Lemma 1), order {theory['random_rounds_order'] or 0:.1f}"
+    )
+
+
+def show_partition(
+    data: Annotated[str, typer.Argument(help="digits, mnist, cifar10, cifar100, text, stackoverflow")] = "digits",
+    kind: Annotated[
+        str, typer.Option("--kind", help="iid, labels, random_labels (the thesis), dirichlet, natural")
+    ] = "iid",
+    clients: int = 10,
+    seed: int = 1,
+    options: Annotated[list[str] | None, typer.Option("--set", help="Option of the partition, key=value.")] = None,
+    root: Annotated[str, typer.Option("--data", help="Folder of the data.")] = "",
+) -> None:
+    """Picture of which client has which labels."""
+    from fedwidth.data import load, make_partition, partition_picture
+
+    loaded = load(data, root or None)
+    print(partition_picture(loaded, make_partition(loaded, kind, clients, seed, **_pairs(options))))
+
+
+def parse_capacity(text: str) -> Fraction:
+    """A capacity written 0.25 or 1/4."""
+    try:
+        value = Fraction(text.strip())
+    except (ValueError, ZeroDivisionError):
+        raise CapacityError(f"capacity must be a number such as 0.25 or 1/4, not '{text}'") from None
+    check_capacity(value)
+    return value
+
+
+def _traced(model: str, shape: str, options: list[str] | None, heads: str = "within") -> tuple[Any, Plan, Any]:
+    from fedwidth.models import build, example_inputs
+    from fedwidth.plan import trace
+
+    data_shape = _parse_shape(shape)
+    built = build(model, data_shape=data_shape, **_pairs(options))
+    example = example_inputs(model, data_shape=data_shape)
+    return built, trace(built, example, heads=heads), example
+
+
+def _parse_shape(text: str) -> tuple[int, ...] | None:
+    if not text:
+        return None
+    try:
+        shape = tuple(int(part) for part in text.replace(",", "x").split("x"))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise OptionError(f"--shape must be whole numbers such as 3x32x32, not '{text}'")
+    return shape
+
+
+def _pairs(given: list[str] | None) -> dict[str, Any]:
+    from fedwidth.config import parse_override
+
+    pairs: dict[str, Any] = {}
+    for text in given or []:
+        pairs |= parse_override(text)
+    return pairs
+
+
+def _show(value: Any) -> str:
+    return ", ".join(f"{v:g}" for v in value) if isinstance(value, (tuple, list)) else str(value)

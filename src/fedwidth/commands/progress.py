@@ -1,0 +1,68 @@
+"""Progress of one or several runs: round, accuracy, time left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Line = dict[str, Any]
+
+
+class Shown:
+    """A bar for each run on a terminal; elsewhere (a log file) one line for each finished run."""
+
+    def __init__(self, titles: Sequence[str], rounds: Sequence[int], progress: Progress) -> None:
+        self.titles = titles
+        self.progress = progress
+        self.tasks = [
+            progress.add_task(escape(title), total=total, accuracy="", start=False)
+            for title, total in zip(titles, rounds, strict=True)
+        ]
+
+    def start(self, number: int) -> None:
+        """Run `number` begins."""
+        self.progress.start_task(self.tasks[number])
+
+    def update(self, number: int) -> Callable[[Line], None]:
+        """What to call with each finished round's metrics of run `number`."""
+
+        def call(line: Line) -> None:
+            fields: dict[str, Any] = {"completed": line["round"]}
+            if "global_accuracy" in line:
+                fields["accuracy"] = f"accuracy {100 * line['global_accuracy']:.2f} %"
+            self.progress.update(self.tasks[number], **fields)
+
+        return call
+
+    def finish(self, number: int, line: Line) -> None:
+        """Run `number` is done, and `line` is its last round."""
+        self.update(number)(line)
+        console = self.progress.console
+        if not console.is_terminal:
+            accuracy = 100 * line["global_accuracy"]
+            console.print(
+                f"{self.titles[number]}: {line['round']} rounds, accuracy {accuracy:.2f} %, {line['seconds']:.1f} s",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+@contextmanager
+def show_progress(titles: Sequence[str], rounds: Sequence[int]) -> Iterator[Shown]:
+    """Show the progress of these runs on standard error while the body runs."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        yield Shown(titles, rounds, progress)

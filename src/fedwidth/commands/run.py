@@ -1,0 +1,145 @@
+"""Commands that train: run, sweep; and the report of what they left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedwidth.errors import OptionError
+
+Recipe = Annotated[str, typer.Argument(help="A TOML file or the name of a packaged recipe; none: the quick start.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value, e.g. training.lr=0.05")]
+Out = Annotated[Path | None, typer.Option("--out", help="Output folder.")]
+Data = Annotated[str, typer.Option("--data", help="Folder of the data sets.")]
+Seeds = Annotated[str, typer.Option("--seeds", help="Repeat with these seeds, e.g. 1,2,3")]
+Track = Annotated[str, typer.Option("--track", help="Also log to tensorboard, mlflow or wandb.")]
+
+
+def run(
+    recipe: Recipe = "",
+    changes: Set = None,
+    out: Out = None,
+    data: Data = "",
+    seeds: Seeds = "",
+    only: Annotated[str, typer.Option("--only", help="Run only this variant of the recipe (its label).")] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop or a kill.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,
+    track: Track = "",
+    explain: Annotated[bool, typer.Option("--explain", help="Describe every setting and stop.")] = False,
+    recipes: Annotated[bool, typer.Option("--recipes", help="List the packaged recipes and stop.")] = False,
+) -> int:
+    """Train a recipe, and the runs it compares itself with."""
+    from fedwidth import config
+    from fedwidth.commands.jobs import Job, run_jobs
+
+    if explain:
+        print(config.explain())
+        return 0
+    if recipes:
+        print("\n".join(config.recipe_names()))
+        return 0
+    found = config.read_settings(recipe or "quickstart", _with_data(changes, data))
+    if only:
+        found = found.only(only)
+    folder = out or Path("runs") / (Path(recipe).stem if recipe else "quickstart")
+    names = _folder_names(found.labels[1:])
+    jobs = []
+    for variant in found.runs:
+        name, settings = variant.settings.name or variant.label, variant.settings
+        place = folder / "compare" / names[variant.label] if variant.label in names else folder
+        if not seeds:
+            jobs.append(Job(variant.label, name, settings, place))
+        for seed in _parse_seeds(seeds):
+            jobs.append(Job(variant.label, name, replace(settings, seed=seed), place / f"seed-{seed}"))
+    return run_jobs(jobs, folder, resume=resume, overwrite=overwrite, track=track)
+
+
+def sweep(
+    recipe: Recipe = "",
+    over: Annotated[list[str] | None, typer.Option("--over", help="A setting and its values: key=a,b,c")] = None,
+    changes: Set = None,
+    out: Out = None,
+    data: Data = "",
+    seeds: Seeds = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop or a kill.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the runs in the output folder.")] = False,
+    track: Track = "",
+) -> int:
+    """Train every combination of the given settings, with one table at the end."""
+    from fedwidth import config
+    from fedwidth.commands.jobs import Job, run_jobs
+
+    if not over:
+        raise OptionError("say what to sweep over: --over key=value,value …, e.g. --over method.name=fedrolex,heterofl")
+    axes = [_parse_axis(text) for text in over]
+    folder = out or Path("runs") / "sweep"
+    grid = list(product(*(choices for _, choices in axes)))
+    labels = [" ".join(f"{name}={value}" for (name, _), value in zip(axes, values, strict=True)) for values in grid]
+    names = _folder_names(labels)
+    jobs = []
+    for values, label in zip(grid, labels, strict=True):
+        pairs = [f"{name}={value}" for (name, _), value in zip(axes, values, strict=True)]
+        main = config.read_settings(recipe or "quickstart", [*_with_data(changes, data), *pairs]).main
+        for seed in _parse_seeds(seeds) or [main.seed]:
+            place = folder / names[label] / f"seed-{seed}"
+            jobs.append(Job(label, label, replace(main, seed=seed, name=label), place))
+    return run_jobs(jobs, folder, resume=resume, overwrite=overwrite, track=track)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: report.html in the first.")] = None,
+    figures: Annotated[Path | None, typer.Option("--figures", help="Also write PNG and SVG figures here.")] = None,
+) -> None:
+    """Write one self-contained report.html about finished or running runs."""
+    from fedwidth.report import write_figures, write_report
+
+    print(write_report(folders, out or folders[0] / "report.html"))
+    if figures:
+        for path in write_figures(folders, figures):
+            print(path)
+
+
+def _with_data(changes: list[str] | None, data: str) -> list[str]:
+    return [*(changes or []), *([f"data.root={json.dumps(data)}"] if data else [])]
+
+
+def _parse_seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        seeds = [-1]
+    if any(seed < 0 for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise OptionError(f"--seeds must be different whole numbers from 0 on, such as 1,2,3, not '{text}'")
+    return seeds
+
+
+def _parse_axis(text: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    choices = [value.strip() for value in values.split(",") if value.strip()]
+    if not equals or not name.strip() or not choices:
+        raise OptionError(f"--over must be key=value,value, not '{text}'")
+    return name.strip(), choices
+
+
+def _folder_names(labels: Iterable[str]) -> dict[str, str]:
+    """A folder name for each label; labels that would share one are numbered.
+
+    >>> _folder_names(["Rate 1/4", "rate 1-4"])
+    {'Rate 1/4': 'rate-1-4', 'rate 1-4': 'rate-1-4-2'}
+    """
+    names: dict[str, str] = {}
+    for label in labels:
+        plain = "".join(c if c.isalnum() or c in "-._=" else "-" for c in label).strip("-.").lower() or "run"
+        name, copy = plain, 1
+        while name in names.values() and label not in names:
+            copy += 1
+            name = f"{plain}-{copy}"
+        names.setdefault(label, name)
+    return names

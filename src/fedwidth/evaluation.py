@@ -1,0 +1,126 @@
+"""Evaluation: the global model on the test set, on each client's share of it, and its sub-models.
+
+Static batch norm (default): before measuring, the model's batch norms, PyTorch's own included, get the cumulative
+statistics of one pass over training data. `norm="batch"` uses the statistics of each test batch instead, as the
+published FedRolex code does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedwidth.client import absent_classes, load, mask_logits
+from fedwidth.data import IGNORE, Data, Partition, Split
+from fedwidth.errors import DataError
+from fedwidth.models import StaticBatchNorm2d, collect_statistics, forget_statistics
+from fedwidth.models.static_norm import norms_of
+from fedwidth.settings import EvaluationSettings
+
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy and mean loss over what was counted (words for text: OOV and EOS count, padding does not)."""
+
+    accuracy: float
+    loss: float
+    counted: int
+
+
+@dataclass(frozen=True)
+class LocalScores:
+    """Accuracy of the global model on each client's own test data."""
+
+    accuracies: Tensor
+    """Per client; NaN where a client has no test data."""
+    counted: Tensor
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over clients, weighted by their test samples; None where nobody has any."""
+        known = self.counted > 0
+        if not known.any():
+            return None
+        return float((self.accuracies[known] * self.counted[known]).sum() / self.counted[known].sum())
+
+    @property
+    def quantiles(self) -> list[float] | None:
+        """The distribution over clients: worst, lower quartile, median, upper quartile and best."""
+        known = self.accuracies[self.counted > 0]
+        return np.quantile(known.numpy(), QUANTILES).tolist() if len(known) else None
+
+
+@torch.no_grad()
+def prepare(
+    model: nn.Module, state: Mapping[str, Tensor], data: Data, settings: EvaluationSettings, device: torch.device
+) -> nn.Module:
+    """Load a state into the model and give its batch norms the statistics they are evaluated with."""
+    load(model, state)
+    model.eval()
+    if settings.norm == "batch":
+        forget_statistics(model)
+        for norm in norms_of(model):
+            if not isinstance(norm, StaticBatchNorm2d):
+                norm.train()  # PyTorch's own norms use the batch at hand in this mode only
+    elif norms_of(model):
+        samples = settings.statistics_samples or len(data.train)
+        collect_statistics(
+            model, (inputs for inputs, _ in _batches(data, data.train, settings.batch_size, device, samples))
+        )
+    return model
+
+
+@torch.no_grad()
+def score(
+    model: nn.Module, data: Data, split: Split, settings: EvaluationSettings, device: torch.device
+) -> tuple[Score, Tensor]:
+    """Score of a prepared model on a split, and its logits (images) or right answers per sample (text) for `local`."""
+    right, loss, counted = 0, 0.0, 0
+    kept = []
+    for inputs, targets in _batches(data, split, settings.batch_size, device, len(split)):
+        logits = model(inputs)
+        valid = targets != IGNORE
+        hits = (logits.argmax(-1) == targets) & valid
+        loss += float(functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum"))
+        right += int(hits.sum())
+        counted += int(valid.sum())
+        kept.append(torch.stack([hits.sum(-1), valid.sum(-1)], dim=-1) if targets.dim() > 1 else logits)
+    if not counted:
+        raise DataError(f"data set '{data.name}' has no target to evaluate on")
+    return Score(right / counted, loss / counted, counted), torch.cat(kept).cpu()
+
+
+def local_scores(kept: Tensor, partition: Partition, data: Data, mask: str) -> LocalScores:
+    """Local accuracies from what `score` kept on the split the clients are tested on, masked to a client's labels."""
+    targets = partition.test_split(data).targets.cpu()
+    if targets.dim() == 1:
+        answers = torch.zeros(len(targets), 2, dtype=torch.long)
+        for client in range(len(partition)):
+            samples = partition.test[client]
+            absent = absent_classes(partition.labels[client], data.classes, mask, kept.device)
+            hits = mask_logits(kept[samples], absent, mask).argmax(-1) == targets[samples]
+            answers[samples] = torch.stack([hits.long(), torch.ones_like(hits, dtype=torch.long)], dim=-1)
+        kept = answers
+    # Hits and counted of each client in one go: there may be hundreds of thousands of clients.
+    owner = torch.arange(len(partition)).repeat_interleave(partition.test.sizes)
+    sums = torch.zeros(len(partition), 2, dtype=torch.long).index_add_(0, owner, kept[partition.test.samples])
+    hits, counted = sums.unbind(1)
+    return LocalScores(torch.where(counted > 0, hits.double() / counted, torch.nan), counted)
+
+
+def _batches(
+    data: Data, split: Split, size: int, device: torch.device, samples: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    number = min(samples, len(split))
+    starts = list(range(0, number, size))
+    if len(starts) > 1 and number % size == 1:
+        starts.pop()  # one sample alone has no batch statistics: it goes with the batch before
+    for start, end in zip(starts, [*starts[1:], number], strict=True):
+        yield data.batch(split, torch.arange(start, end), device=device)

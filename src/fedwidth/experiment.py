@@ -1,0 +1,259 @@
+"""The loop: sample clients, run a round, evaluate, save. From settings alone, or with your own model and data."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedwidth import checkpoint, evaluation, folder
+from fedwidth.capacity import Capacities, sample_clients
+from fedwidth.client import Trainer, learning_rate
+from fedwidth.config import check, identity, settings_toml
+from fedwidth.cost import Cost, cost_at, count_parameters
+from fedwidth.data import Data, Partition
+from fedwidth.engines import make_engine
+from fedwidth.errors import OptionError
+from fedwidth.methods import Task, method
+from fedwidth.narrow import skeleton
+from fedwidth.parts import build_model, check_values, find_device, load_data, plan_model, set_precision, split_data
+from fedwidth.randomness import torch_seed
+from fedwidth.rounds import Report, run_round
+from fedwidth.server import Server
+from fedwidth.settings import Settings
+from fedwidth.submodel import extract, state_of
+from fedwidth.summary import describe_clients, finite, summarise
+
+__all__ = ["Experiment", "Result", "Stopped", "build_model"]
+
+Line = dict[str, Any]
+MOST_CLIENTS_LISTED = 10_000
+
+
+class Stopped(Exception):
+    """The run was asked to stop; it finished its round and saved it."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    summary: dict[str, Any]
+    metrics: list[Line]
+    server: Server
+    model: nn.Module
+    """The global model with the final state, ready to use."""
+
+
+class Experiment:
+    """One run: what it needs is built and checked here, before anything is written.
+
+    `model` (which is copied) and `data` (and a `partition`) may be your own; otherwise the settings name them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        model: nn.Module | None = None,
+        data: Data | None = None,
+        partition: Partition | None = None,
+    ) -> None:
+        check_values(settings)
+        if partition is None:
+            check(settings)
+        self.settings = settings
+        self.device = find_device(settings.device)
+        self.method = method(settings.method.name, **settings.method.options)
+        self.capacities = Capacities.parse(settings.devices.capacities)
+        self.data = data if data is not None else load_data(settings)
+        self.partition = partition if partition is not None else split_data(settings, self.data)
+        if settings.devices.per_round > len(self.partition):
+            raise OptionError(
+                f"devices.per_round is {settings.devices.per_round}, but there are only {len(self.partition)} clients"
+            )
+        if self.device.type == "cuda":
+            self.data = self.data.to(self.device)
+            set_precision(settings.precision)
+        whole = copy.deepcopy(model) if model is not None else build_model(settings, self.data)
+        self.model, self.plan = plan_model(whole, settings, self.data)
+        self.model.to(self.device)
+        self._first_state = state_of(self.model)
+        self.trainer = Trainer(
+            self.model, self.plan, self.data, self.partition, self.method, settings, device=self.device
+        )
+        self._costs: dict[tuple[tuple[str, int], ...], Cost] = {}
+
+    def run(
+        self,
+        out: str | Path | None = None,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        on_round: Callable[[Line], None] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Result:
+        """Run to the last round. With `out` everything is saved there as it happens, and `resume` goes on from it.
+
+        A run that was stopped before its first checkpoint, or never began, is resumed from the beginning.
+        """
+        place = Path(out) if out is not None else None
+        with ExitStack() as stack:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            # One thread on the CPU: sums then have one order, and results do not depend on the number of cores.
+            torch.set_num_threads(1)
+            engine = make_engine(self.trainer)
+            stack.callback(engine.close)
+            if place is not None:
+                folder.check(place, self.settings, resume=resume, overwrite=overwrite)
+                stack.enter_context(folder.locked(place))
+                if overwrite:
+                    folder.clear(place)
+            server, seconds = self._start(place, resume)
+            if place and not (place / folder.CONFIG).exists():
+                checkpoint.write_whole(place / folder.CONFIG, settings_toml(self.settings))
+            metrics = folder.Metrics(place, rounds=server.round) if place else None
+            lines = metrics.lines if metrics else []
+            began = time.perf_counter() - seconds
+            while server.round < self.settings.rounds:
+                server, tasks, report = run_round(
+                    server,
+                    self.cohort(server.round),
+                    self.method,
+                    plan=self.plan,
+                    engine=engine,
+                    settings=self.settings.server,
+                    seed=self.settings.seed,
+                )
+                line = self._line(server, tasks, report)
+                line["seconds"] = round(time.perf_counter() - began, 3)
+                metrics.append(line) if metrics else lines.append(line)
+                last = server.round == self.settings.rounds
+                stopping = stop() and not last
+                if place and (last or stopping or server.round % self.settings.checkpoint_every == 0):
+                    self._save(place, server, time.perf_counter() - began)
+                on_round(line)
+                if stopping:
+                    raise Stopped(f"stopped after round {server.round} of {self.settings.rounds}")
+            summary = summarise(self.settings, lines)
+            evaluation.prepare(self.model, server.state, self.data, self.settings.evaluation, self.device)
+            if place:
+                self._write_clients(place)
+                checkpoint.write_whole(place / "summary.json", json.dumps(summary, indent=2) + "\n")
+            return Result(summary, lines, server, self.model)
+
+    def cohort(self, round: int) -> list[tuple[int, float]]:
+        """Who takes part in a round, with the capacity each has in it."""
+        clients = sample_clients(
+            len(self.partition), self.settings.devices.per_round, round=round, seed=self.settings.seed
+        )
+        return [(client, self._capacity(client, round)) for client in clients]
+
+    def evaluate(self, server: Server) -> Line:
+        """Global, local and per-capacity accuracy of a server's state."""
+        settings = self.settings.evaluation
+        model = evaluation.prepare(self.model, server.state, self.data, settings, self.device)
+        score, kept = evaluation.score(model, self.data, self.data.test, settings, self.device)
+        line: Line = {"global_accuracy": score.accuracy, "global_loss": score.loss}
+        if settings.local:
+            local = self._local(kept)
+            line |= {"local_accuracy": local.mean, "local_quantiles": local.quantiles}
+        if settings.capacities:
+            line["capacity_accuracy"] = {
+                f"{float(c):g}": self._at_capacity(server, Fraction(c)) for c in settings.capacities
+            }
+        return line
+
+    def _local(self, kept: torch.Tensor) -> evaluation.LocalScores:
+        """What the prepared model scores on each client's own test data; `kept` is of the test set."""
+        if self.partition.tested_on == "train":
+            split = self.partition.test_split(self.data)
+            _, kept = evaluation.score(self.model, self.data, split, self.settings.evaluation, self.device)
+        return evaluation.local_scores(kept, self.partition, self.data, self.settings.training.mask)
+
+    def _at_capacity(self, server: Server, capacity: Fraction) -> float:
+        index = self.method.select(self.plan, capacity=capacity, round=max(0, server.round - 1))
+        small = skeleton(self.model, self.plan, index.counts).to(self.device)
+        state = extract(server.state, self.plan, index)
+        evaluation.prepare(small, state, self.data, self.settings.evaluation, self.device)
+        score, _ = evaluation.score(small, self.data, self.data.test, self.settings.evaluation, self.device)
+        return score.accuracy
+
+    def _capacity(self, client: int, round: int) -> float:
+        return self.capacities.of_client(
+            client,
+            len(self.partition),
+            round=round,
+            seed=self.settings.seed,
+            dynamic=self.settings.devices.dynamic,
+        )
+
+    def _start(self, place: Path | None, resume: bool) -> tuple[Server, float]:
+        if resume and place is None:
+            raise OptionError("there is nothing to resume without an output folder")
+        if resume and place and (place / checkpoint.NAME).exists():
+            server, facts = checkpoint.load_server(place, identity=self._identity(), device=self.device)
+            return server, float(facts["seconds"])
+        return Server(self._first_state), 0.0
+
+    def _save(self, place: Path, server: Server, seconds: float) -> None:
+        checkpoint.save_server(place, server, identity=self._identity(), extra={"seconds": seconds})
+
+    def _identity(self) -> str:
+        """What a checkpoint must share with this run: settings (wherever the data lies), data and model."""
+        settings = replace(self.settings, data=replace(self.settings.data, root=""))
+        sizes = [len(self.data.train), len(self.data.test), self.data.classes, len(self.partition)]
+        shapes = {name: list(shape) for name, shape in self.plan.shapes.items()}
+        return f"{identity(settings)}-{torch_seed(0, json.dumps([sizes, shapes])):x}"
+
+    def _line(self, server: Server, tasks: Sequence[Task], report: Report) -> Line:
+        """The metrics of the round that just ended."""
+        training = self.settings.training
+        costs = [self._cost(task) for task in tasks]
+        size = sum(int(c.bytes + c.buffer_bytes) for c in costs)
+        # A sample costs three forward passes: one forward, and about two for the gradients.
+        macs = sum(3 * int(c.macs) * passes for c, passes in zip(costs, report.passes, strict=True))
+        line: Line = {
+            "round": server.round,
+            "learning_rate": learning_rate(training, server.round - 1, self.settings.rounds),
+            "clients": [task.client for task in tasks],
+            "capacities": [float(task.capacity) for task in tasks],
+            "train_loss": sum(report.losses) / len(report.losses),
+            "bytes_down": size,
+            "bytes_up": size,
+            "macs": macs,
+        }
+        if server.round % self.settings.evaluation.every == 0 or server.round == self.settings.rounds:
+            line |= self.evaluate(server)
+        return {key: finite(value) for key, value in line.items()}
+
+    def _cost(self, task: Task) -> Cost:
+        counts = task.index.counts
+        size = tuple(counts.items())
+        if size not in self._costs:
+            full = count_parameters(self.plan, {})
+            self._costs[size] = cost_at(
+                self.model, self.plan, self.data.example(), counts, capacity=task.capacity, full=full
+            )
+        return self._costs[size]
+
+    def _write_clients(self, place: Path) -> None:
+        """clients.json, of the model as it was prepared last."""
+        settings, clients = self.settings, len(self.partition)
+        if not settings.evaluation.local or clients > MOST_CLIENTS_LISTED:
+            return
+        _, kept = evaluation.score(self.model, self.data, self.data.test, settings.evaluation, self.device)
+        accuracies = self._local(kept).accuracies.tolist()
+        fixed = not settings.devices.dynamic
+        capacities = [self._capacity(client, 0) if fixed else None for client in range(clients)]
+        rows = describe_clients(self.partition, capacities, accuracies)
+        checkpoint.write_whole(place / "clients.json", json.dumps(rows) + "\n")

@@ -1,0 +1,139 @@
+"""A run's output folder: config.toml, metrics.jsonl, summary.json, the checkpoint; one run at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedwidth.checkpoint import NAME, write_whole
+from fedwidth.config import WITHOUT_INFLUENCE, read_settings
+from fedwidth.errors import OptionError, StateError
+from fedwidth.settings import Settings
+
+CONFIG = "config.toml"
+FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", NAME, CONFIG)
+LOCK, GROUP_LOCK = ".lock", ".runs.lock"
+"""Of one run, and of a folder that holds several."""
+
+
+@contextmanager
+def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
+    """Hold the folder's lock; a second run in it is refused. The lock goes with the process, so none is left over."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / name, "w")  # noqa: SIM115
+    except OSError as error:
+        raise OptionError(f"cannot use {folder} as output folder: {error.strerror or error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OptionError(f"another run is writing to {folder}; wait for it or give another --out") from None
+        except OSError as error:  # some network file systems
+            raise OptionError(f"cannot lock {folder}: {error.strerror or error}") from error
+        yield
+
+
+def check(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder in which this run may not begin, go on or replace another; writes nothing."""
+    if resume and overwrite:
+        raise OptionError("--resume goes on with a run and --overwrite replaces it: give one of them")
+    for place in (folder, *folder.parents):
+        if place.is_dir():
+            break
+        if place.exists() or place.is_symlink():
+            raise OptionError(f"{place} is a file; give a folder as --out")
+    if resume:
+        check_same(folder, settings)
+    elif not overwrite and holds_run(folder):
+        raise OptionError(f"{folder} holds a run already; give --resume, --overwrite or another --out")
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether anything a run writes is there."""
+    return any((folder / name).exists() for name in FILES)
+
+
+def check_same(folder: Path, settings: Settings) -> None:
+    """Refuse to go on with a run that was started with other settings, naming the first few."""
+    path = folder / CONFIG
+    if not path.exists():
+        if holds_run(folder):
+            raise StateError(f"{folder} holds files of other runs, but no {CONFIG} of one to resume")
+        return
+    try:
+        there = _influences(read_settings(path).main)
+    except OptionError as error:
+        raise StateError(f"{path} was written by another version of fedwidth or changed: {error}") from None
+    here = _influences(settings)
+    differences = [f"{key} is {there[key]} there and {here[key]} now" for key in here if there[key] != here[key]]
+    if differences:
+        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+        raise StateError(f"{folder} holds a run with other settings: {', '.join(differences[:3])}{more}")
+
+
+def _influences(settings: Settings) -> dict[str, str]:
+    """What results depend on, as JSON by dotted key."""
+    found: dict[str, str] = {}
+    for name, value in asdict(settings).items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{inner}": json.dumps(v, sort_keys=True) for inner, v in value.items()}
+        elif name not in WITHOUT_INFLUENCE:
+            found[name] = json.dumps(value)
+    del found["data.root"]  # where the data lies does not matter
+    return found
+
+
+def clear(folder: Path) -> None:
+    """Remove a previous run's files, and nothing else."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+        (folder / f"{name}.partial").unlink(missing_ok=True)
+    for events in (folder / "tensorboard").glob("events.out.tfevents.*"):
+        events.unlink()
+
+
+class Metrics:
+    """metrics.jsonl: one line a round, appended as rounds end."""
+
+    def __init__(self, folder: Path, *, rounds: int) -> None:
+        """Keep the lines of the first `rounds` rounds (a resumed run repeats the ones after its checkpoint)."""
+        self.path = folder / "metrics.jsonl"
+        self.lines = [line for line in read_metrics(folder) if line["round"] <= rounds]
+        if [line["round"] for line in self.lines] != list(range(1, rounds + 1)):
+            raise StateError(f"{self.path} does not hold the rounds 1 to {rounds} that the checkpoint has done")
+        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add the line of a round; it is on disk before the round's checkpoint is."""
+        try:
+            with open(self.path, "a") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StateError(f"cannot write {self.path}: {error.strerror or error}") from error
+        self.lines.append(line)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The finished lines of a run's metrics; a half-written last line (a killed run) is left out."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text().split("\n")[:-1]:
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            break
+        if not isinstance(line, dict) or not isinstance(line.get("round"), int):
+            raise StateError(f"{path} holds a line that is no round: {text[:60]!r}")
+        lines.append(line)
+    return lines

@@ -1,0 +1,66 @@
+"""The server's side of a round: its state, and the step from old state to aggregate.
+
+Plain averaging takes the aggregate as it is. The server optimisers (Reddi et al. 2021) treat aggregate - old as a
+gradient. Elements whose aggregate equals their old value, above all those nobody trained, are left alone by all of
+them: neither moved by old momentum nor their moments decayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedwidth.methods import History
+from fedwidth.settings import ServerSettings
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server holds between rounds; a checkpoint is exactly this."""
+
+    state: Mapping[str, Tensor]
+    round: int = 0
+    history: History | None = None
+    moments: Mapping[str, Tensor] = field(default_factory=dict)
+    """Moments of the server optimiser, 'first.<tensor>' and 'second.<tensor>'."""
+
+    def advance(
+        self,
+        aggregate: Mapping[str, Tensor],
+        history: History | None,
+        settings: ServerSettings,
+        trained: frozenset[str],
+    ) -> Server:
+        """The server after this round; `trained` names the parameters (buffers take the aggregate as it is)."""
+        rate = settings.lr * settings.lr_decay**self.round
+        if settings.optimiser == "plain" and rate == 1.0:
+            return replace(self, state=aggregate, round=self.round + 1, history=history)
+        state, moments = dict(aggregate), dict(self.moments)
+        for name in (name for name in aggregate if name in trained):
+            step = _step(name, aggregate[name] - self.state[name], moments, settings)
+            state[name] = self.state[name] + rate * step
+        return Server(state, self.round + 1, history, moments)
+
+
+def _step(name: str, delta: Tensor, moments: dict[str, Tensor], settings: ServerSettings) -> Tensor:
+    """The direction the optimiser takes for this change, updating its moments."""
+    if settings.optimiser == "plain":
+        return delta
+    moved = delta != 0
+    first = moments.get(f"first.{name}", torch.zeros_like(delta))
+    if settings.optimiser == "fedavgm":
+        first = torch.where(moved, settings.momentum * first + delta, first)
+        moments[f"first.{name}"] = first
+        return torch.where(moved, first, 0.0)
+    first = torch.where(moved, settings.momentum * first + (1 - settings.momentum) * delta, first)
+    square, keep = delta.square(), settings.second_moment
+    second = moments.get(f"second.{name}", torch.zeros_like(delta))
+    if settings.optimiser == "fedadam":
+        second = torch.where(moved, keep * second + (1 - keep) * square, second)
+    else:  # fedyogi
+        second = second - (1 - keep) * square * torch.sign(second - square)
+    moments[f"first.{name}"], moments[f"second.{name}"] = first, second
+    return torch.where(moved, first / (second.sqrt() + settings.epsilon), 0.0)
