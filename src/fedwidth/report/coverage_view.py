@@ -1,0 +1,224 @@
+"""The coverage view: how often each weight was trained, round by round, as a run's own clients trained it.
+
+`fedwidth.coverage` asks what a method would do with given devices; here the cohorts are those the run wrote down.
+Counts are kept on the sliced dimensions only (a 3 x 3 kernel is trained as a whole).
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedwidth.index import Index
+from fedwidth.methods import History
+from fedwidth.plan.axis import groups_of
+from fedwidth.plan.plan import Plan
+from fedwidth.report.rebuild import Rebuilt
+from fedwidth.report.runs import Run, number
+
+FRAMES = 24
+LAYERS = 4
+MOST_SIDE, LEAST_SIDE = 64, 16
+MOST_CELLS = 1_500_000
+"""Over all frames, layers and entries of a page: keeps it far below its 6 MB."""
+MOST_UPDATES, MOST_WORK = 6_000, 20_000_000_000
+"""Clients counted for one entry, and times the counts of the model: a longer run is counted over its first rounds."""
+MOST_HELD = 500
+"""Clients counted in one go."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What had been trained after a number of rounds."""
+
+    round: int
+    updates: int
+    """Clients that had trained, each as often as it had."""
+    share: float
+    """Of the weights, trained at least once."""
+    evenness: float
+    """Jain's index of the counts: 1 when every weight was trained equally often."""
+    grids: dict[str, Tensor]
+    """Counts of the layers shown, rows out and columns in."""
+
+
+def count_training(run: Run, built: Rebuilt) -> list[Frame]:
+    """The frames of a run, spread evenly over the logarithm of its rounds."""
+    plan = built.plan
+    counts = {
+        name: torch.zeros([axis.size if groups_of(axis) else 1 for axis in plan.axes[name]])
+        for name in plan.axes
+        if name in plan.parameters and name not in plan.tied
+    }
+    shown, history, updates, frames = layers(plan), None, 0, []
+    cohorts = _affordable(_cohorts(run), sum(t.numel() for t in counts.values()))
+    stops = frame_rounds(len(cohorts))
+    held: list[Index] = []
+    for round, cohort in enumerate(cohorts):
+        tasks = built.method.assign(plan, cohort, round, history, built.settings.seed)
+        history = History.of(plan, [task.index for task in tasks]) if built.method.remembers else None
+        held += [task.index for task in tasks]
+        updates += len(tasks)
+        if round + 1 in stops or len(held) > MOST_HELD:
+            _add(counts, plan, held)
+            held = []
+        if round + 1 in stops:
+            grids = {name: _grid(counts[name], plan.shapes[name]).clone() for name in shown}
+            frames.append(Frame(round + 1, updates, *_evenness(counts, plan), grids))
+    return frames
+
+
+def _add(counts: dict[str, Tensor], plan: Plan, held: Sequence[Index]) -> None:
+    """Count these sub-models. Each is an outer product of what it keeps of each dimension, so the sum of them over all
+    clients is a product of matrices (clients x positions): exact in float32 below 2**24."""
+    known: dict[Any, Tensor] = {}
+
+    def kept(name: str, dim: int) -> Tensor:
+        axis = plan.axes[name][dim]
+        # Tensors of one group keep the same positions, except in FedBRB.
+        key = axis if all(index.units is not None for index in held) else (name, dim)
+        if key not in known:
+            known[key] = torch.zeros(len(held), axis.size)
+            for row, index in zip(known[key], held, strict=True):
+                row[index[name][dim]] = 1
+        return known[key]
+
+    for name, count in counts.items():
+        sliced = [kept(name, dim) for dim, axis in enumerate(plan.axes[name]) if groups_of(axis)]
+        *others, last = sliced or [torch.ones(len(held), 1)]
+        rows = torch.ones(len(held), 1)
+        for other in others:
+            rows = (rows[:, :, None] * other[:, None, :]).flatten(1)
+        count += (rows.T @ last).reshape(count.shape)
+
+
+def _affordable(cohorts: list[list[tuple[int, float]]], size: int) -> list[list[tuple[int, float]]]:
+    """The first rounds, as many as can be counted in seconds."""
+    updates = np.cumsum([len(cohort) for cohort in cohorts])
+    return cohorts[: max(1, int(np.searchsorted(updates, min(MOST_UPDATES, MOST_WORK // max(1, size)), side="right")))]
+
+
+def layers(plan: Plan, most: int = LAYERS) -> list[str]:
+    """The matrices and kernels to show: those sliced both ways before those sliced one way, spread over the depth."""
+    both: list[str] = []
+    one: list[str] = []
+    for name, axes in plan.axes.items():
+        if name in plan.parameters and name not in plan.tied and len(axes) >= 2:
+            sliced = [bool(groups_of(axis)) for axis in axes[:2]]
+            (both if all(sliced) else one if any(sliced) else []).append(name)
+    chosen = _spread(both, most)
+    chosen += _spread(one, most - len(chosen))
+    return [name for name in plan.axes if name in chosen]
+
+
+def best_layer(plan: Plan, names: Sequence[str]) -> str:
+    """The layer to show first: sliced both ways if one is, and of those the one with the most rows and columns."""
+
+    def rank(name: str) -> tuple[int, int]:
+        return sum(bool(groups_of(axis)) for axis in plan.axes[name][:2]), min(plan.shapes[name][:2])
+
+    return max(names, key=rank, default="")
+
+
+def frame_rounds(rounds: int, most: int = FRAMES) -> list[int]:
+    """The rounds the slider stops at: the first ones, then ever further apart, and the last.
+
+    >>> frame_rounds(100, 8)
+    [1, 2, 4, 7, 14, 27, 52, 100]
+    """
+    if rounds < 1:
+        return []
+    return sorted({round(rounds ** (step / (most - 1))) for step in range(most)})
+
+
+def pack(views: Sequence[tuple[int, str, list[Frame]]]) -> list[dict[str, Any]]:
+    """What the page needs of each entry (its number, the layer to show first, its frames), with grids pooled so that
+    all of them fit."""
+    grids = sum(len(frames) * len(frames[0].grids) for _, _, frames in views)
+    side = max(LEAST_SIDE, min(MOST_SIDE, math.isqrt(MOST_CELLS // max(1, grids))))
+    return [{"entry": entry, "first": first, **_pack(frames, side)} for entry, first, frames in views]
+
+
+def pool(grid: Tensor, side: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Means over equal blocks, so that no dimension exceeds `side`.
+
+    >>> pool(torch.tensor([[1, 3, 5, 7]]), 2).tolist()
+    [[2.0, 6.0]]
+    """
+    found = grid.double().numpy()
+    for dim in (0, 1):
+        blocks = np.array_split(np.arange(found.shape[dim]), min(side, found.shape[dim]))
+        found = np.stack([found.take(block, axis=dim).mean(axis=dim) for block in blocks], axis=dim)
+    return found
+
+
+def quantise(share: np.ndarray[Any, Any]) -> bytes:
+    """Shares of [0, 1] as bytes: 0 means never, and only never; 1 … 255 are evenly spaced on (0, 1].
+
+    >>> list(quantise(np.array([0.0, 1e-9, 0.5, 1.0])))
+    [0, 1, 128, 255]
+    """
+    return bytes(np.ceil(share * 255).clip(0, 255).astype(np.uint8))
+
+
+def _pack(frames: list[Frame], side: int) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    for name, last in frames[-1].grids.items():
+        pooled = [pool(frame.grids[name], side) / max(1, frame.updates) for frame in frames]
+        shown[name] = {
+            "shape": list(last.shape),
+            "cells": list(pooled[0].shape),
+            "frames": base64.b64encode(b"".join(map(quantise, pooled))).decode(),
+        }
+    return {
+        "rounds": [frame.round for frame in frames],
+        "updates": [frame.updates for frame in frames],
+        "share": [frame.share for frame in frames],
+        "evenness": [frame.evenness for frame in frames],
+        "layers": shown,
+    }
+
+
+def _cohorts(run: Run) -> list[list[tuple[int, float]]]:
+    """Who trained in each round, up to the first round that was not written down."""
+    found = []
+    for round, line in enumerate(run.metrics, start=1):
+        clients, capacities = line.get("clients"), line.get("capacities")
+        if line["round"] != round or not isinstance(clients, list) or not isinstance(capacities, list):
+            break
+        if len(clients) != len(capacities) or not all(0 < number(c) <= 1 for c in capacities):
+            break
+        found.append([(int(number(client)), float(c)) for client, c in zip(clients, capacities, strict=True)])
+    return found
+
+
+def _grid(counts: Tensor, shape: Sequence[int]) -> Tensor:
+    """Rows out, columns in; further dimensions are trained alike unless they are sliced, then averaged."""
+    flat = counts.double().flatten(2).mean(2) if counts.dim() > 2 else counts
+    return flat.expand(shape[0], shape[1])
+
+
+def _evenness(counts: dict[str, Tensor], plan: Plan) -> tuple[float, float]:
+    """(share of weights trained, Jain's index) over all weights of the model."""
+    total = trained = mean = square = 0.0
+    for name, held in counts.items():
+        weights = math.prod(plan.shapes[name])
+        values = held.double()
+        total += weights
+        trained += float((held > 0).double().mean()) * weights
+        mean += float(values.mean()) * weights
+        square += float(values.square().mean()) * weights
+    return trained / total, mean**2 / (square * total) if square else 0.0
+
+
+def _spread(names: list[str], most: int) -> list[str]:
+    if len(names) <= most or most < 1:
+        return names[: max(0, most)]
+    return [names[place] for place in np.linspace(0, len(names) - 1, most).round().astype(int)]

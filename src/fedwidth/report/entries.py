@@ -1,0 +1,129 @@
+"""What is compared: an entry is one setting, run with one or several seeds, and is one line in every picture."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwidth.methods import methods
+from fedwidth.report.runs import Run, number
+from fedwidth.report.thin import thin
+
+WITHOUT_INFLUENCE = ("seed", "workers", "engine", "checkpoint_every")
+"""Runs that differ in nothing else are repetitions of one entry."""
+
+CURVES = ("global_accuracy", "local_accuracy", "global_loss", "train_loss")
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        """The run that stands for the others where one must."""
+        return self.runs[0]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric over the rounds: mean over the seeds, smallest and largest."""
+
+    rounds: NDArray[np.int64]
+    sent: Floats
+    """Bytes sent so far, both ways."""
+    macs: Floats
+    """Multiply-adds so far."""
+    mean: Floats
+    low: Floats
+    high: Floats
+
+    def take(self, points: NDArray[np.intp]) -> Curve:
+        """Some of its points."""
+        return Curve(*(getattr(self, name)[points] for name in self.__dataclass_fields__))
+
+
+def group_runs(runs: Sequence[Run]) -> list[Entry]:
+    """The entries of these runs, in their order; two runs of one setting and one seed are two entries."""
+    found: dict[tuple[str, int], list[Run]] = {}
+    for run in runs:
+        shared = {name: value for name, value in run.config.items() if name not in WITHOUT_INFLUENCE}
+        key = json.dumps(shared, sort_keys=True, default=str) if shared else str(run.folder)
+        copy = 0
+        while any(other.seed == run.seed for other in found.get((key, copy), [])):
+            copy += 1
+        found.setdefault((key, copy), []).append(run)
+    groups = [tuple(group) for group in found.values()]
+    return [Entry(label, group) for label, group in zip(_labels(groups), groups, strict=True)]
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean, sample standard deviation, smallest and largest of the finite ones, and how many were not."""
+    finite = [value for value in values if math.isfinite(value)]
+    return {
+        "mean": statistics.fmean(finite) if finite else math.nan,
+        "deviation": statistics.stdev(finite) if len(finite) > 1 else None,
+        "low": min(finite, default=math.nan),
+        "high": max(finite, default=math.nan),
+        "count": len(finite),
+        "lost": len(values) - len(finite),
+    }
+
+
+def curve_of(entry: Entry, metric: str) -> Curve | None:
+    """The metric at every round in which a seed of the entry measured it; None where none did.
+
+    A mean over seeds of which one is not finite is not finite either: a run that diverged stays visible as a gap.
+    """
+    at: dict[int, list[tuple[float, float, float]]] = {}
+    for run in entry.runs:
+        for line, (sent, macs) in zip(run.metrics, run.spent, strict=True):
+            if line.get(metric) is not None:
+                at.setdefault(line["round"], []).append((number(line[metric]), sent, macs))
+    if not at:
+        return None
+    rounds = sorted(at)
+    seeds = np.array([len(at[round]) for round in rounds])
+    values = np.concatenate([at[round] for round in rounds])
+    values[~np.isfinite(values)] = math.nan
+    starts = np.cumsum(seeds) - seeds
+    mean, sent, macs = (np.add.reduceat(values, starts) / seeds[:, None]).T
+    low, high = np.minimum.reduceat(values[:, 0], starts), np.maximum.reduceat(values[:, 0], starts)
+    return Curve(np.array(rounds), sent, macs, mean, low, high)
+
+
+def drawn(curve: Curve, most: int) -> Curve:
+    """The points of a curve worth drawing, at most `most`."""
+    banded = not np.array_equal(curve.low, curve.high, equal_nan=True)
+    columns = [curve.mean, curve.low, curve.high] if banded else [curve.mean]
+    return curve.take(thin(columns, most))
+
+
+def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Short names that tell the entries apart: the run's own, else its folder's, else its method's; more if needed."""
+
+    def title(run: Run) -> str:
+        found = methods().get(run.method)
+        return found.title if found else run.method
+
+    firsts = [group[0] for group in groups]
+    labels = [run.setting("name", "") or run.place or title(run) for run in firsts]
+    for describe in (title, lambda run: run.place, lambda run: str(run.folder), lambda run: f"seed {run.seed}"):
+        twice = {label for label in labels if labels.count(label) > 1}
+        labels = [
+            f"{label} · {describe(run)}" if label in twice and describe(run) and describe(run) not in label else label
+            for label, run in zip(labels, firsts, strict=True)
+        ]
+    return labels

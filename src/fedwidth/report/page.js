@@ -1,0 +1,97 @@
+// Puts the sections together.
+function headline() {
+  const [first, ...others] = data.entries;
+  const kinds = new Set(data.entries.map((entry) => entry.data));
+  document.getElementById('title').textContent = others.length
+    ? `${clip(first.label, 60)} beside ${others.length === 1 ? clip(others[0].label, 60) : `${others.length} others`}, on ${[...kinds].slice(0, 3).join(', ')}`
+    : `${clip(first.label, 80)} on ${first.data}`;
+  const best = data.entries.filter((entry) => known(entry.accuracy.mean)).sort((a, b) => b.accuracy.mean - a.accuracy.mean)[0];
+  const lede = [];
+  if (known(first.accuracy.mean)) {
+    lede.push(`${first.label}${first.label.includes(first.title) ? '' : ` (${first.title})`} reached ${show.percent(first.accuracy.mean)}${show.spread(first.accuracy)} test accuracy${first.seeds.length > 1 ? ` over ${first.seeds.length} seeds` : ''}.`);
+    if (others.length && best) lede.push(best === first ? 'That is the highest of all.' : `The highest is ${best.label} with ${show.percent(best.accuracy.mean)}${show.spread(best.accuracy)}.`);
+  } else lede.push('No accuracy was measured yet.');
+  if (others.length) lede.push(`Compared with ${others.slice(0, 8).map((entry) => entry.label).join(', ')}${others.length > 8 ? ` and ${others.length - 8} more` : ''}.`);
+  document.getElementById('lede').textContent = lede.join(' ');
+  const seconds = data.runs.reduce((sum, run) => sum + (run.seconds || 0), 0);
+  const tile = (value, extra, words) => h('div', { class: 'tile' }, h('b', {}, value, extra && h('small', {}, extra)), h('span', {}, words));
+  const capacities = data.devices.find((view) => view.entries.includes(0));
+  const sizes = capacities ? capacities.levels.length : 0;
+  document.getElementById('tiles').append(
+    tile(show.percent(first.accuracy.mean), show.spread(first.accuracy), `test accuracy, ${clip(first.label, 40)}`),
+    known(first.local.mean) ? tile(show.percent(first.local.mean), show.spread(first.local), 'on clients’ own data') : '',
+    first.clients ? tile(first.clients.toLocaleString('en'), sizes ? ` of ${plural(sizes, 'size')}` : '', `devices, ${first.per_round || '?'} a round`) : '',
+    tile(show.round(first.rounds), '', `rounds${first.seeds.length > 1 ? `, ${first.seeds.length} seeds` : ''}`),
+    capacities && known(capacities.sent) ? tile(show.bytes(capacities.sent), '', 'sent per client and round') : '',
+    tile(show.time(seconds), '', `training time of ${plural(data.runs.length, 'run')}`));
+  const troubles = data.entries.flatMap((entry) => [
+    ...entry.unfinished.map((run) => `${entry.label}, seed ${run.seed}, is unfinished: round ${run.done} of ${run.rounds}.`),
+    ...(entry.accuracy.lost && !entry.unfinished.length ? [`${entry.label}: the final accuracy of ${plural(entry.accuracy.lost, 'seed')} is missing or not a number.`] : []),
+    ...Object.values(entry.curves).some((curve) => curve.mean.includes(null)) ? [`${entry.label}: some measured values are not finite; the lines have gaps there.`] : [],
+    ...entry.notes.map((note) => `${entry.label}: ${note}.`)]);
+  if (troubles.length) {
+    document.querySelector('header.top').append(h('div', { class: 'warn', role: 'note' }, troubles.slice(0, 6).map((text) => h('div', {}, text)), troubles.length > 6 && h('div', {}, `and ${troubles.length - 6} more`)));
+  }
+}
+
+const AXES = {
+  rounds: { title: 'rounds', one: 'round', show: show.round, zero: true },
+  bytes: { title: 'bytes sent, both ways', one: 'after', show: show.bytes, zero: true },
+  macs: { title: 'multiply-adds of all clients', one: 'after', show: show.count, zero: true },
+};
+function curvesSection() {
+  const state = { axis: 'rounds', accuracy: 'global_accuracy', loss: 'global_loss', log: 'auto' };
+  const has = (metric) => data.entries.some((entry) => entry.curves[metric]);
+  if (!has(state.loss) && has('train_loss')) state.loss = 'train_loss';
+  const lines = (metric) => data.entries.map((entry, place) => ({ entry, place })).filter(({ entry }) => entry.curves[metric]).map(({ entry, place }) => {
+    const curve = entry.curves[metric];
+    return { entry: place, x: curve[state.axis], y: curve.mean, low: curve.band && curve.band[0], high: curve.band && curve.band[1] };
+  });
+  const values = (metric) => lines(metric).flatMap((line) => line.y).filter(known);
+  const steep = (found) => found.length > 0 && Math.min(...found) > 0 && Math.max(...found) / Math.min(...found) > 30;
+  const accuracy = lineChart('Accuracy', () => ({ lines: lines(state.accuracy), x: AXES[state.axis], y: { show: show.percent, tick: percentTick, floor: 0, ceiling: 1 } }));
+  const drawAccuracy = redraws[redraws.length - 1];
+  const loss = lineChart('Loss', () => ({ lines: lines(state.loss), x: AXES[state.axis], y: { show: show.loss, tick: (v) => (v >= 1e4 || (v && v < 1e-3) ? show.loss(v) : String(Number(v.toPrecision(3)))), floor: 0, log: state.log === 'log' || (state.log === 'auto' && steep(values(state.loss))) } }));
+  const drawLoss = redraws[redraws.length - 1];
+  const buttons = data.entries.map((entry, place) => h('button', { type: 'button', title: entry.label, onclick: () => {
+    if (hidden.has(place)) hidden.delete(place); else hidden.add(place);
+    press();
+  } }, swatch(place), clip(entry.label, 44)));
+  const press = () => {
+    buttons.forEach((button, place) => button.setAttribute('aria-pressed', String(!hidden.has(place))));
+    redrawAll();
+  };
+  const all = data.entries.length > 8 && h('button', { type: 'button', onclick: () => {
+    if (hidden.size) hidden.clear(); else data.entries.forEach((_, place) => hidden.add(place));
+    press();
+  } }, 'All / none');
+  buttons.forEach((button) => button.setAttribute('aria-pressed', 'true'));
+  const legend = h('div', { class: 'legend', role: 'group', 'aria-label': 'Lines; press to hide or show' }, all, buttons);
+  const thinned = data.entries.some((entry) => Object.values(entry.curves).some((curve) => curve.measured > curve.rounds.length));
+  const banded = data.entries.some((entry) => entry.seeds.length > 1);
+  return [
+    h('div', { class: 'controls' }, h('span', { class: 'small' }, 'Over'), segments('Horizontal axis', [['rounds', 'Rounds'], ['bytes', 'Bytes sent'], ['macs', 'Multiply-adds']], 'rounds', (value) => { state.axis = value; drawAccuracy(); drawLoss(); })),
+    legend,
+    h('div', { class: 'pair' },
+      h('div', {}, h('div', { class: 'head' }, h('h3', {}, 'Accuracy'), segments('Accuracy on', [['global_accuracy', 'Test set'], ['local_accuracy', 'Clients’ own data']], state.accuracy, (value) => { state.accuracy = value; drawAccuracy(); })), accuracy),
+      h('div', {}, h('div', { class: 'head' }, h('h3', {}, 'Loss'), segments('Loss on', [['global_loss', 'Test set'], ['train_loss', 'Training']], state.loss, (value) => { state.loss = value; drawLoss(); }),
+        segments('Vertical axis', [['auto', 'Auto'], ['linear', 'Linear'], ['log', 'Log']], 'auto', (value) => { state.log = value; drawLoss(); })), loss)),
+    h('p', { class: 'note' }, 'Point at a chart, or focus it and use the arrow keys, for values; press a name to hide its line.',
+      banded && ' Lines are means over seeds, bands reach from the smallest to the largest.',
+      thinned && ` Long runs are drawn with at most ${data.points} points a line: of every stretch the smallest and the largest value are kept.`)];
+}
+
+function redrawAll() { for (const redraw of redraws) redraw(); }
+
+headline();
+for (const [id, section] of [['compared', rankingSection], ['curves', curvesSection], ['coverage', coverageSection], ['gains', gainsSection], ['devices', devicesSection], ['split', splitSection], ['runs', runsSection], ['repeat', repeatSection]]) {
+  fill(body(id), {}, [section()]);
+}
+document.getElementById('foot').textContent = `Made by fedwidth ${data.version}. This file is complete in itself and opens without a network.`;
+readPaint();
+redrawAll();
+let width = window.innerWidth;
+window.addEventListener('resize', () => {
+  if (window.innerWidth !== width) { width = window.innerWidth; requestAnimationFrame(redrawAll); }
+});
+window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { readPaint(); redrawAll(); });

@@ -1,0 +1,121 @@
+"""The model of a run, built again from its settings, to see which weights its rounds trained and what they cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from fedwidth.checkpoint import NAME
+from fedwidth.cost import Cost, cost_at, count_parameters
+from fedwidth.data import Data, load
+from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.experiment import build_model
+from fedwidth.methods import Method, method
+from fedwidth.narrow import narrow
+from fedwidth.plan import Plan, trace
+from fedwidth.report.runs import Run
+from fedwidth.schema import build
+from fedwidth.settings import Settings
+
+Built = tuple[nn.Module, Plan, torch.Tensor, dict[tuple[int, ...], Cost]]
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """The global model of a run as it was before training, and what slices it."""
+
+    settings: Settings
+    method: Method
+    model: nn.Module
+    plan: Plan
+    example: torch.Tensor
+    costs: dict[tuple[int, ...], Cost]
+    """Costs found so far of the model's sub-models; runs with one model share them."""
+
+    def narrows(self, capacity: float) -> bool:
+        """True where the method gives a client of this capacity less than the whole model."""
+        counts = self.method.select(self.plan, capacity=capacity).counts
+        return any(counts[name] < group.size for name, group in self.plan.groups.items())
+
+    def cost(self, capacity: float) -> Cost:
+        """What the sub-model of this capacity costs."""
+        counts = self.method.select(self.plan, capacity=capacity).counts
+        size = tuple(counts.values())
+        if size not in self.costs:
+            full = count_parameters(self.plan, {})
+            self.costs[size] = cost_at(self.model, self.plan, self.example, counts, capacity=capacity, full=full)
+        return self.costs[size]
+
+
+class Workshop:
+    """Builds models again, each distinct one once.
+
+    A config may name a model as package.module:factory. Building that one imports code, which a page about somebody
+    else's folder must not do unasked: `own_models` is the permission.
+    """
+
+    def __init__(self, *, own_models: bool = False) -> None:
+        self._own_models = own_models
+        self._data: dict[str, Data] = {}
+        self._built: dict[str, Built] = {}
+
+    def rebuild(self, run: Run) -> Rebuilt | str:
+        """The model of the run, or one sentence why it cannot be built here."""
+        try:
+            settings = build(Settings, run.config)
+            chosen = method(settings.method.name, **settings.method.options)
+            found = self._model(settings)
+            _check_same(run, found[1])
+        except Exception as error:  # a model of the user's may fail in any way; the page must not
+            return said(error)
+        return Rebuilt(settings, chosen, *found)
+
+    def _model(self, settings: Settings) -> Built:
+        if ":" in settings.model.name and not self._own_models:
+            raise OptionError(f"the model '{settings.model.name}' is code of its own, which a report does not import")
+        key = json.dumps([asdict(settings.model), asdict(settings.data)], sort_keys=True)
+        if key not in self._built:
+            data = self._load(settings)
+            example = data.example()
+            model = build_model(settings, data)
+            plan = trace(model, example, heads=settings.model.heads)
+            if settings.model.width != 1:  # as the experiment does
+                index = method("heterofl", rounding="ceil").select(plan, capacity=settings.model.width)
+                model = narrow(model, plan, index)
+                plan = trace(model, example, heads=settings.model.heads)
+            self._built[key] = model, plan, example, {}
+        return self._built[key]
+
+    def _load(self, settings: Settings) -> Data:
+        data = settings.data
+        key = json.dumps([data.name, data.root, data.options], sort_keys=True)
+        if key not in self._data:
+            self._data[key] = load(data.name, data.root or None, download=False, **data.options)
+        return self._data[key]
+
+
+def said(error: Exception) -> str:
+    """An error as a reason on the page, in one line."""
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, FedwidthError) else f"{type(error).__name__}: {text}"
+
+
+def _check_same(run: Run, plan: Plan) -> None:
+    """Refuse where the run's checkpoint holds other tensors: it was given a model that its settings do not name."""
+    path = run.folder / NAME
+    if not path.exists():
+        return
+    try:
+        with safe_open(path, "pt") as file:
+            prefix = "state."
+            names: list[Any] = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            shapes = {name.removeprefix(prefix): tuple(file.get_slice(name).get_shape()) for name in names}
+    except (SafetensorError, OSError):
+        return  # a checkpoint nobody can read says nothing against the settings
+    if shapes and any(plan.shapes.get(name) != shape for name, shape in shapes.items()):
+        raise OptionError("the checkpoint holds another model than the settings name")

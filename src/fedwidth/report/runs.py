@@ -1,0 +1,204 @@
+"""Reading run folders as they are: finished, running, killed, of another version.
+
+Nothing here trusts a file: what cannot be read is left out and said in the run's notes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from fedwidth.errors import OptionError
+
+Table = dict[str, Any]
+
+_SEED_FOLDER = re.compile(r"seed-\d+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder."""
+
+    folder: Path
+    place: str
+    """The folder as seen from the one that was asked for, `compare` and `seed-N` left out; '' for that one itself."""
+    config: Table
+    config_text: str
+    metrics: list[Table]
+    """One table a round, in order of rounds."""
+    summary: Table | None
+    """None while a run is unfinished."""
+    clients: list[Table]
+    notes: tuple[str, ...]
+    """What could not be read, or is odd."""
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """A setting by its dotted name, or the default where the config lacks it or holds another kind of value."""
+        found: Any = self.config
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        if found is None or (default is not None and not isinstance(found, type(default))):
+            return default
+        return found
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        seed: int = self.setting("seed", 0)
+        return seed
+
+    @property
+    def method(self) -> str:
+        """The name of its method."""
+        name = (self.summary or {}).get("method")
+        return self.setting("method.name", "") or (name if isinstance(name, str) else "") or "unknown method"
+
+    @property
+    def rounds(self) -> int:
+        """The rounds it was asked for."""
+        rounds: int = self.setting("rounds", 0)
+        return rounds or self.done
+
+    @property
+    def done(self) -> int:
+        """The rounds it has finished."""
+        return int(self.metrics[-1]["round"]) if self.metrics else 0
+
+    @property
+    def finished(self) -> bool:
+        """True when it wrote its summary."""
+        return self.summary is not None
+
+    def final(self, key: str) -> float:
+        """A number at the end of the run: from its summary, else as last measured; NaN where it never was."""
+        if self.summary is not None and not math.isnan(found := number(self.summary.get(key))):
+            return found
+        return next((number(line[key]) for line in reversed(self.metrics) if key in line), math.nan)
+
+    @cached_property
+    def spent(self) -> list[tuple[float, float]]:
+        """(bytes sent both ways, multiply-adds) up to and including each line of the metrics."""
+        sent = (number(line.get("bytes_down")) + number(line.get("bytes_up")) for line in self.metrics)
+        macs = (number(line.get("macs")) for line in self.metrics)
+        return list(zip(accumulate(sent), accumulate(macs), strict=True))
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Every run in these folders and below them, each once; a folder without one is refused."""
+    runs: dict[Path, Run] = {}
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            what = "is a file" if folder.exists() else "does not exist"
+            raise OptionError(f"{folder} {what}; give a folder that holds a run (config.toml and metrics.jsonl)")
+        found = [run for place in _walk(folder) if (run := _read_run(place, folder)) is not None]
+        if not found:
+            raise OptionError(f"{folder} holds no run: neither it nor a folder in it has config.toml and metrics.jsonl")
+        for run in found:
+            runs.setdefault(run.folder.resolve(), run)
+    return list(runs.values())
+
+
+def number(value: Any) -> float:
+    """The value as a float, NaN where it is no number.
+
+    >>> number(3), number("3"), number(True)
+    (3.0, nan, nan)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Folders with a config.toml, parents first, in order of their names (numbers by value); the main run's seeds come
+    before what it is compared with."""
+
+    def order(name: str) -> tuple[bool, list[str]]:
+        return name == "compare", [part.zfill(9) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+    for place, inner, files in os.walk(folder):
+        inner.sort(key=order)
+        if "config.toml" in files:
+            yield Path(place)
+
+
+def _read_run(folder: Path, asked: Path) -> Run | None:
+    notes: list[str] = []
+    text = _read_text(folder / "config.toml", notes) or ""
+    try:
+        config = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        config = {}
+        notes.append(f"config.toml cannot be read: {error}")
+    measured = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
+    if not measured and not isinstance(config.get("method"), dict):
+        return None  # some other program's config.toml
+    summary = _read_json(folder / "summary.json", dict, notes)
+    clients = _read_json(folder / "clients.json", list, notes) or []
+    parts = [part for part in folder.relative_to(asked).parts if part != "compare" and not _SEED_FOLDER.fullmatch(part)]
+    return Run(
+        folder=folder,
+        place="/".join(parts),
+        config=config,
+        config_text=text,
+        metrics=_read_metrics(folder / "metrics.jsonl", notes),
+        summary=summary,
+        clients=[row for row in clients if isinstance(row, dict)],
+        notes=tuple(notes),
+    )
+
+
+def _read_metrics(path: Path, notes: list[str]) -> list[Table]:
+    """The rounds a run wrote down. Its last line may be half-written; other lines that make no sense are counted."""
+    rounds: dict[int, Table] = {}
+    texts = (_read_text(path, notes) or "").split("\n")
+    unread = 0
+    for place, text in enumerate(texts):
+        try:
+            line = json.loads(text) if text.strip() else None
+        except (ValueError, RecursionError):
+            unread += place < len(texts) - 1
+            continue
+        if isinstance(line, dict) and type(line.get("round")) is int and line["round"] >= 0:
+            rounds[line["round"]] = line
+        elif line is not None:
+            unread += 1
+    if unread:
+        notes.append(f"{unread} line{'s' * (unread > 1)} of metrics.jsonl cannot be read")
+    return [rounds[round] for round in sorted(rounds)]
+
+
+def _read_json(path: Path, kind: type, notes: list[str]) -> Any:
+    text = _read_text(path, notes)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, kind):
+        return found
+    notes.append(f"{path.name} cannot be read")
+    return None
+
+
+def _read_text(path: Path, notes: list[str]) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {error.strerror or error}")
+        return None

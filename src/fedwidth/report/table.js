@@ -1,0 +1,55 @@
+// The table of all runs (sort by any column, copy as tab-separated text) and how to repeat each.
+const COLUMNS = [
+  ['Run', (run) => data.entries[run.entry].label, null, 'text wide'],
+  ['Method', (run) => data.entries[run.entry].title, null, 'text'],
+  ['Data', (run) => data.entries[run.entry].data, null, 'text'],
+  ['Seed', (run) => run.seed, String],
+  ['Rounds', (run) => run.done, (v, run) => (run.finished ? show.round(v) : `${show.round(v)} of ${show.round(run.rounds)}`)],
+  ['Accuracy', (run) => run.accuracy, (v) => show.percent(v, 2)],
+  ['Best', (run) => run.best, (v) => show.percent(v, 2)],
+  ['Clients’ own', (run) => run.local, (v) => show.percent(v, 2)],
+  ['Loss', (run) => run.loss, show.loss],
+  ['Sent', (run) => run.sent, show.bytes],
+  ['Multiply-adds', (run) => run.macs, show.count],
+  ['Time', (run) => run.seconds, show.time],
+  ['Version', (run) => run.version, null, 'text'],
+  ['Folder', (run) => run.folder, null, 'text'],
+];
+
+function runsSection() {
+  const tbody = h('tbody');
+  const heads = COLUMNS.map(([title, , , kind], place) => h('th', { class: kind, scope: 'col' }, h('button', { type: 'button', onclick: () => sort(place) }, title)));
+  let order = data.runs.slice();
+  let sorted = [null, 1];
+  const cell = (run, [, value, words]) => (words ? words(value(run), run) : value(run) || '–');
+  const fillRows = () => tbody.replaceChildren(...order.map((run) => h('tr', {}, COLUMNS.map((column) => h('td', { class: column[3] },
+    column[0] === 'Run' && swatchInline(run.entry), cell(run, column), column[0] === 'Run' && !run.finished && [' ', h('span', { class: 'badge' }, 'unfinished')])))));
+  function sort(place) {
+    const value = COLUMNS[place][1];
+    const numeric = data.runs.some((run) => known(value(run)));
+    sorted = [place, sorted[0] === place ? -sorted[1] : numeric && COLUMNS[place][0] !== 'Seed' ? -1 : 1];
+    order = data.runs.slice().sort((a, b) => {
+      const [left, right] = [value(a), value(b)];
+      if (!numeric) return sorted[1] * String(left).localeCompare(String(right));
+      return known(left) && known(right) ? sorted[1] * (left - right) : known(right) - known(left); // unknown ones last
+    });
+    heads.forEach((head, at) => (at === place ? head.setAttribute('aria-sort', sorted[1] > 0 ? 'ascending' : 'descending') : head.removeAttribute('aria-sort')));
+    fillRows();
+    say(`sorted by ${COLUMNS[place][0]}`);
+  }
+  fillRows();
+  const clean = (text) => String(text).replace(/[\t\r\n]+/g, ' ');
+  const asText = () => [COLUMNS.map(([title]) => title), ...order.map((run) => COLUMNS.map(([, value]) => { const v = value(run); return v === null ? '' : clean(v); }))].map((row) => row.join('\t')).join('\n');
+  return [
+    h('div', { class: 'controls' }, h('span', { class: 'small' }, `${plural(data.runs.length, 'run')}. Press a heading to sort.`), copier('Copy table', asText)),
+    h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Table of all runs' }, h('table', { id: 'table' }, h('thead', {}, h('tr', {}, heads)), tbody))];
+}
+
+function repeatSection() {
+  return [
+    h('p', { class: 'intro' }, 'Equal settings and an equal seed give equal results. The paths are as seen from where this report was made; the configuration below each command is the whole of it.'),
+    data.runs.map((run) => h('details', {},
+      h('summary', {}, swatchInline(run.entry), ` ${data.entries[run.entry].label}, seed ${run.seed}`),
+      h('pre', { tabindex: 0 }, run.command), copier('Copy command', () => run.command),
+      h('pre', { tabindex: 0 }, run.config || 'config.toml could not be read'), copier('Copy config.toml', () => run.config)))];
+}

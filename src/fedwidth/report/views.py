@@ -1,0 +1,178 @@
+"""What the page shows of clients and devices: who gains, what devices can afford, who holds which labels."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedwidth.report.entries import Entry, spread
+from fedwidth.report.rebuild import Rebuilt, said
+from fedwidth.report.runs import Run, number
+
+View = dict[str, Any]
+
+BINS = 20
+MOST_CLIENTS_DRAWN, MOST_LABELS_DRAWN, MOST_PICTURES = 100, 100, 12
+
+
+def gains_views(entries: Sequence[Entry]) -> View:
+    """For each entry the distribution of local accuracy over clients by capacity, all seeds together; largest first."""
+    found: list[dict[float | None, list[float]]] = []
+    for entry in entries:
+        by_capacity: dict[float | None, list[float]] = {}
+        for row in (row for run in entry.runs for row in run.clients):
+            if 0 <= (accuracy := number(row.get("accuracy"))) <= 1:
+                by_capacity.setdefault(_capacity(row), []).append(accuracy)
+        found.append(by_capacity)
+    worst = min((a for by_capacity in found for accuracies in by_capacity.values() for a in accuracies), default=0.0)
+    low = min(0.8, math.floor(10 * worst) / 10)  # all entries share one axis
+    views = [
+        {
+            "entry": place,
+            "levels": [
+                _distribution(capacity, by_capacity[capacity], low)
+                for capacity in sorted(by_capacity, key=lambda c: -(c or 0))
+            ],
+        }
+        for place, by_capacity in enumerate(found)
+        if by_capacity
+    ]
+    return {"low": low, "views": views}
+
+
+def _distribution(capacity: float | None, accuracies: Sequence[float], low: float) -> View:
+    return {
+        "capacity": capacity,
+        "clients": len(accuracies),
+        "mean": float(np.mean(accuracies)),
+        "quantiles": np.quantile(accuracies, [0, 0.25, 0.5, 0.75, 1]).tolist(),
+        "bins": np.histogram(accuracies, BINS, (low, 1))[0].tolist(),
+    }
+
+
+def widths_views(entries: Sequence[Entry], built: Sequence[Rebuilt | str]) -> View:
+    """For each entry the accuracy of the global model's sub-model at each capacity it was measured at, over seeds.
+
+    A method that always trains the whole model (FedAvg) has no sub-models; it is named under `whole`.
+    """
+    views: list[View] = []
+    whole: list[int] = []
+    for place, (entry, model) in enumerate(zip(entries, built, strict=True)):
+        found: dict[float, list[float]] = {}
+        for run in entry.runs:
+            for name, accuracy in next(_capacity_accuracies(run), {}).items():
+                if 0 < (capacity := _read_capacity(name)) <= 1:
+                    found.setdefault(capacity, []).append(number(accuracy))
+        if found and not isinstance(model, str) and min(found) < 1 and not model.narrows(min(found)):
+            whole.append(place)
+        elif found:
+            levels = [{"capacity": capacity, **spread(found[capacity])} for capacity in sorted(found)]
+            views.append({"entry": place, "levels": levels})
+    return {"views": views, "whole": whole}
+
+
+def _read_capacity(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def devices_view(entry: Entry, built: Rebuilt | str) -> View:
+    """The capacity mix, and what a round costs a client of each capacity."""
+    run = entry.first
+    mix = Counter(c for row in run.clients if (c := _capacity(row)) is not None)
+    counted = "clients"
+    if not mix:  # drawn anew each round, or too many clients to list
+        counted = "updates"
+        mix = Counter(c for line in run.metrics for c in map(number, _list(line.get("capacities"))) if 0 < c <= 1)
+    updates = sum(len(_list(line.get("clients"))) for line in run.metrics)
+    sent, macs = run.spent[-1] if run.spent else (math.nan, math.nan)
+    costs, reason = _costs(built, mix)
+    return {
+        "counted": counted,
+        "width": number(run.setting("model.width", 1.0)),
+        "levels": [{"capacity": c, "count": mix[c], **costs.get(c, {})} for c in sorted(mix, reverse=True)],
+        "full": costs.get(1.0),
+        "sent": _per(sent, updates),
+        "macs": _per(macs, updates),
+        "reason": reason,
+    }
+
+
+def split_view(run: Run) -> View | None:
+    """Which client holds which labels and how many samples; a sample of clients where there are many."""
+    rows = [row for row in run.clients if isinstance(row.get("labels"), list) and row["labels"]]
+    if not rows:
+        return None
+    held = [sorted({label for label in row["labels"] if type(label) is int and label >= 0}) for row in rows]
+    labels = 1 + max((labels[-1] for labels in held if labels), default=0)
+    places = sorted({int(p) for p in np.linspace(0, len(rows) - 1, min(len(rows), MOST_CLIENTS_DRAWN)).round()})
+    return {
+        "total": len(rows),
+        "labels": labels,
+        "drawn": min(labels, MOST_LABELS_DRAWN),
+        "clients": [
+            {
+                "client": rows[place].get("client", place),
+                "capacity": _capacity(rows[place]),
+                "samples": number(rows[place].get("samples")),
+                "labels": [label for label in held[place] if label < MOST_LABELS_DRAWN],
+            }
+            for place in places
+        ],
+    }
+
+
+def once(views: Iterable[tuple[int, View | None]]) -> list[View]:
+    """Equal views of several entries as one view that names them all."""
+    found: dict[str, View] = {}
+    for entry, view in views:
+        if view is not None:
+            key = json.dumps(view, sort_keys=True, default=str)
+            found.setdefault(key, {**view, "entries": []})["entries"].append(entry)
+    return list(found.values())[:MOST_PICTURES]
+
+
+def _costs(built: Rebuilt | str, capacities: Iterable[float]) -> tuple[dict[float, View], str | None]:
+    """What the sub-model of each capacity costs, or why that is not known."""
+    if isinstance(built, str):
+        return {}, built
+    try:
+        costs = {capacity: built.cost(capacity) for capacity in {1.0, *capacities}}
+    except Exception as error:  # a user's model may run at some widths and fail at others
+        return {}, said(error)
+    return {
+        capacity: {
+            "parameters": cost.parameters,
+            "bytes": cost.bytes + cost.buffer_bytes,
+            "macs": cost.macs,
+            "share": cost.share,
+        }
+        for capacity, cost in costs.items()
+    }, None
+
+
+def _capacity_accuracies(run: Run) -> Iterator[View]:
+    for table in (run.summary or {}, *reversed(run.metrics)):
+        found = table.get("capacity_accuracy")
+        if found and isinstance(found, dict):
+            yield found
+
+
+def _capacity(row: View) -> float | None:
+    capacity = number(row.get("capacity"))
+    return capacity if 0 < capacity <= 1 else None
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _per(total: float, count: int) -> float:
+    return total / count if count else math.nan

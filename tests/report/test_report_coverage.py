@@ -1,0 +1,102 @@
+import base64
+
+import pytest
+import torch
+from run_folders import CAPACITIES, lines, write_run
+
+from fedwidth.coverage import measure_coverage
+from fedwidth.methods import methods
+from fedwidth.report import read_runs
+from fedwidth.report.coverage_view import best_layer, count_training, frame_rounds, layers, pack, pool
+from fedwidth.report.rebuild import Rebuilt, Workshop
+
+
+@pytest.fixture(scope="module")
+def workshop():
+    return Workshop()
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_counts_agree_with_the_coverage_of_the_same_devices(tmp_path, workshop, name):
+    """Where every round has the same cohort, what the run trained is what `measure_coverage` predicts."""
+    (run,) = read_runs([write_run(tmp_path / "a", method=name, seed=4, rounds=9)])
+    built = workshop.rebuild(run)
+    assert isinstance(built, Rebuilt)
+    frames = count_training(run, built)
+    for frame in (frames[0], frames[-1]):
+        expected = measure_coverage(built.plan, built.method, CAPACITIES, frame.round, seed=4)
+        assert frame.share == pytest.approx(expected.share())
+        assert frame.evenness == pytest.approx(expected.evenness)
+        assert frame.updates == 3 * frame.round
+        counts = {t.name: t.counts for t in expected.tensors}
+        for layer, grid in frame.grids.items():
+            assert torch.equal(grid.double(), counts[layer].double().expand(*grid.shape))
+
+
+def test_grids_shrink_to_cells_of_means_and_bytes(tmp_path, workshop):
+    (run,) = read_runs([write_run(tmp_path / "a", method="heterofl")])
+    built = workshop.rebuild(run)
+    frames = count_training(run, built)
+    (view,) = pack([(0, "", frames)])
+    assert view["rounds"] == [frame.round for frame in frames]
+    for layer in view["layers"].values():
+        rows, columns = layer["cells"]
+        assert max(rows, columns) <= 64
+        assert len(base64.b64decode(layer["frames"])) == rows * columns * len(frames)
+    # HeteroFL trains the first quarter of the units in every update and the last half in one of three.
+    two_way = next(layer for layer in view["layers"].values() if layer["shape"] == [6, 12])
+    last = base64.b64decode(two_way["frames"])[-72:]
+    assert (last[0], last[-1]) == (255, 85)
+
+
+def test_pooling_keeps_the_mean():
+    grid = torch.arange(128 * 256).reshape(128, 256)
+    assert pool(grid, 64).shape == (64, 64)
+    assert pool(grid, 64).mean() == pytest.approx(float(grid.double().mean()))
+    assert pool(torch.ones(3, 5), 64).shape == (3, 5)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 24, 25, 2500])
+def test_the_slider_goes_from_the_first_round_to_the_last(rounds):
+    stops = frame_rounds(rounds)
+    assert (stops[0], stops[-1]) == (1, rounds)
+    assert len(stops) <= 24
+    assert stops == sorted(set(stops))
+
+
+def test_layers_sliced_both_ways_come_first(tmp_path, workshop):
+    (run,) = read_runs([write_run(tmp_path / "a")])
+    plan = workshop.rebuild(run).plan
+    (only,) = layers(plan, 1)
+    assert plan.shapes[only] == (6, 12)
+    assert best_layer(plan, layers(plan)) == only  # although the first layer, 12 x 64, is larger
+    assert len(layers(plan)) == 3
+
+
+def test_counting_stops_where_the_metrics_do_not_say_who_trained(tmp_path, workshop):
+    metrics = lines(6)
+    del metrics[3]["clients"]
+    (run,) = read_runs([write_run(tmp_path / "a", metrics=metrics)])
+    assert count_training(run, workshop.rebuild(run))[-1].round == 3
+    (run,) = read_runs([write_run(tmp_path / "b", metrics=[{"round": 1, "clients": [1], "capacities": [7]}])])
+    assert count_training(run, workshop.rebuild(run)) == []
+
+
+def test_code_named_by_a_config_is_not_imported_unasked(tmp_path):
+    folder = write_run(tmp_path / "a")
+    text = (folder / "config.toml").read_text().replace('"mlp"', '"somewhere.else:factory"')
+    (folder / "config.toml").write_text(text)
+    (run,) = read_runs([folder])
+    assert "does not import" in Workshop().rebuild(run)
+    assert "somewhere" in Workshop(own_models=True).rebuild(run)
+
+
+def test_a_checkpoint_of_another_model_is_noticed(tmp_path):
+    from safetensors.torch import save_file
+
+    folder = write_run(tmp_path / "a")
+    save_file({"state.layer.weight": torch.zeros(2, 2)}, folder / "checkpoint.safetensors")
+    (run,) = read_runs([folder])
+    assert Workshop().rebuild(run) == "the checkpoint holds another model than the settings name"
+    (folder / "checkpoint.safetensors").write_bytes(b"damaged")
+    assert isinstance(Workshop().rebuild(run), Rebuilt)
