@@ -133,7 +133,7 @@ class Settings:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    engine: str = key("auto", "how clients are trained", choices=("auto", "serial", "processes", "cuda"))
+    engine: str = key("auto", "how clients are trained", choices=("auto", "serial", "processes", "vectorised", "cuda"))
     workers: int = key(0, "worker processes; 0: one per core. Results do not depend on it", least=0)
     device: str = key("cpu", "cpu or cuda")
     precision: str = key(

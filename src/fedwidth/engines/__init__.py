@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 
 from fedwidth.client import Trainer
 from fedwidth.cost import cost
-from fedwidth.engines.cuda import CudaEngine, why_not
+from fedwidth.engines.flat_engine import Crew, FlatEngine
 from fedwidth.engines.processes import ProcessEngine, cannot_send
 from fedwidth.engines.serial import SerialEngine
+from fedwidth.engines.slots import Slots, why_not
+from fedwidth.engines.stacks import Stacks
 from fedwidth.rounds import Engine
 
-__all__ = ["CudaEngine", "ProcessEngine", "SerialEngine", "make_engine"]
+__all__ = ["FlatEngine", "ProcessEngine", "SerialEngine", "make_engine"]
 
+CREWS: dict[str, Callable[[Trainer], Crew]] = {"cuda": Slots, "vectorised": Stacks}
 
 WORTH_WORKERS = 5e9
 """Multiply-adds a round below which starting and feeding worker processes costs more than it saves."""
@@ -29,11 +33,11 @@ def make_engine(trainer: Trainer) -> Engine:
     elif wanted == "auto":
         heavy = workers > 1 and work_of_a_round(trainer) > WORTH_WORKERS and cannot_send(trainer.model) is None
         wanted = "processes" if heavy else "serial"
-    if wanted == "cuda":
+    if wanted in CREWS:
         reason = why_not(trainer)
         if reason is None:
-            return CudaEngine(trainer)
-        warnings.warn(f"the cuda engine falls back to one client at a time: {reason}", stacklevel=2)
+            return FlatEngine(trainer, CREWS[wanted](trainer))
+        warnings.warn(f"the {wanted} engine falls back to one client at a time: {reason}", stacklevel=2)
     return ProcessEngine(trainer, workers) if wanted == "processes" else SerialEngine(trainer)
 
 

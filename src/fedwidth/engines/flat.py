@@ -61,12 +61,12 @@ class Layout:
 class SubLayout:
     """The same for sub-models of one size, and the gather from the full vector.
 
-    Tensors of four dimensions lie in channels-last order (their views have the usual shape): convolutions on GPUs are
-    fastest so, and the gather costs the same in any order.
+    With `channels_last`, tensors of four dimensions lie in that order (their views have the usual shape): convolutions
+    on GPUs are fastest so, and the gather costs the same in any order.
     """
 
-    def __init__(self, layout: Layout, index: Index, device: torch.device) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, index: Index, device: torch.device, *, channels_last: bool = True) -> None:
+        self.layout, self.channels_last = layout, channels_last
         self.shapes = {n: index.shapes[n] for n in layout.names}
         self.sliced = {n: index.sliced(n) for n in layout.names}
         sizes = [math.prod(self.shapes[n]) for n in layout.names]
@@ -75,14 +75,23 @@ class SubLayout:
         self._make_gather(device)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The narrow tensors as views of a sub-model's vector."""
+        """The narrow tensors as views of a sub-model's vector [n], or of many [clients, n]."""
         found = {}
         for name, shape in self.shapes.items():
-            order = _order(shape)
-            part = flat[self.offsets[name] : self.offsets[name] + math.prod(shape)]
-            back = [order.index(dim) for dim in range(len(shape))]
-            found[name] = part.view([shape[dim] for dim in order]).permute(back)
+            order = [0, 2, 3, 1] if self.channels_last and len(shape) == 4 else list(range(len(shape)))
+            part = flat[..., self.offsets[name] : self.offsets[name] + math.prod(shape)]
+            before = part.dim() - 1
+            laid = torch.unflatten(part, -1, [shape[dim] for dim in order]) if shape else part.squeeze(-1)
+            found[name] = laid.permute(*range(before), *(before + order.index(dim) for dim in range(len(shape))))
         return found
+
+    def mark(self, names: Sequence[str]) -> Tensor:
+        """1 for the elements of these tensors, 0 for the others."""
+        marked = torch.zeros(self.size, dtype=self.layout.dtype)
+        for name, view in self.views(marked).items():
+            if name in names:
+                view.fill_(1.0)
+        return marked
 
     def where(self, index: Index) -> Tensor:
         """Positions in the full vector of every element of the sub-model at this index."""
@@ -129,11 +138,6 @@ class SubLayout:
                     constant_views[name].add_(along * _stride(full[name], dim))
         self.constant = constant.to(device)
         self.pointers = [pointer.to(device) for pointer in pointers]
-
-
-def _order(shape: Sequence[int]) -> list[int]:
-    """Dimensions from slowest to fastest in memory."""
-    return [0, 2, 3, 1] if len(shape) == 4 else list(range(len(shape)))
 
 
 def _stride(shape: Sequence[int], dim: int) -> int:

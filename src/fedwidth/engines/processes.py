@@ -98,7 +98,8 @@ def _start_pool(trainer: Trainer, workers: int) -> ProcessPoolExecutor:
     known = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
     if "forkserver" in known:
-        context.set_forkserver_preload(["fedwidth.engines.processes"])
+        # An optimiser's first step imports hundreds of modules of PyTorch's compiler: once here, not in every worker.
+        context.set_forkserver_preload(["fedwidth.engines.processes", "torch._dynamo"])
     shared = (trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings)
     return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=shared)
 

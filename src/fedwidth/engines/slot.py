@@ -7,7 +7,6 @@ parameters are views of, instead of on a hundred tensors.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from fedwidth.client import masked_loss
 from fedwidth.engines.flat import SubLayout
+from fedwidth.engines.optimise import Vectors, clip, step
 from fedwidth.settings import TrainingSettings
 
 MOST_GRAPHS = 3
@@ -38,26 +38,16 @@ class Slot:
     ) -> None:
         self.module, self.sub, self.settings, self.precision = module.train(), sub, settings, precision
         self.device = device
-        self.flat = torch.zeros(sub.size, dtype=sub.layout.dtype, device=device)
-        self.gradient = torch.zeros_like(self.flat)
-        self.first, self.second = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self.step_number = torch.zeros((), dtype=self.flat.dtype, device=device)
-        self.learning_rate = torch.zeros((), dtype=self.flat.dtype, device=device)
-        self.loss_sum = torch.zeros((), dtype=self.flat.dtype, device=device)
+        names = [name for name, _ in module.named_parameters()]
+        dtype = sub.layout.dtype
+        self.vectors = Vectors.zeros((sub.size,), sub.mark(names).to(device), dtype=dtype, device=device)
+        self.flat = self.vectors.flat
+        self.loss_sum = torch.zeros((), dtype=dtype, device=device)
         self.absent = torch.zeros(classes, dtype=torch.bool, device=device)
-        views = sub.views(self.flat)
-        _adopt(module, views)
+        _adopt(module, sub.views(self.flat))
         self.parameters = list(module.parameters())
-        by_address = {views[name].data_ptr(): name for name in views}
-        gradients = sub.views(self.gradient)
-        self.gradients = [gradients[by_address[p.data_ptr()]] for p in self.parameters]
-        # Weight decay and clipping concern parameters only; buffers share the vector and must not move.
-        trainable = torch.zeros_like(self.flat)
-        names = {by_address[p.data_ptr()] for p in self.parameters}
-        for name, view in sub.views(trainable).items():
-            if name in names:
-                view.fill_(1.0)
-        self.trainable = None if bool(trainable.all()) else trainable
+        gradients = sub.views(self.vectors.gradient)
+        self.gradients = [gradients[name] for name in names]
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.graphs: dict[int, tuple[Tensor, Tensor, torch.cuda.CUDAGraph]] = {}
         """By batch size: where the step reads its batch and targets, and the captured step."""
@@ -65,9 +55,9 @@ class Slot:
     def begin(self, flat: Tensor, *, learning_rate: float, absent: Tensor | None) -> None:
         """Take over a client: its sub-model, the round's learning rate, the classes it lacks."""
         self.flat.copy_(flat)
-        for tensor in (self.first, self.second, self.step_number, self.loss_sum):
-            tensor.zero_()
-        self.learning_rate.fill_(learning_rate)
+        self.vectors.reset()
+        self.loss_sum.zero_()
+        self.vectors.learning_rate.fill_(learning_rate)
         if absent is None:
             self.absent.zero_()
         else:
@@ -87,9 +77,7 @@ class Slot:
         for batch, answers in zip(inputs, targets, strict=True):
             size = len(batch)
             if size not in self.graphs and len(self.graphs) < MOST_GRAPHS:
-                held = torch.empty_like(batch), torch.empty_like(answers)
-                held[0].copy_(batch)
-                held[1].copy_(answers)
+                held = batch.clone(), answers.clone()
                 self.graphs[size] = (*held, self._capture(*held))
 
     def train_all(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
@@ -106,7 +94,7 @@ class Slot:
 
     def _capture(self, inputs: Tensor, targets: Tensor) -> torch.cuda.CUDAGraph:
         """Record the step. Warm-up steps really train, so the client's vectors are put back afterwards."""
-        held = [self.flat, self.first, self.second, self.step_number, self.loss_sum]
+        held = [self.flat, self.vectors.first, self.vectors.second, self.vectors.steps, self.loss_sum]
         before = [tensor.clone() for tensor in held]
         for _ in range(3):
             self._step(inputs, targets)
@@ -127,43 +115,14 @@ class Slot:
         with torch.no_grad():
             torch._foreach_copy_(self.gradients, list(found))
             self.loss_sum += loss.detach()
-            self._clip()
-            self._optimise()
+            if self.settings.clip:
+                clip(self.vectors, self.settings.clip)
+            step(self.vectors, self.settings)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.precision != "bf16":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
-
-    def _clip(self) -> None:
-        """As torch.nn.utils.clip_grad_norm_: scale by clip / (norm + 1e-6) where that is below 1."""
-        if self.settings.clip:
-            norm = torch.linalg.vector_norm(self.gradient)
-            self.gradient.mul_((self.settings.clip / (norm + 1e-6)).clamp(max=1.0))
-
-    def _optimise(self) -> None:
-        """SGD, Adam and AdamW with PyTorch's arithmetic, on the whole vector."""
-        settings, decay = self.settings, self.settings.weight_decay
-        weights = self.flat if self.trainable is None else self.flat * self.trainable
-        if settings.optimiser == "sgd":
-            change = self.gradient.add(weights, alpha=decay) if decay else self.gradient
-            if settings.momentum:
-                self.first.mul_(settings.momentum).add_(change)
-                change = self.first
-            self.flat.sub_(change * self.learning_rate)
-            return
-        if settings.optimiser == "adamw":
-            self.flat.sub_(weights * (self.learning_rate * decay))
-            change = self.gradient
-        else:
-            change = self.gradient.add(weights, alpha=decay) if decay else self.gradient
-        self.step_number.add_(1)
-        self.first.lerp_(change, 0.1)
-        self.second.mul_(0.999).addcmul_(change, change, value=0.001)
-        first_bias = 1 - torch.exp(self.step_number * math.log(0.9))
-        second_bias = 1 - torch.exp(self.step_number * math.log(0.999))
-        size = (self.second / second_bias).sqrt_().add_(1e-8)
-        self.flat.sub_(self.first / size * (self.learning_rate / first_bias))
 
 
 def _adopt(module: nn.Module, views: dict[str, Tensor]) -> None:

@@ -1,0 +1,126 @@
+"""An engine on vectors: cuts and averages whole sub-models at once, and leaves training to a crew.
+
+A crew is a pool of slots (one client each, side by side: `slots`) or of stacks (clients of one size as one batch of
+models: `stacks`). Updates are averaged in task order, so neither the number of slots nor the stacking changes the
+order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedwidth.aggregation import CohortSum, weigh
+from fedwidth.client import Trainer
+from fedwidth.engines.flat import FlatState, Layout, SubLayout
+from fedwidth.engines.flat_sums import FlatSum
+from fedwidth.engines.jobs import Done, Job, Size, make_jobs, size_of
+from fedwidth.methods import Task
+from fedwidth.methods.definition import average
+from fedwidth.rounds import Report
+
+
+class Crew(Protocol):
+    """Trains jobs."""
+
+    channels_last: bool
+    """Whether convolution weights of sub-models lie in channels-last order."""
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
+        """Train every job; they come back in the order given."""
+
+    def close(self) -> None:
+        """Give memory and threads back."""
+
+
+class FlatEngine:
+    """Trains the clients of a round with a crew."""
+
+    def __init__(self, trainer: Trainer, crew: Crew) -> None:
+        self.trainer, self.crew = trainer, crew
+        self._layout: Layout | None = None
+        self._subs: dict[Size, SubLayout] = {}
+        self._labels: dict[Size, Tensor] = {}
+        self._where: dict[str, Tensor] = {}
+
+    def run(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
+        """Cut, train, add in task order."""
+        sums, jobs = self.begin(state, tasks, round)
+        return self.finish(sums, self.crew.train(jobs))
+
+    def begin(
+        self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int
+    ) -> tuple[dict[str, FlatSum], list[Job]]:
+        """The round's empty sums and its jobs."""
+        flat = self._flatten(state).flat
+        sums = self._make_sums(tasks)
+        starts = {key: torch.index_select(flat, 0, cohort.where) for key, cohort in sums.items()}
+        subs = [self._subs[size_of(task)] for task in tasks]
+        return sums, make_jobs(self.trainer, tasks, subs, [starts[task.index.key] for task in tasks], round)
+
+    def finish(self, sums: dict[str, FlatSum], trained: Iterator[Done]) -> tuple[list[CohortSum], Report]:
+        """Add the trained clients to the sums as they come."""
+        passes: list[int] = []
+        losses: list[Tensor] = []
+        for done in trained:
+            steps = len(done.job.inputs)
+            self._add(sums[done.job.task.index.key], done, steps)
+            passes.append(sum(done.job.lengths))
+            losses.append(done.loss_sum / steps)
+        if self.trainer.method.aggregate_with is not average:
+            for cohort in sums.values():
+                cohort.open()
+        return list(sums.values()), Report(tuple(passes), tuple(torch.stack(losses).tolist()))
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        self.crew.close()
+        for held in (self._subs, self._labels, self._where):
+            held.clear()
+
+    def _flatten(self, state: Mapping[str, Tensor]) -> FlatState:
+        if self._layout is None:
+            self._layout = Layout(self.trainer.plan, state, next(self.trainer.model.parameters()).dtype)
+        return self._layout.flatten(state)
+
+    def _make_sums(self, tasks: Sequence[Task]) -> dict[str, FlatSum]:
+        """An empty sum per index, with the positions it holds."""
+        assert self._layout is not None
+        sums: dict[str, FlatSum] = {}
+        for task in tasks:
+            index, size = task.index, size_of(task)
+            if size not in self._subs:
+                self._subs[size] = SubLayout(
+                    self._layout, index, self.trainer.device, channels_last=self.crew.channels_last
+                )
+            if index.key not in sums:
+                known = self._where.get(index.key)
+                where = known if known is not None else self._subs[size].where(index)
+                sums[index.key] = FlatSum(index, self._subs[size], where)
+        self._where = {key: cohort.where for key, cohort in sums.items()}  # kept for methods whose windows stay
+        return sums
+
+    def _add(self, cohort: FlatSum, done: Done, steps: int) -> None:
+        """Add a trained client to its cohort."""
+        trainer, settings, task = self.trainer, self.trainer.settings, done.job.task
+        samples = len(trainer.partition[task.client])
+        weight = weigh(settings.server.weighting, samples=samples, index=task.index, updates=steps)
+        rows = None
+        if settings.server.label_rows and trainer.plan.label_axes:
+            labels = trainer.partition.labels[task.client]
+            if len(labels) < trainer.data.classes:
+                rows = self._rows(done.job.size, labels)
+        cohort.add_flat(done.flat, weight, rows)
+
+    def _rows(self, size: Size, labels: Tensor) -> Tensor:
+        """1 for every element of the sub-model, 0 for those that belong to a class the client lacks."""
+        classes = self.trainer.data.classes
+        if size not in self._labels:
+            self._labels[size] = self._subs[size].labels(classes)
+        table = torch.zeros(classes + 1, dtype=torch.float64)
+        table[labels] = 1.0
+        table[classes] = 1.0
+        return table.to(self.trainer.device)[self._labels[size]]
