@@ -1,11 +1,13 @@
-"""Small models for the contracts: plain, convolutional, residual, attention, recurrent, tied."""
+"""Small models for the contracts: the product's own, and the whole zoo of the tracer's tests."""
 
 from functools import cache
 
+import pytest
 import torch
 from torch import nn
 
 import fedwidth
+import zoo
 from fedwidth.models import build, example_inputs
 
 
@@ -48,11 +50,17 @@ FACTORIES = {
     "encoder": lambda: (Encoder(), torch.arange(12).reshape(2, 6)),
     "lstm": lambda: (Recurrent(), torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))),
 }
-MODELS = list(FACTORIES)
+MODELS = [*FACTORIES, *(f"zoo {name}" for name in zoo.EVERY)]
 
 
 @cache
 def traced(name):
+    if name.startswith("zoo "):
+        case = zoo.EVERY[name.removeprefix("zoo ")]
+        if name.removeprefix("zoo ") in zoo.HUGGING_FACE:
+            pytest.importorskip("transformers")
+        model, inputs = zoo.build(case.full), zoo.doubled(case.inputs())
+        return model, fedwidth.trace(model, inputs, output=case.output), inputs
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model, inputs = FACTORIES[name]()

@@ -66,7 +66,7 @@ class FlatEngine:
         passes: list[int] = []
         losses: list[Tensor] = []
         for done in trained:
-            steps = len(done.job.inputs)
+            steps = len(done.job.order)
             self._add(sums[done.job.task.index.key], done, steps)
             passes.append(sum(done.job.lengths))
             losses.append(done.loss_sum / steps)

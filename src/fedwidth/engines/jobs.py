@@ -1,20 +1,25 @@
-"""What the flat engines hand to whoever trains: a client's start vector, batches and settings, on the device."""
+"""What the flat engines hand to whoever trains: a client's start vector, the order of its samples, its settings."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedwidth.client import Trainer, absent_classes, batches, learning_rate
+from fedwidth.client import Trainer, absent_classes, learning_rate
 from fedwidth.engines.flat import SubLayout
 from fedwidth.methods import Task
 from fedwidth.randomness import torch_generator
+from fedwidth.settings import TrainingSettings
 
 Size = tuple[float, tuple[tuple[str, int], ...]]
 """Capacity (the scaler's rate is part of a captured step) and units kept per group."""
+
+NOBODY = -1
+"""In an order: no sample (a last batch is short)."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,10 @@ class Job:
     sub: SubLayout
     start: Tensor
     """The sub-model as a vector; not to be written to."""
-    inputs: Sequence[Tensor]
-    targets: Sequence[Tensor]
+    order: Tensor
+    """Sample numbers of each step [steps, batch], on the CPU; `NOBODY` where a batch is short."""
+    draws: Tensor | None
+    """Augmentation of each sample [steps, batch, 3], or None."""
     absent: Tensor | None
     learning_rate: float
 
@@ -39,7 +46,7 @@ class Job:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Samples in each batch."""
-        return tuple(len(batch) for batch in self.inputs)
+        return tuple((self.order != NOBODY).sum(1).tolist())
 
 
 @dataclass(frozen=True)
@@ -56,41 +63,63 @@ def size_of(task: Task) -> Size:
     return task.capacity, tuple(task.index.counts.items())
 
 
-def stage(trainer: Trainer, tasks: Sequence[Task], round: int) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Inputs and targets of every batch of every client: the serial engine's order and draws, gathered, augmented and
-    normalised in one go on the device."""
-    settings, seed = trainer.settings.training, trainer.settings.seed
-    transform, split = trainer.data.transform, trainer.data.train
-    lengths: list[list[int]] = []
-    samples: list[Tensor] = []
-    draws: list[Tensor] = []
-    for task in tasks:
-        own = list(
-            batches(trainer.partition[task.client], settings, torch_generator(seed, "order", round, task.client))
-        )
-        lengths.append([len(batch) for batch in own])
-        samples += own
-        if settings.augment and transform.augments:
-            augment = torch_generator(seed, "augment", round, task.client)
-            draws += [transform.draw(len(batch), augment) for batch in own]
-    chosen = torch.cat(samples).to(trainer.device, non_blocking=True)
-    drawn = torch.cat(draws).to(trainer.device, non_blocking=True) if draws else None
-    inputs = transform(split.inputs[chosen], drawn is not None, draws=drawn)
-    targets = split.targets[chosen].long()
-    cuts = [length for own in lengths for length in own]
-    inputs_left, targets_left = iter(torch.split(inputs, cuts)), iter(torch.split(targets, cuts))
-    return [([next(inputs_left) for _ in own], [next(targets_left) for _ in own]) for own in lengths]
+def order_of(samples: Tensor, settings: TrainingSettings, generator: torch.Generator) -> Tensor:
+    """The batches of `client.batches` as one matrix [steps, batch], short ones filled up with `NOBODY`.
+
+    >>> samples = torch.tensor([7, 8, 9])
+    >>> order_of(samples, TrainingSettings(batch_size=2), torch.Generator().manual_seed(0)).tolist()
+    [[9, 7], [8, -1]]
+    """
+    per_epoch = math.ceil(len(samples) / settings.batch_size)
+    steps = settings.steps or settings.epochs * per_epoch
+    filling = samples.new_full((per_epoch * settings.batch_size - len(samples),), NOBODY)
+    epochs = [
+        torch.cat([samples[torch.randperm(len(samples), generator=generator)], filling])
+        for _ in range(math.ceil(steps / per_epoch))
+    ]
+    return torch.cat(epochs).view(-1, settings.batch_size)[:steps]
+
+
+def draws_of(order: Tensor, trainer: Trainer, generator: torch.Generator) -> Tensor | None:
+    """The serial engine's random crops and flips for these batches."""
+    transform = trainer.data.transform
+    if not (trainer.settings.training.augment and transform.augments):
+        return None
+    result = torch.zeros(*order.shape, 3, dtype=torch.long)
+    for row, length in zip(result, (order != NOBODY).sum(1).tolist(), strict=True):
+        row[:length] = transform.draw(length, generator)
+    return result
 
 
 def make_jobs(
     trainer: Trainer, tasks: Sequence[Task], subs: Sequence[SubLayout], starts: Sequence[Tensor], round: int
 ) -> list[Job]:
     """A job for every task, in task order."""
-    settings = trainer.settings
+    settings, seed = trainer.settings, trainer.settings.seed
     rate = learning_rate(settings.training, round, settings.rounds)
     jobs = []
-    for task, sub, start, (inputs, targets) in zip(tasks, subs, starts, stage(trainer, tasks, round), strict=True):
+    for task, sub, start in zip(tasks, subs, starts, strict=True):
+        generator = torch_generator(seed, "order", round, task.client)
+        order = order_of(trainer.partition[task.client], settings.training, generator)
+        draws = draws_of(order, trainer, torch_generator(seed, "augment", round, task.client))
         labels = trainer.partition.labels[task.client]
         absent = absent_classes(labels, trainer.data.classes, settings.training.mask, trainer.device)
-        jobs.append(Job(trainer, task, sub, start, inputs, targets, absent, rate))
+        jobs.append(Job(trainer, task, sub, start, order, draws, absent, rate))
     return jobs
+
+
+def batches_of(jobs: Sequence[Job]) -> list[list[tuple[Tensor, Tensor]]]:
+    """(inputs, targets) of every step of every job, gathered, augmented and normalised in one go on the device."""
+    trainer = jobs[0].trainer
+    split, device = trainer.data.train, trainer.device
+    present = [job.order != NOBODY for job in jobs]
+    chosen = torch.cat([job.order[here] for job, here in zip(jobs, present, strict=True)]).to(device)
+    drawn = None
+    if jobs[0].draws is not None:
+        drawn = torch.cat([job.draws[here] for job, here in zip(jobs, present, strict=True)]).to(device)  # type: ignore[index]
+    inputs = trainer.data.transform(split.inputs[chosen], drawn is not None, draws=drawn)
+    targets = split.targets[chosen].long()
+    lengths = [job.lengths for job in jobs]
+    cuts = [length for own in lengths for length in own]
+    pairs = iter(list(zip(torch.split(inputs, cuts), torch.split(targets, cuts), strict=True)))
+    return [[next(pairs) for _ in own] for own in lengths]

@@ -23,6 +23,8 @@ class Vectors:
     """Steps taken so far: one number, or [clients, 1]."""
     learning_rate: Tensor
     """One number, or [clients, 1]."""
+    scratch: Tensor
+    """Room for what is computed on the way: taking new memory in every step costs more than the arithmetic."""
     trainable: Tensor | None
     """1 for parameters, 0 for buffers, which weight decay must not move; None where all are parameters."""
 
@@ -41,6 +43,7 @@ class Vectors:
             second=zeros(*shape),
             steps=zeros(*each),
             learning_rate=zeros(*each),
+            scratch=zeros(*shape),
             trainable=None if bool(trainable.all()) else trainable,
         )
 
@@ -58,22 +61,24 @@ def clip(vectors: Vectors, largest: float) -> None:
 
 def step(vectors: Vectors, settings: TrainingSettings) -> None:
     """One optimiser step in place."""
-    flat, change, decay = vectors.flat, vectors.gradient, settings.weight_decay
-    weights = flat if vectors.trainable is None or not decay else flat * vectors.trainable
-    if settings.optimiser == "adamw":
-        if decay:
-            flat.sub_(weights * (vectors.learning_rate * decay))
-    elif decay:
-        change = change.add(weights, alpha=decay)
+    flat, change, scratch = vectors.flat, vectors.gradient, vectors.scratch
+    if settings.weight_decay:
+        weights = flat if vectors.trainable is None else torch.mul(flat, vectors.trainable, out=scratch)
+        if settings.optimiser == "adamw":
+            flat.sub_(torch.mul(weights, vectors.learning_rate * settings.weight_decay, out=scratch))
+        else:
+            change.add_(weights, alpha=settings.weight_decay)
     if settings.optimiser == "sgd":
         if settings.momentum:
             change = vectors.first.mul_(settings.momentum).add_(change)
-        flat.sub_(change * vectors.learning_rate)
+        flat.sub_(torch.mul(change, vectors.learning_rate, out=scratch))
         return
     vectors.steps.add_(1)
     vectors.first.lerp_(change, 0.1)
     vectors.second.mul_(0.999).addcmul_(change, change, value=0.001)
     first_bias = 1 - torch.exp(vectors.steps * math.log(0.9))
     second_bias = 1 - torch.exp(vectors.steps * math.log(0.999))
-    size = (vectors.second / second_bias).sqrt_().add_(1e-8)
-    flat.sub_(vectors.first / size * (vectors.learning_rate / first_bias))
+    torch.sqrt(vectors.second, out=scratch)
+    scratch.mul_(second_bias.rsqrt()).add_(1e-8)
+    torch.div(vectors.first, scratch, out=scratch)
+    flat.sub_(scratch.mul_(vectors.learning_rate / first_bias))

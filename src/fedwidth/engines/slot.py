@@ -70,20 +70,20 @@ class Slot:
         self.stream.wait_stream(torch.cuda.current_stream())
         return torch.cuda.stream(self.stream)
 
-    def prepare(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    def prepare(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Capture the steps these batches need, as far as that is worth it."""
         if self.stream is None:
             return
-        for batch, answers in zip(inputs, targets, strict=True):
+        for batch, answers in batches:
             size = len(batch)
             if size not in self.graphs and len(self.graphs) < MOST_GRAPHS:
                 held = batch.clone(), answers.clone()
                 self.graphs[size] = (*held, self._capture(*held))
 
-    def train_all(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    def train_all(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """One local step on each of these batches."""
         with self.queue():
-            for batch, answers in zip(inputs, targets, strict=True):
+            for batch, answers in batches:
                 if len(batch) not in self.graphs:
                     self._step(batch, answers)
                     continue

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedwidth.client import Trainer
 from fedwidth.engines.flat_sums import check_finite
-from fedwidth.engines.jobs import Done, Job, Size
+from fedwidth.engines.jobs import Done, Job, Size, batches_of
 from fedwidth.engines.slot import Slot
 from fedwidth.models import StaticBatchNorm2d, set_scaler
 from fedwidth.narrow import skeleton
@@ -79,17 +79,19 @@ class Slots:
 
     def _train_wave(self, wave: Sequence[tuple[Job, Slot]]) -> None:
         """Queue the whole training of a wave's clients, each on its slot's stream."""
-        for job, slot in wave:
+        batches = batches_of([job for job, _ in wave])
+        for (job, slot), own in zip(wave, batches, strict=True):
             with slot.queue():
                 slot.begin(job.start, learning_rate=job.learning_rate, absent=job.absent)
-                slot.prepare(job.inputs, job.targets)  # capturing a graph must not meet other threads' work
+                slot.prepare(own)  # capturing a graph must not meet other threads' work
+        pairs = [(slot, own) for (_, slot), own in zip(wave, batches, strict=True)]
         if self._threads is None:
-            for job, slot in wave:
-                slot.train_all(job.inputs, job.targets)
+            for slot, own in pairs:
+                slot.train_all(own)
             return
         # Launching a graph of hundreds of kernels keeps a processor busy for longer than narrow models need to train,
         # and happens outside Python's lock: several threads launch side by side.
-        list(self._threads.map(lambda pair: pair[1].train_all(pair[0].inputs, pair[0].targets), wave))
+        list(self._threads.map(lambda pair: pair[0].train_all(pair[1]), pairs))
         for _, slot in wave:
             torch.cuda.current_stream().wait_stream(slot.stream)  # type: ignore[arg-type]
 

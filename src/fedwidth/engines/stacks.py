@@ -9,17 +9,16 @@ padding would change the batch statistics.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.utils.rnn import pad_sequence
 
 from fedwidth.client import Trainer, masked_loss
 from fedwidth.data import IGNORE
 from fedwidth.engines.flat_sums import check_finite
-from fedwidth.engines.jobs import Done, Job, Size
+from fedwidth.engines.jobs import NOBODY, Done, Job, Size
 from fedwidth.engines.optimise import Vectors, clip, step
 from fedwidth.models import set_scaler
 from fedwidth.narrow import skeleton
@@ -66,73 +65,106 @@ class Stacks:
 
 
 class Stack:
-    """`clients` models of one size, their vectors the rows of one matrix [clients, n]."""
+    """`clients` models of one size, their vectors the rows of one matrix [clients, n].
+
+    The order of all samples of a round lies on the device and each step gathers its own, so that a captured step is
+    replayed without copying anything to it.
+    """
 
     def __init__(self, job: Job, clients: int) -> None:
         trainer = job.trainer
-        self.settings, self.device = trainer.settings.training, trainer.device
+        self.data, self.settings, self.device = trainer.data, trainer.settings.training, trainer.device
         self.module = skeleton(trainer.model, trainer.plan, job.task.index.counts).to(self.device).train()
         set_scaler(self.module, job.task.capacity if self.settings.scaler else 1.0)
-        names = [name for name, _ in self.module.named_parameters()]
+        self.names = [name for name, _ in self.module.named_parameters()]
         dtype = job.sub.layout.dtype
-        mark = job.sub.mark(names).to(self.device)
+        mark = job.sub.mark(self.names).to(self.device)
         self.vectors = Vectors.zeros((clients, job.sub.size), mark, dtype=dtype, device=self.device)
         self.loss_sum = torch.zeros(clients, dtype=dtype, device=self.device)
         self.absent = torch.zeros(clients, trainer.data.classes, dtype=torch.bool, device=self.device)
         self.tensors = job.sub.views(self.vectors.flat)
-        self.names = names
         gradients = job.sub.views(self.vectors.gradient)
-        self.gradients = [gradients[name] for name in names]
-        self.graphs: dict[tuple[object, ...], _Captured] = {}
+        self.gradients = [gradients[name] for name in self.names]
+        self.number = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.order = torch.empty(0, dtype=torch.long)
+        self.draws: Tensor | None = None
+        self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
 
     def train(self, jobs: Sequence[Job]) -> None:
         """Train these clients to the end."""
         torch.stack([job.start for job in jobs], out=self.vectors.flat)
         self.vectors.reset()
         self.loss_sum.zero_()
+        self.number.zero_()
         rates = torch.tensor([[job.learning_rate] for job in jobs], dtype=self.vectors.flat.dtype)
         self.vectors.learning_rate.copy_(rates)
-        for row, job in zip(self.absent, jobs, strict=True):
-            row.zero_() if job.absent is None else row.copy_(job.absent)
-        inputs, targets, active = _pad(jobs)
-        for number in range(len(inputs)):
-            self._take_step(inputs[number], targets[number], active[number])
+        none = torch.zeros_like(self.absent[0])
+        self.absent.copy_(torch.stack([none if job.absent is None else job.absent for job in jobs]))
+        order = pad_sequence([job.order for job in jobs], batch_first=True, padding_value=NOBODY)
+        draws = [job.draws for job in jobs if job.draws is not None]
+        self._hold(order, pad_sequence(draws, batch_first=True) if draws else None)
+        lengths = (order != NOBODY).sum(2)
+        for longest, everybody in zip(lengths.amax(0).tolist(), (lengths > 0).all(0).tolist(), strict=True):
+            self._take_step(longest, everybody)
 
-    def _take_step(self, inputs: Tensor, targets: Tensor, active: Tensor | None) -> None:
-        if self.device.type != "cuda":
-            self._step(inputs, targets, active)
+    def _hold(self, order: Tensor, draws: Tensor | None) -> None:
+        """Put the order [clients, steps, batch] where the captured steps read it, or forget them if it does not fit."""
+        if self.order.shape != order.shape:
+            self.order, self.graphs = order.to(self.device), {}
+            self.draws = None if draws is None else draws.to(self.device)
             return
-        key = (tuple(inputs.shape), active is None)
-        if key not in self.graphs:
-            held = _Captured(inputs.clone(), targets.clone(), None if active is None else active.clone())
-            held.graph = self._capture(held.inputs, held.targets, held.active)
-            self.graphs[key] = held
-        captured = self.graphs[key]
-        captured.inputs.copy_(inputs)
-        captured.targets.copy_(targets)
-        if active is not None and captured.active is not None:
-            captured.active.copy_(active)
-        captured.graph.replay()
+        self.order.copy_(order)
+        if draws is not None and self.draws is not None:
+            self.draws.copy_(draws)
 
-    def _capture(self, inputs: Tensor, targets: Tensor, active: Tensor | None) -> torch.cuda.CUDAGraph:
+    def _take_step(self, longest: int, everybody: bool) -> None:
+        if self.device.type != "cuda":
+            self._step(longest, everybody)
+            return
+        if (longest, everybody) not in self.graphs:
+            self.graphs[longest, everybody] = self._capture(longest, everybody)
+        self.graphs[longest, everybody].replay()
+
+    def _capture(self, longest: int, everybody: bool) -> torch.cuda.CUDAGraph:
         """Record the step on a side stream; warm-up steps really train, so the vectors are put back afterwards."""
-        held = [self.vectors.flat, self.vectors.first, self.vectors.second, self.vectors.steps, self.loss_sum]
+        vectors = self.vectors
+        held = [vectors.flat, vectors.first, vectors.second, vectors.steps, self.loss_sum, self.number]
         before = [tensor.clone() for tensor in held]
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(3):
-                self._step(inputs, targets, active)
+            for _ in range(2):
+                self._step(longest, everybody)
+                self.number.copy_(before[-1])
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._step(inputs, targets, active)
+            self._step(longest, everybody)
         for tensor, value in zip(held, before, strict=True):
             tensor.copy_(value)
         return graph
 
-    def _step(self, inputs: Tensor, targets: Tensor, active: Tensor | None) -> None:
-        """One step of every client; those that are not active (None: all are) stay as they are."""
+    def _batch(self, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs [clients, batch, …], targets with ignored ones where a sample is missing, and who takes part."""
+        order = self.order.index_select(1, self.number)[:, 0, :longest]
+        present = order != NOBODY
+        chosen = order.clamp(min=0).flatten()
+        draws = None
+        if self.draws is not None:
+            draws = self.draws.index_select(1, self.number)[:, 0, :longest].flatten(0, 1)
+        split = self.data.train
+        inputs = self.data.transform(split.inputs[chosen], draws is not None, draws=draws)
+        targets = torch.unflatten(split.targets[chosen].long(), 0, order.shape)
+        missing = ~present.view(*order.shape, *[1] * (targets.dim() - 2))
+        return (
+            torch.unflatten(inputs, 0, order.shape),
+            targets.masked_fill(missing, IGNORE),
+            present.any(1, keepdim=True),
+        )
+
+    def _step(self, longest: int, everybody: bool) -> None:
+        """One step of every client; those that have no batch left stay as they are."""
+        inputs, targets, active = self._batch(longest)
         parameters = {name: self.tensors[name] for name in self.names}
         buffers = {name: tensor for name, tensor in self.tensors.items() if name not in parameters}
 
@@ -143,45 +175,15 @@ class Stack:
         found, losses = vmap(grad_and_value(loss_of))(parameters, buffers, inputs, targets, self.absent)
         vectors = self.vectors
         changing = (vectors.flat, vectors.first, vectors.second, vectors.steps)
-        before = [] if active is None else [tensor.clone() for tensor in changing]
+        before = [] if everybody else [tensor.clone() for tensor in changing]
         torch._foreach_copy_(self.gradients, [found[name] for name in self.names])
         if self.settings.clip:
             clip(vectors, self.settings.clip)
         step(vectors, self.settings)
         losses = losses.to(self.loss_sum.dtype)
-        if active is not None:
+        if not everybody:
             for tensor, old in zip(changing, before, strict=True):
                 tensor.copy_(torch.where(active, tensor, old))
             losses = torch.where(active[:, 0], losses, 0.0)
         self.loss_sum += losses
-
-
-@dataclass
-class _Captured:
-    """A captured step and the tensors it reads."""
-
-    inputs: Tensor
-    targets: Tensor
-    active: Tensor | None
-    graph: Any = None
-
-
-def _pad(jobs: Sequence[Job]) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
-    """Per step: inputs [clients, batch, …], targets with ignored ones where a sample is missing, who takes part."""
-    inputs, targets = [], []
-    active: list[Tensor | None] = []
-    for number in range(max(len(job.inputs) for job in jobs)):
-        present = [number < len(job.inputs) for job in jobs]
-        samples = [job.inputs[number] if here else job.inputs[0][:0] for job, here in zip(jobs, present, strict=True)]
-        answers = [job.targets[number] if here else job.targets[0][:0] for job, here in zip(jobs, present, strict=True)]
-        largest = max(len(batch) for batch in samples)
-        inputs.append(torch.stack([_fill(batch, largest, 0) for batch in samples]))
-        targets.append(torch.stack([_fill(batch, largest, IGNORE) for batch in answers]))
-        active.append(None if all(present) else torch.tensor(present, device=inputs[-1].device)[:, None])
-    return inputs, targets, active
-
-
-def _fill(batch: Tensor, length: int, value: int) -> Tensor:
-    if len(batch) == length:
-        return batch
-    return torch.cat([batch, batch.new_full((length - len(batch), *batch.shape[1:]), value)])
+        self.number += 1
