@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run test test-slow check lint types bench clean
+.PHONY: help setup run test test-slow check lint types bench results clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -38,6 +38,9 @@ check: lint types test  ## What CI runs: lint, types, tests
 
 bench: $(STAMP)  ## Measure extract and aggregate side by side with a plain loop
 	$(BIN)/python benchmarks/core.py
+
+results: $(STAMP)  ## Write docs/results.md from the runs recorded in results/
+	$(BIN)/fedwidth results
 
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,58 @@
+"""Commands for published tables: reproduce, results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedwidth.commands.run import Data, Seeds, Set, parse_seeds, with_data
+from fedwidth.errors import OptionError
+
+Results = Annotated[Path, typer.Option("--results", help="Folder of the finished runs.")]
+
+
+def reproduce(
+    tables: Annotated[list[str], typer.Argument(help="Recipes, e.g. fedrolex/table3-cifar10-high.")],
+    only: Annotated[list[str] | None, typer.Option("--only", help="Only the runs with this label; may repeat.")] = None,
+    seeds: Seeds = "",
+    max_minutes: Annotated[
+        float | None, typer.Option("--max-minutes", help="Stop after this long; what is unfinished goes on next time.")
+    ] = None,
+    changes: Set = None,
+    data: Data = "",
+    results: Results = Path("results"),
+    work: Annotated[Path, typer.Option("--work", help="Folder of unfinished runs.")] = Path("runs/reproduce"),
+) -> int:
+    """Run what the results of published tables lack, and record it."""
+    from fedwidth.commands.jobs import stop_signal
+    from fedwidth.reproduce import reproduce as go
+
+    if max_minutes is not None and not max_minutes > 0:
+        raise OptionError(f"--max-minutes must be a number above 0, not {max_minutes:g}")
+    with stop_signal() as stop:
+        go(
+            tables,
+            only=only or [],
+            seeds=parse_seeds(seeds),
+            changes=with_data(changes, data),
+            results=results,
+            work=work,
+            max_minutes=max_minutes,
+            say=lambda text: print(text, flush=True),
+            stop=stop,
+        )
+    return 0
+
+
+def results(
+    results: Results = Path("results"),
+    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("docs/results.md"),
+) -> None:
+    """Write the page that shows finished runs beside the published numbers."""
+    from fedwidth.checkpoint import write_whole
+    from fedwidth.results_page import write_page
+
+    write_whole(out, write_page(results))
+    print(out)

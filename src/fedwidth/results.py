@@ -1,0 +1,233 @@
+"""Runs of published tables: one JSON line for each finished one in results/<table>.jsonl, appended by the runs.
+
+Runs that were stopped leave a line of the same form in results/unfinished/<table>.jsonl, so that the page can say how
+far they got.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+import fedwidth
+from fedwidth.config import identity
+from fedwidth.errors import StateError
+from fedwidth.schema import keys
+from fedwidth.settings import Settings
+
+SAMPLES = {"digits": 1_437, "mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
+"""Training samples of data sets, for estimates of runs that have not begun."""
+
+UNFINISHED = "unfinished"
+
+NOT_THE_EXPERIMENT = (
+    *("name", "answers", "seed", "workers", "checkpoint_every"),
+    *("device", "engine", "slots", "precision", "data.root"),
+    *("evaluation.every", "evaluation.local", "evaluation.capacities"),
+)
+"""Settings that may differ between runs of one cell: who, where, how fast, and how often it is looked at."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run: what was run, what it measured, and where."""
+
+    recipe: str
+    label: str
+    seed: int
+    identity: str
+    """Fingerprint of the resolved settings."""
+    settings: dict[str, Any]
+    changes: list[str]
+    """Settings changed with --set."""
+    rounds: int
+    steps: int
+    """Local steps of all clients in all rounds."""
+    evaluations: list[list[float | None]]
+    """[round, global accuracy, local accuracy, global loss] each."""
+    final_accuracy: float
+    """The last that was measured: of the last round, unless the run is unfinished."""
+    best_accuracy: float
+    best_round: int
+    local_accuracy: float | None
+    seconds: float
+    hardware: str
+    precision: str
+    torch: str
+    version: str
+    date: str
+
+
+def make_record(
+    recipe: str,
+    label: str,
+    settings: Settings,
+    *,
+    changes: Sequence[str],
+    metrics: Iterable[Mapping[str, Any]],
+    steps: int,
+) -> Record:
+    """The record of a run that just ended, or of the part of it that is done, from the lines of its metrics."""
+    lines = list(metrics)
+    measured = [line for line in lines if "global_accuracy" in line]
+    best = max(measured, key=lambda line: line["global_accuracy"])
+    columns = ("round", "global_accuracy", "local_accuracy", "global_loss")
+    return Record(
+        recipe=recipe,
+        label=label,
+        seed=settings.seed,
+        identity=identity(settings),
+        settings=asdict(settings),
+        changes=list(changes),
+        rounds=settings.rounds,
+        steps=steps,
+        evaluations=[[_short(line.get(column)) for column in columns] for line in measured],
+        final_accuracy=measured[-1]["global_accuracy"],
+        best_accuracy=best["global_accuracy"],
+        best_round=best["round"],
+        local_accuracy=measured[-1].get("local_accuracy"),
+        seconds=lines[-1]["seconds"],
+        hardware=hardware(settings.device),
+        precision=settings.precision if settings.device.startswith("cuda") else "float32",
+        torch=torch.__version__,
+        version=fedwidth.__version__,
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+    )
+
+
+def path_of(results: Path, table: str) -> Path:
+    """Where the runs of a table are recorded."""
+    return results / f"{table}.jsonl"
+
+
+def append_record(results: Path, record: Record) -> None:
+    """Add a line; several processes may do so at a time, and a line cut short by a crash is left behind alone."""
+    path = path_of(results, record.recipe)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0, os.SEEK_END)
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write(json.dumps(asdict(record)).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StateError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def read_records(results: Path, table: str) -> list[Record]:
+    """The finished runs of a table, oldest first; half-written lines are left out."""
+    path = path_of(results, table)
+    if not path.exists():
+        return []
+    known, records = {field.name for field in fields(Record)}, []
+    for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if not isinstance(line, dict) or not known <= set(line):
+            raise StateError(f"line {number} of {path} is no run of fedwidth")
+        records.append(Record(**{name: line[name] for name in known}))
+    return records
+
+
+def read_all(results: Path) -> list[Record]:
+    """The finished runs of all tables."""
+    paths = sorted(path.relative_to(results).with_suffix("") for path in results.rglob("*.jsonl"))
+    tables = [path.as_posix() for path in paths if path.parts[0] != UNFINISHED]
+    return [record for table in tables for record in read_records(results, table)]
+
+
+def find_records(records: Iterable[Record], settings: Settings) -> list[Record]:
+    """The runs of one experiment, wherever they ran and whichever table asked: each seed's last, seeds in order."""
+    wanted = experiment_of(asdict(settings))
+    mine = {record.seed: record for record in records if experiment_of(record.settings) == wanted}
+    return [mine[seed] for seed in sorted(mine)]
+
+
+def experiment_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What makes a run the experiment it is: the settings that are not at their default, as JSON by dotted key.
+
+    Only these, so that a setting added to fedwidth later (at its default) does not disown earlier runs.
+
+    >>> experiment_of(asdict(Settings(rounds=7, device="cuda")))
+    {'rounds': '7'}
+    """
+    found = {}
+    for name, value in settings.items():
+        parts = (
+            {f"{name}.{inner}": each for inner, each in value.items()} if isinstance(value, Mapping) else {name: value}
+        )
+        for dotted, each in parts.items():
+            default = keys()[dotted].default if dotted in keys() else None
+            if dotted not in NOT_THE_EXPERIMENT and each != default:
+                found[dotted] = json.dumps(each, sort_keys=True)
+    return found
+
+
+def count_steps(settings: Settings, samples: float | None = None) -> int | None:
+    """Local steps of a whole run, `samples` being those of a client on average; None where they are not known."""
+    training, data = settings.training, settings.data
+    if samples is None and data.name in SAMPLES:
+        samples = SAMPLES[data.name] / data.clients
+    if not training.steps and samples is None:
+        return None
+    own = training.steps or training.epochs * math.ceil((samples or 0) / training.batch_size)
+    return settings.rounds * settings.devices.per_round * own
+
+
+def estimate_seconds(settings: Settings, records: Sequence[Record]) -> float | None:
+    """How long a run will take, from what a local step took in the finished runs most like it; None without any."""
+    steps = count_steps(settings)
+    if steps is None:
+        return None
+    wanted = _likeness(asdict(settings))
+    for depth in (len(wanted), 3, 1):
+        alike = [r for r in records if _likeness(r.settings)[:depth] == wanted[:depth]]
+        if alike:
+            return steps * mean(record.seconds / record.steps for record in alike)
+    return None
+
+
+def hardware(device: str) -> str:
+    """The name of the processor that trains on this device."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits: more than ten thousand test samples can tell."""
+    return value if value is None or isinstance(value, int) else round(value, 6)
+
+
+def _likeness(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the time of a step depends on, the most important first."""
+    model, training = settings["model"], settings["training"]
+    return (
+        model["name"],
+        model["width"],
+        settings["devices"]["capacities"],
+        training["batch_size"],
+        settings["method"]["name"],
+    )
