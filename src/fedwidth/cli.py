@@ -23,21 +23,29 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _main(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         print(f"fedwidth {fedwidth.__version__}")
         raise typer.Exit
 
 
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    del version
+
+
 def _add_commands() -> None:
-    from fedwidth.commands import inspect, run
+    from fedwidth.commands import inspect, reproduce, run
 
     app.command("run")(run.run)
     app.command("sweep")(run.sweep)
     app.command("report")(run.report)
+    app.command("reproduce")(reproduce.reproduce)
+    app.command("results")(reproduce.results)
     app.command("methods")(inspect.list_methods)
     app.command("plan")(inspect.show_plan)
     app.command("cost")(inspect.show_cost)

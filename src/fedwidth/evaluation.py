@@ -7,6 +7,7 @@ published FedRolex code does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from fedwidth.models.static_norm import norms_of
 from fedwidth.settings import EvaluationSettings
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+MOST_LOGITS = 2**24
+"""Of one batch: 500 sequences of 20 words out of 10,000 would take 400 MB, and as much again for the loss."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,9 @@ def score(
     """Score of a prepared model on a split, and its logits (images) or right answers per sample (text) for `local`."""
     right, loss, counted = 0, 0.0, 0
     kept = []
-    for inputs, targets in _batches(data, split, settings.batch_size, device, len(split)):
+    per_sample = math.prod(split.targets.shape[1:]) * data.classes
+    size = max(1, min(settings.batch_size, MOST_LOGITS // per_sample))
+    for inputs, targets in _batches(data, split, size, device, len(split)):
         logits = model(inputs)
         valid = targets != IGNORE
         hits = (logits.argmax(-1) == targets) & valid

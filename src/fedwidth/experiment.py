@@ -27,7 +27,7 @@ from fedwidth.methods import Task, method
 from fedwidth.narrow import skeleton
 from fedwidth.parts import build_model, check_values, find_device, load_data, plan_model, set_precision, split_data
 from fedwidth.randomness import torch_seed
-from fedwidth.rounds import Report, run_round
+from fedwidth.rounds import Engine, Report, run_round
 from fedwidth.server import Server
 from fedwidth.settings import Settings
 from fedwidth.submodel import extract, state_of
@@ -101,17 +101,19 @@ class Experiment:
         overwrite: bool = False,
         on_round: Callable[[Line], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
+        engine: Engine | None = None,
     ) -> Result:
         """Run to the last round. With `out` everything is saved there as it happens, and `resume` goes on from it.
 
-        A run that was stopped before its first checkpoint, or never began, is resumed from the beginning.
+        `engine` trains instead of the one the settings name, and is closed at the end. A run that was stopped before
+        its first checkpoint, or never began, is resumed from the beginning.
         """
         place = Path(out) if out is not None else None
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             # One thread on the CPU: sums then have one order, and results do not depend on the number of cores.
             torch.set_num_threads(1)
-            engine = make_engine(self.trainer)
+            engine = engine or make_engine(self.trainer)
             stack.callback(engine.close)
             if place is not None:
                 folder.check(place, self.settings, resume=resume, overwrite=overwrite)

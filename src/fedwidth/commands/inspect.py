@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from typing import Annotated, Any
 
 import typer
 
+from fedwidth.capacity import parse_capacity
 from fedwidth.commands.tables import print_table
-from fedwidth.errors import CapacityError, OptionError
-from fedwidth.plan.plan import Plan, check_capacity
+from fedwidth.errors import OptionError
+from fedwidth.plan.plan import Plan
+from fedwidth.plan.units import check_rounding
 
 Model = Annotated[str, typer.Argument(help="mlp, cnn, preresnet18, transformer, or package.module:factory")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -75,12 +76,12 @@ def show_cost(
     from fedwidth.cost import average, cost
 
     built, plan, example = _traced(model, shape, options)
-    wanted = [parse_capacity(text) for text in capacities.split(",")]
-    costs = cost(built, plan, example, wanted, rounding=rounding)
-    labels = [*map(str, wanted), "average"]
+    texts = [text.strip() for text in capacities.split(",")]
+    costs = cost(built, plan, example, [parse_capacity(text) for text in texts], rounding=rounding)
+    labels = [*texts, "average"]
     records: list[dict[str, Any]] = [
         {
-            "capacity": label if label == "average" else float(c.capacity),
+            "capacity": label if label == "average" else c.capacity,
             "parameters": c.parameters,
             "bytes": c.bytes,
             "megabytes": c.bytes / 2**20,
@@ -133,9 +134,10 @@ def show_coverage(
 
     _, plan, _ = _traced(model, shape, options)
     given = _pairs(method_options)
+    check_rounding(rounding)  # also where the method has no use for it
     if "rounding" in find_method(method).options:
         given = {"rounding": rounding, **given}
-    wanted = [float(parse_capacity(text)) for text in capacity.split(",")]
+    wanted = [parse_capacity(text) for text in capacity.split(",")]
     measured = measuring.measure_coverage(plan, find_method(method, **given), wanted, rounds, seed=seed)
     indices = max(group.size for group in plan.groups.values())
     theory = {
@@ -143,7 +145,7 @@ def show_coverage(
         "rolling_rounds": measuring.rolling_rounds(indices),
         "random_rounds_exact": measuring.random_rounds_exact(indices),
         "random_rounds_integral": measuring.random_rounds_integral(indices),
-        "random_rounds_order": measuring.random_rounds_order(indices) if indices > 2 else None,
+        "random_rounds_order": measuring.random_rounds_order(indices),
     }
     if as_json:
         record = {
@@ -164,13 +166,14 @@ def show_coverage(
     rows += [[f"all {kind}", "", f"{measured.share(kind):.1%}"] for kind in measured.kinds]
     rows.append(["all weights", "", f"{measured.share():.1%}"])
     print_table(["tensor", "shape", "trained at least once"], rows)
-    full = f"after {measured.full_after} rounds" if measured.full_after else f"not within {rounds} rounds"
-    print(
-        f"{method} at {capacity}: every weight trained {full}; evenness {measured.evenness:.3f} (1 = all equally often)"
-    )
+    reached = f"not every weight trained within {rounds} rounds"
+    if measured.full_after:
+        reached = f"every weight trained after {measured.full_after} rounds"
+    print(f"{method} at {capacity}: {reached}; evenness {measured.evenness:.3f} (1 = all equally often)")
     print(
         f"Theory (FedRolex A.1) for I = {indices} units, each chosen once: rolling {theory['rolling_rounds']} rounds;"
-        f" random {theory['random_rounds_exact']:.1f} (Lemma 1), order {theory['random_rounds_order'] or 0:.1f}"
+        f" random {theory['random_rounds_exact']:.1f} (Lemma 1), {theory['random_rounds_integral']:.1f} (Lemma 2),"
+        f" order {theory['random_rounds_order']:.1f}"
     )
 
 
@@ -189,16 +192,6 @@ def show_partition(
 
     loaded = load(data, root or None)
     print(partition_picture(loaded, make_partition(loaded, kind, clients, seed, **_pairs(options))))
-
-
-def parse_capacity(text: str) -> Fraction:
-    """A capacity written 0.25 or 1/4."""
-    try:
-        value = Fraction(text.strip())
-    except (ValueError, ZeroDivisionError):
-        raise CapacityError(f"capacity must be a number such as 0.25 or 1/4, not '{text}'") from None
-    check_capacity(value)
-    return value
 
 
 def _traced(model: str, shape: str, options: list[str] | None, heads: str = "within") -> tuple[Any, Plan, Any]:

@@ -16,7 +16,7 @@ from fedwidth.capacity import Capacities
 from fedwidth.commands.progress import show_progress
 from fedwidth.commands.results import print_results, write_results
 from fedwidth.data import Data, Partition
-from fedwidth.errors import OptionError
+from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment, Result, Stopped
 from fedwidth.methods import method
 from fedwidth.parts import build_model, find_device, load_data, plan_model, split_data
@@ -44,7 +44,12 @@ class Parts:
         self._partitions: dict[str, Partition] = {}
         self._plans: dict[str, Plan] = {}
         for job in jobs:
-            self._add(job.settings)
+            try:
+                self._add(job.settings)
+            except FedwidthError as error:
+                if job is jobs[0]:
+                    raise
+                raise type(error)(f"run '{job.label}': {error}") from error
 
     def experiment(self, job: Job) -> Experiment:
         """The experiment of a job."""

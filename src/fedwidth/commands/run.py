@@ -44,7 +44,7 @@ def run(
     if recipes:
         print("\n".join(config.recipe_names()))
         return 0
-    found = config.read_settings(recipe or "quickstart", _with_data(changes, data))
+    found = config.read_settings(recipe or "quickstart", with_data(changes, data))
     if only:
         found = found.only(only)
     folder = out or Path("runs") / (Path(recipe).stem if recipe else "quickstart")
@@ -55,7 +55,7 @@ def run(
         place = folder / "compare" / names[variant.label] if variant.label in names else folder
         if not seeds:
             jobs.append(Job(variant.label, name, settings, place))
-        for seed in _parse_seeds(seeds):
+        for seed in parse_seeds(seeds):
             jobs.append(Job(variant.label, name, replace(settings, seed=seed), place / f"seed-{seed}"))
     return run_jobs(jobs, folder, resume=resume, overwrite=overwrite, track=track)
 
@@ -85,8 +85,8 @@ def sweep(
     jobs = []
     for values, label in zip(grid, labels, strict=True):
         pairs = [f"{name}={value}" for (name, _), value in zip(axes, values, strict=True)]
-        main = config.read_settings(recipe or "quickstart", [*_with_data(changes, data), *pairs]).main
-        for seed in _parse_seeds(seeds) or [main.seed]:
+        main = config.read_settings(recipe or "quickstart", [*with_data(changes, data), *pairs]).main
+        for seed in parse_seeds(seeds) or [main.seed]:
             place = folder / names[label] / f"seed-{seed}"
             jobs.append(Job(label, label, replace(main, seed=seed, name=label), place))
     return run_jobs(jobs, folder, resume=resume, overwrite=overwrite, track=track)
@@ -106,11 +106,13 @@ def report(
             print(path)
 
 
-def _with_data(changes: list[str] | None, data: str) -> list[str]:
+def with_data(changes: list[str] | None, data: str) -> list[str]:
+    """The changes, with the folder of the data as one of them."""
     return [*(changes or []), *([f"data.root={json.dumps(data)}"] if data else [])]
 
 
-def _parse_seeds(text: str) -> list[int]:
+def parse_seeds(text: str) -> list[int]:
+    """The seeds of `--seeds`; none where it is not given."""
     try:
         seeds = [int(part) for part in text.split(",")] if text else []
     except ValueError:

@@ -7,6 +7,7 @@ Partition  the shares of the training set, the matching test shares, and which l
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from fedwidth.data.records import IGNORE, Data, Split
 from fedwidth.errors import DataError
+
+MOST_KNOWN = 2_000
+"""Clients whose labels are remembered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,13 +62,18 @@ class Labels:
 
     shares: Shares
     targets: Tensor = field(repr=False)
+    _known: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.shares)
 
     def __getitem__(self, client: int) -> Tensor:
-        found: Tensor = torch.unique(self.targets[self.shares[client]])
-        return found[found != IGNORE].long()
+        if client not in self._known:
+            if len(self._known) >= MOST_KNOWN:  # memory must not grow with the number of clients met
+                self._known.clear()
+            found: Tensor = torch.unique(self.targets[self.shares[client]])
+            self._known[client] = found[found != IGNORE].long()
+        return self._known[client]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +106,7 @@ class Partition:
         """Training samples of each client."""
         return self.train.sizes
 
-    @property
+    @cached_property
     def labels(self) -> Labels:
         """The labels each client has in training."""
         return Labels(self.train, self.targets)

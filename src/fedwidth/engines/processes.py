@@ -10,8 +10,9 @@ import multiprocessing
 import os
 import pickle
 import signal
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -36,6 +37,9 @@ from fedwidth.submodel import extract
 Packed = dict[str, tuple[Any, torch.dtype, tuple[int, ...]]]
 """Tensors as (bytes, dtype, shape)."""
 
+AHEAD = 8
+"""Tasks for each worker in one stretch."""
+
 _trainer: Trainer | None = None
 """In a worker process: what it trains with."""
 
@@ -51,22 +55,13 @@ class ProcessEngine:
         self._pool: ProcessPoolExecutor | None = None
 
     def run(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
-        """Train all tasks, largest first so that no worker waits for a late large one; add in task order."""
-        subs = {task.index.key: task.index for task in tasks}
-        arrays = {key: _pack(extract(state, self.trainer.plan, index)) for key, index in subs.items()}
-        order = sorted(range(len(tasks)), key=lambda n: -tasks[n].capacity)
+        """Train all tasks and add their updates in task order."""
         try:
-            answers = self._submit(tasks, arrays, order, round)
+            return self._train(state, tasks, round)
         except BrokenProcessPool:
             # A worker died (killed, out of memory): start a new pool and train the round's clients again.
             self.close()
-            answers = self._submit(tasks, arrays, order, round)
-        sums: dict[str, CohortSum] = {}
-        for task, (sub, facts) in zip(tasks, answers, strict=True):
-            update = Update(_unpack(sub), task.index, facts.weight, labels=facts.labels, client=task.client)
-            sums.setdefault(task.index.key, CohortSum(task.index)).add(update, copy=False)
-        facts_of = [facts for _, facts in answers]
-        return list(sums.values()), Report(tuple(f.passes for f in facts_of), tuple(f.loss for f in facts_of))
+            return self._train(state, tasks, round)
 
     def close(self) -> None:
         """End the workers."""
@@ -74,15 +69,44 @@ class ProcessEngine:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
 
-    def _submit(
-        self, tasks: Sequence[Task], arrays: Mapping[str, Packed], order: Sequence[int], round: int
-    ) -> list[tuple[Packed, _Facts]]:
+    def _train(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
+        sums: dict[str, CohortSum] = {}
+        facts = []
+        for task, future in self._submitted(state, tasks, round):
+            sub, fact = future.result()
+            update = Update(_unpack(sub), task.index, fact.weight, labels=fact.labels, client=task.client)
+            sums.setdefault(task.index.key, CohortSum(task.index)).add(update, copy=False)
+            facts.append(fact)
+        return list(sums.values()), Report(tuple(f.passes for f in facts), tuple(f.loss for f in facts))
+
+    def _submitted(
+        self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int
+    ) -> Iterator[tuple[Task, Future[tuple[Packed, _Facts]]]]:
+        """Every task and its future, in task order. Sub-models are sent a stretch of tasks ahead, not all at once:
+        memory does not grow with the clients of a round. In a stretch the largest go first, so that no worker waits
+        for a late large one.
+        """
         if self._pool is None:
             self._pool = _start_pool(self.trainer, self.workers)
-        futures = {
-            n: self._pool.submit(_train, arrays[tasks[n].index.key], _LightTask.of(tasks[n]), round) for n in order
-        }
-        return [futures[n].result() for n in range(len(tasks))]
+        waiting = Counter(task.index.key for task in tasks)
+        packed: dict[str, Packed] = {}
+        sent: deque[list[tuple[Task, Future[tuple[Packed, _Facts]]]]] = deque()
+        for start in range(0, len(tasks), AHEAD * self.workers):
+            stretch = tasks[start : start + AHEAD * self.workers]
+            futures = {}
+            for place in sorted(range(len(stretch)), key=lambda n: -stretch[n].capacity):
+                task, key = stretch[place], stretch[place].index.key
+                if key not in packed:
+                    packed[key] = _pack(extract(state, self.trainer.plan, task.index))
+                futures[place] = self._pool.submit(_train, packed[key], _LightTask.of(task), round)
+                waiting[key] -= 1
+                if not waiting[key]:
+                    del packed[key]
+            sent.append([(task, futures[place]) for place, task in enumerate(stretch)])
+            if len(sent) > 1:
+                yield from sent.popleft()
+        for stretch_sent in sent:
+            yield from stretch_sent
 
 
 def cannot_send(model: nn.Module) -> str | None:

@@ -1,0 +1,97 @@
+"""The parts of a run that its settings name: device, data, partition, model and plan, each checked as it is made."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwidth.data import Data, Partition, load, make_partition
+from fedwidth.errors import OptionError, PlanError
+from fedwidth.methods import method
+from fedwidth.models import build
+from fedwidth.narrow import narrow
+from fedwidth.plan import Plan, trace
+from fedwidth.plan.guard import call, untouched
+from fedwidth.randomness import torch_seed
+from fedwidth.schema import keys, read
+from fedwidth.settings import Settings
+
+
+def check_values(settings: Settings) -> None:
+    """Every setting is of its type and within what is allowed, also where the record was made in Python."""
+    for key in keys().values():
+        if key.type != dict[str, Any]:
+            read(key, reduce(getattr, key.name.split("."), settings))
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name, if this machine has it."""
+    if not name.startswith("cuda"):
+        return torch.device(name)
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not found:
+        raise OptionError(f"device is '{name}', but PyTorch finds no GPU on this machine; use device = 'cpu'")
+    device = torch.device(name)
+    if (device.index or 0) >= found:
+        raise OptionError(f"device is '{name}', but this machine has only {found} GPU{'s' * (found > 1)}, from cuda:0")
+    return device
+
+
+def set_precision(precision: str) -> None:
+    """Choose the arithmetic of the GPU, and kernels that give the same bits every time."""
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = precision != "float32"
+    torch.backends.cuda.matmul.allow_tf32 = precision != "float32"
+
+
+def load_data(settings: Settings) -> Data:
+    """The data the settings name."""
+    return load(settings.data.name, settings.data.root or None, **settings.data.options)
+
+
+def split_data(settings: Settings, data: Data) -> Partition:
+    """The clients' shares of it."""
+    wanted = settings.data
+    return make_partition(data, wanted.partition, wanted.clients, settings.seed, **wanted.partition_options)
+
+
+def build_model(settings: Settings, data: Data) -> nn.Module:
+    """The model the settings name, for this data, initialised from the run's seed."""
+    facts = (
+        {"vocabulary": data.classes} if data.kind == "tokens" else {"data_shape": data.shape, "classes": data.classes}
+    )
+    seed = torch_seed(settings.seed, "model")
+    return build(settings.model.name, seed=seed, **facts, **settings.model.options)
+
+
+def plan_model(model: nn.Module, settings: Settings, data: Data) -> tuple[nn.Module, Plan]:
+    """The model at the width the server holds, and its plan; refuses one whose output does not fit the data."""
+    example = data.example().cpu()
+    plan = trace(model, example, heads=settings.model.heads)
+    check_output(model, data)
+    if settings.model.width != 1:
+        index = method("heterofl", rounding="ceil").select(plan, capacity=settings.model.width)
+        model = narrow(model, plan, index)
+        plan = trace(model, example, heads=settings.model.heads)
+    return model, plan
+
+
+def check_output(model: nn.Module, data: Data) -> None:
+    """The output must be logits: a tensor shaped like the targets, with one entry for each class at the end."""
+    example = data.example().cpu()
+    with untouched(model), torch.no_grad():
+        for module in model.modules():
+            module.training = False
+        output = call(model, example)
+    if not isinstance(output, Tensor):
+        raise PlanError(f"the model must return one tensor of logits, but returned a {type(output).__name__}")
+    wanted = (*data.train.targets[: len(example)].shape, data.classes)
+    if tuple(output.shape) != wanted:
+        raise PlanError(
+            f"the model returns {list(output.shape)} for inputs {list(example.shape)}, but the data needs logits"
+            f" {list(wanted)}: the last dimension is its {data.classes} classes"
+        )

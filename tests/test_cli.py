@@ -1,0 +1,513 @@
+"""The command line: what it prints and writes, and that every bad input is one line, exit 2 and nothing written."""
+
+import gzip
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+
+from fedwidth.cli import run_command
+from fedwidth.commands import progress
+from fedwidth.data.mnist import FILES
+from fedwidth.experiment import Experiment
+from small_runs import contents, small, write_recipe
+
+CONTRACT = {"method", "rounds", "global_accuracy", "local_accuracy", "seconds", "seed", "version"}
+
+
+@pytest.fixture(autouse=True)
+def own_place(tmp_path, monkeypatch):
+    """Every test in a folder of its own, which is the current one; nobody's data folder is looked into."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDWIDTH_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return write_recipe(tmp_path)
+
+
+def sets(*changes):
+    return [part for change in changes for part in ("--set", change)]
+
+
+def one_line(capsys):
+    """The message, which must be one line on standard error and all there is."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    assert "Traceback" not in err
+    return err
+
+
+class TestBadSettings:
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            (["rounds=0"], ["rounds", "at least 1"]),
+            (["rounds=many"], ["rounds", "whole number"]),
+            (["rounds"], ["key=value"]),
+            (["=3"], ["key=value"]),
+            (["training.lrr=1"], ["'training.lrr'", "did you mean 'training.lr'"]),
+            (["training.lr=fast"], ["training.lr", "a number"]),
+            (["training.optimiser=sdg"], ["training.optimiser", "sgd, adam, adamw"]),
+            (["method.name=fedrolx"], ["'fedrolx'", "did you mean 'fedrolex'"]),
+            (["method.options.stepp=1"], ["'stepp'", "did you mean 'step'"]),
+            (["method.options.step=-2"], ["step", "whole number"]),
+            (["model.name=resnet"], ["unknown model 'resnet'", "package.module:factory"]),
+            (["model.options.hiden=[3]"], ["'hiden'", "did you mean 'hidden'"]),
+            (["model.options.hidden=0"], ["hidden"]),
+            (["data.name=digit"], ["'digit'", "did you mean 'digits'"]),
+            (["data.partition=label"], ["'label'", "did you mean 'labels'"]),
+            (["data.partition_options.per_client=11"], ["11", "10"]),
+            (["data.partition_options.per_client=0"], ["per_client"]),
+            (["data.partition_options.per_client=1"], ["6 clients", "10 classes"]),
+            (["data.partition=iid", "data.clients=1443"], ["1443", "1442"]),
+            (["data.partition=dirichlet", "data.partition_options.alpha=1e-9", "data.clients=60"], ["without data"]),
+            (["data.partition=natural"], ["whose sample is whose"]),
+            (["devices.capacities=z9"], ["devices.capacities", "household"]),
+            (["devices.capacities=a0"], ["devices.capacities", "weight 0"]),
+            (["devices.capacities=2:1"], ["devices.capacities", "at most 1"]),
+            (["devices.per_round=7"], ["devices.per_round", "6", "7"]),
+            (["evaluation.capacities=[2]"], ["evaluation.capacities"]),
+            (["device=tpu"], ["device", "cuda"]),
+            (["model.name=preresnet18", "model.options={}", "data.clients=0"], ["data.clients"]),
+        ],
+    )
+    def test_is_one_line(self, changes, words, recipe, capsys, tmp_path):
+        assert run_command(["run", recipe, "--out", "out", *sets(*changes)]) == 2
+        err = one_line(capsys)
+        assert all(word in err for word in words), err
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["run", "quickstrat"], ["unknown recipe 'quickstrat'", "did you mean 'quickstart'"]),
+            (["run", "nowhere.toml"], ["nowhere.toml", "No such file"]),
+            (["run", "--only", "heterofll"], ["'heterofll'", "did you mean 'heterofl'"]),
+            (["run", "--seeds", "1,x"], ["--seeds", "1,2,3", "1,x"]),
+            (["run", "--seeds", "1,1"], ["--seeds", "different"]),
+            (["run", "--seeds", "-1"], ["--seeds"]),
+            (["run", "--track", "mlflw"], ["'mlflw'", "did you mean 'mlflow'"]),
+            (["run", "--resume", "--overwrite"], ["one of them"]),
+            (["run", "--flux"], ["--flux"]),
+            (["sweep"], ["--over"]),
+            (["sweep", "--over", "method.name"], ["--over", "key=value"]),
+            (["sweep", "--over", "method.name=fedrolex,fedrolx"], ["'fedrolx'"]),
+            (["sweep", "--over", "seed=1,1"], ["the same"]),
+            (["flux"], ["flux"]),
+            (["report", "nowhere"], ["nowhere", "does not exist"]),
+            (["plan", "mpl"], ["'mpl'", "did you mean 'mlp'"]),
+            (["cost", "mlp", "--capacities", "1,x"], ["capacity", "'x'"]),
+            (["cost", "mlp", "--capacities", "2"], ["capacity", "2"]),
+            (["cost", "mlp", "--shape", "3y3"], ["--shape", "3x32x32"]),
+            (["coverage", "mlp", "--method", "fedrolx"], ["'fedrolx'"]),
+            (["coverage", "mlp", "--rounds", "many"], ["--rounds", "integer"]),
+            (["coverage", "mlp", "--rounds", "0"], ["rounds"]),
+            (["partition", "digits", "--kind", "labels", "--set", "per_client=11"], ["11", "10"]),
+            (["partition", "digits", "--clients", "0"], ["clients"]),
+            (["partition", "digits", "--kind", "iid", "--set", "alpha=1"], ["'alpha'"]),
+        ],
+    )
+    def test_bad_arguments(self, arguments, words, capsys, tmp_path):
+        place = ["--out", "out"] if arguments[0] in ("run", "sweep") else []
+        assert run_command([*arguments, *place]) == 2
+        err = one_line(capsys)
+        assert all(word in err for word in words), err
+        assert not list(tmp_path.iterdir())
+
+    def test_a_recipe_file_that_is_no_toml(self, tmp_path, capsys):
+        (tmp_path / "bad.toml").write_text("rounds = = 3")
+        assert run_command(["run", "bad.toml", "--out", "out"]) == 2
+        assert "not valid TOML" in one_line(capsys)
+
+    def test_a_missing_tracker(self, recipe, monkeypatch, capsys, tmp_path):
+        monkeypatch.setitem(sys.modules, "mlflow", None)
+        assert run_command(["run", recipe, "--out", "out", "--track", "mlflow"]) == 2
+        assert "pip install 'fedwidth[mlflow]'" in one_line(capsys)
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+    def test_cuda_asked_for_and_absent(self, recipe, device, capsys, tmp_path):
+        assert run_command(["run", recipe, "--out", "out", "--set", f"device={device}"]) == 2
+        err = one_line(capsys)
+        assert "no GPU" in err
+        assert "cpu" in err
+        assert not (tmp_path / "out").exists()
+
+    def test_a_gpu_this_machine_lacks(self, recipe, monkeypatch, capsys):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        assert run_command(["run", recipe, "--out", "out", "--set", "device=cuda:2"]) == 2
+        assert "only 2 GPUs, from cuda:0" in one_line(capsys)
+
+    def test_all_runs_are_checked_before_the_first_writes(self, tmp_path, capsys):
+        bad = (
+            '\n[[compare]]\nlabel = "b"\nname = "b"\n[[compare]]\nlabel = "c"\ndata.partition_options.per_client = 11\n'
+        )
+        recipe = write_recipe(tmp_path, bad)
+        assert run_command(["run", recipe, "--out", "out"]) == 2
+        assert "run 'c': 11 labels per client" in one_line(capsys)
+        assert not (tmp_path / "out").exists()
+
+    def test_all_of_a_sweep_is_checked_before_the_first_writes(self, recipe, tmp_path, capsys):
+        assert run_command(["sweep", recipe, "--out", "out", "--over", "model.options.hidden=[8],0"]) == 2
+        assert "hidden" in one_line(capsys)
+        assert not (tmp_path / "out").exists()
+
+
+class TestBadData:
+    mnist = ("data.name=mnist", "data.partition=iid", "data.clients=6")
+
+    def test_a_missing_file(self, recipe, capsys, tmp_path):
+        changes = sets(*self.mnist, 'data.options={base_url="http://127.0.0.1:9/"}')
+        assert run_command(["run", recipe, "--out", "out", "--data", "here", *changes]) == 2
+        err = one_line(capsys)
+        assert all(word in err for word in ("mnist/train-images-idx3-ubyte.gz", "here", "--data", "FEDWIDTH_DATA"))
+        assert not (tmp_path / "out").exists()
+
+    def test_a_truncated_file(self, recipe, capsys, tmp_path):
+        (tmp_path / "here" / "mnist").mkdir(parents=True)
+        for remote in FILES:
+            (tmp_path / "here" / "mnist" / remote.name).write_bytes(
+                gzip.compress(b"\x00\x00\x08\x03" + b"\x00" * 90)[:40]
+            )
+        assert run_command(["run", recipe, "--out", "out", "--data", "here", *sets(*self.mnist)]) == 2
+        err = one_line(capsys)
+        assert "truncated or damaged" in err
+        assert "train-images" in err
+        assert not (tmp_path / "out").exists()
+
+    def test_a_folder_with_odd_characters_is_found(self, recipe, capsys, tmp_path):
+        odd = 'a "quoted" folder\\'
+        changes = sets(*self.mnist, 'data.options={base_url="http://127.0.0.1:9/"}')
+        assert run_command(["run", recipe, "--out", "out", "--data", odd, *changes]) == 2
+        assert odd in one_line(capsys)
+
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def net(data_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, classes))
+
+def wrong_classes():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+
+def no_module():
+    return 3
+
+def explodes():
+    raise RuntimeError("boom\\nand more")
+
+def nothing_to_slice():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+def no_parameters():
+    return nn.Flatten()
+
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        raise ValueError("cannot\\ndo this")
+
+value = 3
+"""
+
+
+class TestOwnModels:
+    @pytest.fixture
+    def module(self, tmp_path):
+        """A file of factories in the current folder; the name differs so that no test sees another's."""
+        name = f"factories_{abs(hash(str(tmp_path)))}"
+        (tmp_path / f"{name}.py").write_text(FACTORIES)
+        return name
+
+    def test_a_factory_in_the_current_folder(self, module, recipe, tmp_path):
+        changes = sets(f"model.name={module}:net", "model.options={}")
+        assert run_command(["run", recipe, "--out", "out", *changes]) == 0
+        assert json.loads((tmp_path / "out" / "summary.json").read_text())["rounds"] == 3
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("wrong_classes", ["[2, 3]", "10 classes"]),
+            ("no_module", ["torch.nn.Module", "int"]),
+            ("explodes", ["could not be built", "boom"]),
+            ("nothing_to_slice", ["nothing to slice"]),
+            ("no_parameters", ["nothing to slice", "no parameters"]),
+            ("Fails", ["cannot do this"]),
+            ("value", ["'value'", "not a function or class"]),
+            ("other", ["has no 'other'"]),
+        ],
+    )
+    def test_one_that_cannot_be_used(self, name, words, module, recipe, capsys, tmp_path):
+        changes = sets(f"model.name={module}:{name}", "model.options={}")
+        assert run_command(["run", recipe, "--out", "out", *changes]) == 2
+        err = one_line(capsys)
+        assert all(word in err for word in words), err
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("name", ["no_such_module:net", "broken:net", ":net", "a b:net"])
+    def test_one_that_cannot_be_imported(self, name, recipe, capsys, tmp_path):
+        (tmp_path / "broken.py").write_text("import nonsense_that_is_not_there")
+        assert run_command(["run", recipe, "--out", "out", "--set", f"model.name={name}"]) == 2
+        err = one_line(capsys)
+        assert "cannot import" in err
+        assert not (tmp_path / "out").exists()
+        sys.modules.pop("broken", None)
+
+    def test_plan_of_a_factory(self, module, capsys):
+        assert run_command(["plan", f"{module}:wrong_classes", "--shape", "1x8x8"]) == 0
+        assert "1.weight" in capsys.readouterr().out
+
+
+class TestOutputFolder:
+    def test_holds_another_run(self, recipe, capsys, tmp_path):
+        assert run_command(["run", recipe, "--out", "out"]) == 0
+        before = contents(tmp_path / "out")
+        capsys.readouterr()
+        assert run_command(["run", recipe, "--out", "out", "--set", "seed=2"]) == 2
+        assert "holds a run already" in one_line(capsys)
+        assert run_command(["run", recipe, "--out", "out", "--set", "seed=2", "--resume"]) == 2
+        assert "seed is 1 there and 2 now" in one_line(capsys)
+        assert contents(tmp_path / "out") == before
+
+    @pytest.mark.parametrize("place", ["file", "file/deeper"])
+    def test_is_a_file(self, recipe, place, capsys, tmp_path):
+        (tmp_path / "file").write_text("mine")
+        assert run_command(["run", recipe, "--out", place]) == 2
+        assert "file is a file; give a folder as --out" in one_line(capsys)
+        assert (tmp_path / "file").read_text() == "mine"
+
+    def test_cannot_be_made(self, recipe, capsys):
+        assert run_command(["run", recipe, "--out", "/proc/nothing/here"]) == 2
+        assert "cannot use /proc/nothing/here as output folder" in one_line(capsys)
+
+    def test_several_runs_are_not_mixed_with_one(self, recipe, capsys, tmp_path):
+        assert run_command(["run", recipe, "--out", "one"]) == 0
+        capsys.readouterr()
+        for more in ([], ["--resume"]):
+            assert run_command(["run", recipe, "--out", "one", "--seeds", "1,2", *more]) == 2
+            assert "holds another run already" in one_line(capsys)
+        assert run_command(["run", recipe, "--out", "many", "--seeds", "1,2"]) == 0
+        capsys.readouterr()
+        for more in ([], ["--resume"]):
+            assert run_command(["run", recipe, "--out", "many", *more]) == 2
+            one_line(capsys)
+        assert run_command(["run", recipe, "--out", "one", "--seeds", "1,2", "--overwrite"]) == 0
+        assert not (tmp_path / "one" / "config.toml").exists()
+        assert not (tmp_path / "one" / "checkpoint.safetensors").exists()
+
+    def test_a_run_that_explodes_leaves_its_last_good_checkpoint(self, recipe, capsys, tmp_path):
+        changes = ["training.lr=0.1", "training.schedule=multistep", "training.milestones=[2]", "training.decay=1e30"]
+        assert run_command(["run", recipe, "--out", "out", *sets(*changes, "training.clip=0")]) == 2
+        err = one_line(capsys)
+        assert re.search(r"client \d+ .*'.*(weight|bias)'.* not finite", err)
+        names = {path.name for path in (tmp_path / "out").iterdir()}
+        assert "checkpoint.safetensors" in names
+        assert "summary.json" not in names
+        assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+class TestRun:
+    def test_a_plain_run(self, recipe, capsys, tmp_path):
+        assert run_command(["run", recipe, "--out", "out"]) == 0
+        out, err = capsys.readouterr()
+        assert "fedrolex" in out
+        assert "report: out/report.html" in out
+        assert "fedrolex: 3 rounds, accuracy" in err
+        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+        assert summary.keys() >= CONTRACT
+        assert "runs" not in summary
+        assert (tmp_path / "out" / "report.html").stat().st_size > 1000
+        Experiment(small()).run(tmp_path / "python")
+        assert contents(tmp_path / "out") == contents(tmp_path / "python")
+
+    def test_progress_on_a_terminal(self, recipe, monkeypatch):
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=True, width=120, color_system=None)
+        monkeypatch.setattr(progress, "Console", lambda stderr: console)
+        assert run_command(["run", recipe, "--out", "out", "--set", "name=[my] run"]) == 0
+        assert re.search(r"\[my\] run .* 3/3 accuracy \d\d\.\d\d % 0:00:00", screen.getvalue())
+
+    def test_default_folder(self, recipe, tmp_path):
+        assert run_command(["run", recipe]) == 0
+        assert (tmp_path / "runs" / "small" / "summary.json").exists()
+
+    def test_compared_runs(self, tmp_path, capsys):
+        more = (
+            '\n[[compare]]\nlabel = "other one"\nmethod.name = "heterofl"\n[[compare]]\nlabel = "other-one"\nseed = 3\n'
+        )
+        recipe = write_recipe(tmp_path, more)
+        assert run_command(["run", recipe, "--out", "out"]) == 0
+        out = capsys.readouterr().out
+        assert "other one" in out
+        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+        assert summary.keys() >= CONTRACT
+        assert summary["method"] == "fedrolex"
+        assert [run["folder"] for run in summary["runs"]] == [".", "compare/other-one", "compare/other-one-2"]
+        assert [run["method"] for run in summary["runs"]] == ["fedrolex", "heterofl", "fedrolex"]
+        for run in summary["runs"]:
+            alone = json.loads((tmp_path / "out" / run["folder"] / "summary.json").read_text())
+            assert run["global_accuracy"] == alone["global_accuracy"]
+
+    def test_runs_of_one_name_are_still_different_runs(self, tmp_path, capsys):
+        recipe = write_recipe(tmp_path, '\n[[compare]]\nlabel = "b"\nmethod.name = "heterofl"\n')
+        assert run_command(["run", recipe, "--out", "out", "--set", "name=all alike"]) == 0
+        assert "±" not in capsys.readouterr().out
+
+    def test_only_one_of_them(self, tmp_path):
+        recipe = write_recipe(tmp_path, '\n[[compare]]\nlabel = "b"\nmethod.name = "heterofl"\n')
+        assert run_command(["run", recipe, "--out", "out", "--only", "b"]) == 0
+        assert json.loads((tmp_path / "out" / "summary.json").read_text())["method"] == "heterofl"
+        assert not (tmp_path / "out" / "compare").exists()
+
+    def test_seeds(self, recipe, capsys, tmp_path):
+        assert run_command(["run", recipe, "--out", "out", "--seeds", "1,2,3"]) == 0
+        out = capsys.readouterr().out
+        assert re.search(r"\d\d\.\d\d ± \d", out)
+        assert "Seeds: 1, 2, 3." in out
+        alone = [json.loads((tmp_path / "out" / f"seed-{n}" / "summary.json").read_text()) for n in (1, 2, 3)]
+        assert [summary["seed"] for summary in alone] == [1, 2, 3]
+        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+        assert summary.keys() >= CONTRACT
+        accuracies = [one["global_accuracy"] for one in alone]
+        assert [run["global_accuracy"] for run in summary["runs"]] == accuracies
+        assert summary["global_accuracy"] == pytest.approx(sum(accuracies) / 3)
+        (row,) = summary["table"]
+        mean = sum(accuracies) / 3
+        deviation = (sum((a - mean) ** 2 for a in accuracies) / 2) ** 0.5
+        assert row["global_accuracy_std"] == pytest.approx(deviation)
+        assert row["seeds"] == summary["seed"] == [1, 2, 3]
+
+    def test_seeds_go_on_after_a_kill_between_them(self, recipe, tmp_path, capsys):
+        assert run_command(["run", recipe, "--out", "whole", "--seeds", "1,2"]) == 0
+        assert run_command(["run", recipe, "--out", "cut", "--seeds", "1"]) == 0
+        assert run_command(["run", recipe, "--out", "cut", "--seeds", "1,2", "--resume"]) == 0
+        for seed in (1, 2):
+            assert contents(tmp_path / "cut" / f"seed-{seed}") == contents(tmp_path / "whole" / f"seed-{seed}")
+        summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "cut")]
+        assert summaries[0]["runs"] == summaries[1]["runs"]
+
+    def test_resume_before_there_is_anything(self, recipe, tmp_path, capsys):
+        assert run_command(["run", recipe, "--out", "out", "--resume"]) == 0
+        assert "nothing to resume" in capsys.readouterr().err
+        assert (tmp_path / "out" / "summary.json").exists()
+
+    def test_resume_a_finished_run(self, recipe, tmp_path, capsys):
+        assert run_command(["run", recipe, "--out", "out"]) == 0
+        before = contents(tmp_path / "out")
+        table = capsys.readouterr().out
+        assert run_command(["run", recipe, "--out", "out", "--resume"]) == 0
+        assert contents(tmp_path / "out") == before
+        assert capsys.readouterr().out == table
+
+    def test_sweep(self, recipe, capsys, tmp_path):
+        grid = ["--over", "method.name=fedrolex,heterofl", "--over", "training.lr=0.05,0.1"]
+        assert run_command(["sweep", recipe, "--out", "out", *grid]) == 0
+        out = capsys.readouterr().out
+        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+        labels = [f"method.name={name} training.lr={lr}" for name in ("fedrolex", "heterofl") for lr in ("0.05", "0.1")]
+        assert [run["label"] for run in summary["runs"]] == labels
+        assert [row["label"] for row in summary["table"]] == labels
+        assert all(label in out for label in labels)
+        for run in summary["runs"]:
+            alone = json.loads((tmp_path / "out" / run["folder"] / "summary.json").read_text())
+            assert alone["method"] == run["method"]
+            assert alone["global_accuracy"] == run["global_accuracy"]
+        assert (tmp_path / "out" / "report.html").exists()
+
+    def test_sweep_with_seeds(self, recipe, tmp_path):
+        command = ["sweep", recipe, "--out", "out", "--over", "training.lr=0.05,0.1", "--seeds", "4,5"]
+        assert run_command(command) == 0
+        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+        assert [(row["label"], row["seeds"]) for row in summary["table"]] == [
+            ("training.lr=0.05", [4, 5]),
+            ("training.lr=0.1", [4, 5]),
+        ]
+
+
+class TestLooking:
+    def test_explain(self, capsys):
+        assert run_command(["run", "--explain"]) == 0
+        out = capsys.readouterr().out
+        assert all(key in out for key in ("training.lr = 0.1", "devices.capacities", "server.optimiser"))
+
+    def test_recipes(self, capsys):
+        assert run_command(["run", "--recipes"]) == 0
+        assert "quickstart" in capsys.readouterr().out.splitlines()
+
+    def test_version_and_help(self, capsys):
+        assert run_command(["--version"]) == 0
+        assert capsys.readouterr().out == "fedwidth 0.1.0\n"
+        assert run_command([]) == 2
+        assert run_command(["run", "--help"]) == 0
+
+    def test_methods(self, capsys):
+        assert run_command(["methods"]) == 0
+        assert "FedRolex" in capsys.readouterr().out
+        assert run_command(["methods", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert {"fedavg", "heterofl", "fjord", "feddropout", "fedrolex", "fedbrb"} <= found.keys()
+        assert found["fedrolex"]["options"]["step"]["default"] == 1
+
+    def test_plan(self, capsys):
+        assert run_command(["plan", "mlp"]) == 0
+        assert "hidden.1.weight" in capsys.readouterr().out
+
+    def test_cost(self, capsys):
+        assert run_command(["cost", "mlp", "--capacities", "1,1/2"]) == 0
+        capsys.readouterr()
+        assert run_command(["cost", "mlp", "--capacities", "1,1/2", "--json"]) == 0
+        costs = json.loads(capsys.readouterr().out)["costs"]
+        # 784-128-32-10 and 784-64-16-10, weights and biases
+        full, half = 784 * 128 + 128 + 128 * 32 + 32 + 320 + 10, 784 * 64 + 64 + 64 * 16 + 16 + 160 + 10
+        assert [c["parameters"] for c in costs] == [full, half, (full + half) / 2]
+        assert [c["bytes"] for c in costs[:2]] == [4 * full, 4 * half]
+
+    def test_coverage(self, capsys):
+        arguments = ["coverage", "mlp", "--method", "fedrolex", "--capacity", "1/4", "--rounds", "128"]
+        assert run_command(arguments) == 0
+        assert "trained" in capsys.readouterr().out
+        assert run_command([*arguments, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["method"] == "fedrolex"
+        assert found["rounds"] == 128
+        assert 0 < found["share"] <= 1
+
+    def test_partition(self, capsys):
+        assert run_command(["partition", "digits", "--kind", "labels", "--clients", "5", "--set", "per_client=2"]) == 0
+        assert len(capsys.readouterr().out.splitlines()) > 5
+
+    def test_report(self, recipe, capsys, tmp_path):
+        assert run_command(["run", recipe, "--out", "out"]) == 0
+        (tmp_path / "out" / "report.html").unlink()
+        capsys.readouterr()
+        assert run_command(["report", "out", "--figures", "figures"]) == 0
+        assert (tmp_path / "out" / "report.html").stat().st_size > 1000
+        assert list((tmp_path / "figures").glob("*.png"))
+
+    def test_a_closed_pipe_is_no_traceback(self, tmp_path):
+        command = f"'{sys.executable}' -m fedwidth.cli run --explain | head -1"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)
+        assert found.stdout.startswith("Settings of a run")
+        assert "Traceback" not in found.stderr

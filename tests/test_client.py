@@ -1,0 +1,314 @@
+"""Local training: every number here is worked out by hand in a comment."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+from torch import nn
+
+import fedwidth
+from fedwidth.client import absent_classes, batches, learning_rate, make_optimiser, masked_loss
+from fedwidth.data import load, make_partition
+from fedwidth.experiment import Experiment
+from fedwidth.models import Cnn
+from fedwidth.randomness import numpy_generator
+from fedwidth.settings import TrainingSettings
+from fedwidth.submodel import extract
+from small_runs import TwoUnits, ones, same, small, task_of, trainer_of
+
+E = math.e
+CPU = torch.device("cpu")
+
+
+def close(tensor, expected, tolerance=1e-6):
+    torch.testing.assert_close(tensor, torch.tensor(expected), rtol=tolerance, atol=tolerance)
+
+
+def train(trainer, *, client=0, capacity=1.0, round=0):
+    """The trained tensors (copied) and the mean loss of one client."""
+    task = task_of(trainer, client=client, capacity=capacity, round=round)
+    sub = extract(fedwidth.state_of(trainer.model), trainer.plan, task.index)
+    trained = trainer.train(sub, task, round)
+    return {name: tensor.clone() for name, tensor in trained.update.sub.items()}, trained
+
+
+class TestLearningRate:
+    @pytest.mark.parametrize(
+        ("schedule", "rates"),
+        [
+            ({}, {0: 0.8, 99: 0.8}),
+            # halved at 10 and again at 20
+            (
+                {"schedule": "multistep", "milestones": [10, 20], "decay": 0.5},
+                {0: 0.8, 9: 0.8, 10: 0.4, 19: 0.4, 20: 0.2, 99: 0.2},
+            ),
+            # 0.8 * 0.5^round
+            ({"schedule": "exponential", "decay": 0.5}, {0: 0.8, 1: 0.4, 3: 0.1}),
+            # 0.8 * (1 + cos(pi * round / 100)) / 2; cos(pi / 3) = 1/2 would be at 100/3, cos(pi / 2) = 0 at 50
+            ({"schedule": "cosine"}, {0: 0.8, 50: 0.4, 25: 0.8 * (1 + math.sqrt(0.5)) / 2, 100: 0.0}),
+        ],
+    )
+    def test_by_hand(self, schedule, rates):
+        settings = TrainingSettings(lr=0.8, **schedule)
+        for round, rate in rates.items():
+            assert learning_rate(settings, round, 100) == pytest.approx(rate, abs=1e-15)
+
+    def test_a_round_trains_with_its_own_rate(self):
+        # The gradient does not depend on the rate, so a tenth of the rate is a tenth of the step.
+        data, partition = ones()
+        changes = ["training.schedule=multistep", "training.milestones=[5]", "training.decay=0.1"]
+        trainer = trainer_of(TwoUnits(), data, partition, *changes)
+        early, late = (train(trainer, round=round)[0]["a.weight"] for round in (4, 5))
+        before = trainer.model.a.weight.detach()
+        torch.testing.assert_close(late - before, (early - before) / 10)
+
+
+class TestBatches:
+    @limits(deadline=None, max_examples=50)
+    @given(samples=st.integers(1, 40), size=st.integers(1, 50), epochs=st.integers(1, 3))
+    def test_each_epoch_is_a_permutation_and_only_its_last_batch_is_short(self, samples, size, epochs):
+        numbers = torch.arange(100, 100 + samples)
+        found = list(batches(numbers, TrainingSettings(batch_size=size, epochs=epochs), torch.Generator()))
+        per_epoch = math.ceil(samples / size)
+        assert len(found) == epochs * per_epoch
+        for epoch in range(epochs):
+            mine = found[epoch * per_epoch : (epoch + 1) * per_epoch]
+            assert sorted(torch.cat(mine).tolist()) == numbers.tolist()
+            assert [len(batch) for batch in mine[:-1]] == [size] * (per_epoch - 1)
+
+    def test_epochs_are_shuffled_anew(self):
+        first, second = batches(torch.arange(50), TrainingSettings(batch_size=50, epochs=2), torch.Generator())
+        assert first.tolist() != second.tolist()
+
+    def test_steps_take_the_place_of_epochs(self):
+        # 5 samples in batches of 2: 2, 2, 1, and then from the front again.
+        found = list(batches(torch.arange(5), TrainingSettings(batch_size=2, steps=5, epochs=9), torch.Generator()))
+        assert [len(batch) for batch in found] == [2, 2, 1, 2, 2]
+
+    def test_steps_and_passes_are_counted(self):
+        data, partition = ones(per_client=5)
+        trainer = trainer_of(
+            TwoUnits(), data, partition, "training.batch_size=2", "training.steps=5", "server.weighting=updates"
+        )
+        _, trained = train(trainer)
+        assert (trained.passes, trained.update.weight) == (9, 5.0)
+
+
+class TestMaskedLoss:
+    # Logits (1, 3, 2), target 2, class 1 absent.
+    logits, target = torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([2])
+
+    @pytest.mark.parametrize(
+        ("mask", "expected"),
+        [
+            # the absent logit counts as 0: log(e + 1 + e²) - 2
+            ("zero", math.log(E + 1 + E**2) - 2),
+            # it does not count at all: log(e + e²) - 2
+            ("inf", math.log(E + E**2) - 2),
+            # nothing is masked: log(e + e³ + e²) - 2
+            ("none", math.log(E + E**3 + E**2) - 2),
+        ],
+    )
+    def test_by_hand(self, mask, expected):
+        absent = absent_classes(torch.tensor([0, 2]), 3, mask, CPU)
+        assert float(masked_loss(self.logits, self.target, absent, mask)) == pytest.approx(expected, rel=1e-6)
+
+    def test_nothing_is_masked_where_no_class_is_absent(self):
+        assert absent_classes(torch.tensor([0, 1, 2]), 3, "zero", CPU) is None
+
+    @pytest.mark.parametrize("mask", ["zero", "inf"])
+    def test_absent_classes_get_no_gradient(self, mask):
+        logits = self.logits.clone().requires_grad_()
+        masked_loss(logits, self.target, torch.tensor([False, True, False]), mask).backward()
+        assert logits.grad[0, 1] == 0
+        assert logits.grad[0, 0] != 0
+
+    def test_ended_text_is_not_trained(self):
+        # Two positions, the second has ended: the loss is that of the first alone, log(1 + e) - 1.
+        logits = torch.tensor([[[0.0, 1.0], [5.0, 9.0]]])
+        loss = masked_loss(logits, torch.tensor([[1, -100]]), None, "none")
+        assert float(loss) == pytest.approx(math.log(1 + E) - 1, rel=1e-6)
+
+
+class TestOptimisers:
+    def steps(self, number=1, **settings):
+        """A parameter of value 1 after so many steps with gradient 2."""
+        module = nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            module.weight.fill_(1.0)
+        optimiser = make_optimiser(module, TrainingSettings(**settings), settings["lr"])
+        for _ in range(number):
+            module.weight.grad = torch.full((1, 1), 2.0)
+            optimiser.step()
+        return module.weight.item()
+
+    def test_sgd(self):
+        # gradient 2 + decay 0.5 * 1 = 2.5; 1 - 0.1 * 2.5
+        assert self.steps(lr=0.1, momentum=0.0, weight_decay=0.5) == pytest.approx(0.75)
+
+    def test_sgd_momentum(self):
+        # velocities 2 and 0.5 * 2 + 2 = 3: 1 - 0.1 * (2 + 3)
+        assert self.steps(2, lr=0.1, momentum=0.5, weight_decay=0.0) == pytest.approx(0.5)
+
+    def test_adam(self):
+        # The first step of Adam has the length of the rate; decay is part of the gradient.
+        assert self.steps(lr=0.1, optimiser="adam", weight_decay=0.5) == pytest.approx(0.9, abs=1e-6)
+
+    def test_adamw(self):
+        # Decay apart from the gradient: 1 * (1 - 0.1 * 0.5) - 0.1
+        assert self.steps(lr=0.1, optimiser="adamw", weight_decay=0.5) == pytest.approx(0.85, abs=1e-6)
+
+    def test_frozen_parameters_are_left_alone(self):
+        model = TwoUnits()
+        model.a.weight.requires_grad_(False)
+        trainer = trainer_of(model, *ones(), "training.weight_decay=0.5")
+        after, _ = train(trainer)
+        assert torch.equal(after["a.weight"], model.a.weight)
+        assert not torch.equal(after["b.weight"], model.b.weight)
+
+
+class TestOneStepByHand:
+    """Logits z = (1, 2), label 0: p = (1, e) / (1 + e), dz = p - (1, 0) = (-s, s) with s = e / (1 + e)."""
+
+    s = E / (1 + E)
+
+    def test_sgd(self):
+        # db = dz hᵀ with h = (1, 2); da = bᵀ dz
+        after, trained = train(trainer_of(TwoUnits(), *ones()))
+        s = self.s
+        close(after["b.weight"], [[1 + 0.1 * s, 0.2 * s], [-0.1 * s, 1 - 0.2 * s]])
+        close(after["a.weight"], [[1 + 0.1 * s], [2 - 0.1 * s]])
+        assert trained.loss == pytest.approx(math.log(1 + E), rel=1e-6)
+        assert trained.passes == 1
+
+    def test_clip(self):
+        # Squared norm: s² (1 + 4) * 2 of b and 2 s² of a, in all 12 s². Clipped to 1/2, the rate is 0.05 / (s √12).
+        after, _ = train(trainer_of(TwoUnits(), *ones(), "training.clip=0.5"))
+        rate = 0.05 / math.sqrt(12)
+        close(after["a.weight"], [[1 + rate], [2 - rate]])
+        close(after["b.weight"], [[1 + rate, 2 * rate], [-rate, 1 - 2 * rate]])
+
+    def test_a_gradient_within_the_limit_is_not_clipped(self):
+        loose, free = (train(trainer_of(TwoUnits(), *ones(), f"training.clip={clip}"))[0] for clip in (100, 0))
+        assert same(loose, free)
+
+    def test_scaler_is_set_to_the_capacity(self):
+        # Half width: the first unit alone, h = 1 / 0.5 = 2, z = (2, 0), p₁ = 1 / (1 + e²) = q, dz = (-q, q);
+        # db = 2 dz, da = (1 * -q) / 0.5.
+        model = TwoUnits(scaler=True)
+        after, trained = train(trainer_of(model, *ones(), name="heterofl"), capacity=0.5)
+        q = 1 / (1 + E**2)
+        close(after["b.weight"], [[1 + 0.2 * q], [-0.2 * q]])
+        close(after["a.weight"], [[1 + 0.2 * q]])
+        assert trained.loss == pytest.approx(math.log(1 + E**-2), rel=1e-5)
+
+    def test_scaler_can_be_switched_off(self):
+        # z = (1, 0)
+        trainer = trainer_of(TwoUnits(scaler=True), *ones(), "training.scaler=false", name="heterofl")
+        assert train(trainer, capacity=0.5)[1].loss == pytest.approx(math.log(1 + 1 / E), rel=1e-5)
+
+    def test_mask(self):
+        # Label 1 is absent: its logit is 0 and gets no gradient; z = (1, 0), dz₀ = -1 / (1 + e).
+        after, trained = train(trainer_of(TwoUnits(), *ones(), "training.mask=zero"))
+        t = 1 / (1 + E)
+        close(after["b.weight"], [[1 + 0.1 * t, 0.2 * t], [0, 1]])
+        close(after["a.weight"], [[1 + 0.1 * t], [2]])
+        assert trained.loss == pytest.approx(math.log(1 + 1 / E), rel=1e-6)
+
+    def test_label_rows_travel_with_the_update(self):
+        on, off = (
+            train(trainer_of(TwoUnits(), *ones(), f"server.label_rows={on}"))[1].update for on in ("true", "false")
+        )
+        assert on.labels.tolist() == [0]
+        assert off.labels is None
+
+
+class TestFjord:
+    def test_the_drawn_prefix_learns_and_nothing_else(self):
+        # Widths of a half only: a client of full width trains the first unit alone.
+        model = TwoUnits()
+        after, _ = train(trainer_of(model, *ones(), "training.steps=3", name="fjord", widths=[0.5]))
+        assert torch.equal(after["a.weight"][1], model.a.weight[1])
+        assert torch.equal(after["b.weight"][:, 1], model.b.weight[:, 1])
+        assert (after["a.weight"][0] != model.a.weight[0]).all()
+        assert (after["b.weight"][:, 0] != model.b.weight[:, 0]).all()
+
+    def test_no_width_above_the_capacity_is_drawn(self):
+        # Losses by width of the untrained model: log(1 + 1/e) at 1/2, log(1 + e) at 1. A client of 1/2 meets the first.
+        trainer = trainer_of(TwoUnits(), *ones(), "training.steps=8", "training.lr=0", name="fjord", widths=[0.5, 1.0])
+        assert train(trainer, capacity=0.5)[1].loss == pytest.approx(math.log(1 + 1 / E), rel=1e-5)
+        assert math.log(1 + 1 / E) < train(trainer, capacity=1.0)[1].loss < math.log(1 + E)
+
+    def test_distillation(self):
+        # Teacher z = (1, 2), student (1, 0), label 0. Cross entropies log(1 + e) and log(1 + 1/e).
+        # KL(teacher | student) = -1 * 1 / (1 + e) + 1 * e / (1 + e).
+        trainer = trainer_of(TwoUnits(), *ones(), name="fjord", widths=[0.5], distil=True)
+        kl = (E - 1) / (E + 1)
+        expected = math.log(1 + E) + 0.5 * math.log(1 + 1 / E) + 0.5 * kl
+        assert train(trainer)[1].loss == pytest.approx(expected, rel=1e-5)
+
+    def test_scalers_of_both_widths_where_the_layer_is_too_small_to_differ(self):
+        # A quarter and a half of two units are one unit each: h = 1/0.25 or 1/0.5, losses log(1 + e^-4), log(1 + e^-2).
+        changes = ["training.steps=20", "training.lr=0"]
+        trainer = trainer_of(TwoUnits(scaler=True), *ones(), *changes, name="fjord", widths=[0.25, 0.5])
+        draws = numpy_generator(trainer.settings.seed, "width", 0, 0)
+        drawn = [float(draws.choice([0.25, 0.5])) for _ in range(20)]
+        assert set(drawn) == {0.25, 0.5}
+        expected = sum(math.log(1 + E ** (-1 / width)) for width in drawn) / 20
+        assert train(trainer, capacity=0.5)[1].loss == pytest.approx(expected, rel=1e-5)
+
+    def test_every_width_of_a_convolutional_net_gets_gradients_through_its_own_prefix(self):
+        data = load("digits")
+        partition = make_partition(data, "iid", 10, 1)
+        model = Cnn(data_shape=(1, 8, 8), widths=[8, 8])
+        trainer = trainer_of(model, data, partition, "training.batch_size=50", name="fjord", widths=[0.25])
+        after, _ = train(trainer)
+        name = "features.0.weight"
+        before = model.get_parameter(name)
+        assert (after[name][:2] != before[:2]).any()
+        assert torch.equal(after[name][2:], before[2:])
+
+
+class TestRandomness:
+    def trained(self, round=0, client=0, seed=1):
+        data, partition = ones(clients=2, per_client=4)
+        trainer = trainer_of(TwoUnits(dropout=0.5), data, partition, f"seed={seed}", "training.epochs=8")
+        return train(trainer, round=round, client=client)[0]
+
+    def test_dropout_comes_from_seed_round_and_client(self):
+        once = self.trained()
+        assert same(once, self.trained())
+        for other in ({"round": 1}, {"client": 1}, {"seed": 2}):
+            assert not same(once, self.trained(**other))
+
+    def test_the_callers_randomness_is_not_disturbed(self):
+        trainer = trainer_of(TwoUnits(dropout=0.5), *ones())
+        before = torch.get_rng_state()
+        train(trainer)
+        assert torch.equal(before, torch.get_rng_state())
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            ["training.optimiser=adam", "training.lr=0.01"],
+            ["method.name=fjord", "method.options.distil=true"],
+            ["training.momentum=0.9"],
+        ],
+    )
+    def test_a_client_does_not_depend_on_who_was_trained_before(self, changes):
+        settings = small("model.name=cnn", "model.options={widths=[8, 8]}", *changes)
+        results = []
+        for order in ([4], [1, 2, 4], [4, 4]):
+            trainer = Experiment(settings).trainer
+            for client in order:
+                result, _ = train(trainer, client=client, capacity=0.5, round=2)
+            results.append(result)
+        assert same(results[0], results[1])
+        assert same(results[0], results[2])
+
+    def test_buffers_come_back_with_the_update(self):
+        trainer = Experiment(small("model.name=cnn", "model.options={widths=[8]}")).trainer
+        assert train(trainer)[0].keys() == fedwidth.state_of(trainer.model).keys()

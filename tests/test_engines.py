@@ -1,0 +1,173 @@
+"""Engines train the same clients to the same bits; a worker that dies is replaced."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedwidth import engines
+from fedwidth.data import from_tensors
+from fedwidth.engines import ProcessEngine, SerialEngine, make_engine, processes
+from fedwidth.errors import OptionError, UpdateError
+from fedwidth.experiment import Experiment
+from fedwidth.settings import DataSettings, DeviceSettings, Settings
+from small_runs import contents, same, small
+
+CNN = ("model.name=cnn", "model.options={widths=[4, 4]}")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (*CNN, "server.weighting=samples", "server.optimiser=fedadam", "server.lr=0.1"),
+        ("method.name=fedbrb", "evaluation.capacities=[0.5]"),  # an index per tensor, not per group
+        ("method.name=fedminoccurances", "devices.dynamic=true"),
+    ],
+    ids=["fedrolex", "fedbrb", "fedminoccurances"],
+)
+def test_the_number_of_workers_changes_no_bit(tmp_path, changes):
+    places = {"serial": ("engine=serial",)}
+    places |= {f"workers-{n}": ("engine=processes", f"workers={n}") for n in (1, 2)}
+    for name, engine in places.items():
+        Experiment(small(*changes, *engine)).run(tmp_path / name)
+    serial = contents(tmp_path / "serial")
+    assert contents(tmp_path / "workers-1") == serial
+    assert contents(tmp_path / "workers-2") == serial
+
+
+@pytest.fixture
+def pool():
+    """An engine with two workers, and what it needs to run a round."""
+    experiment = Experiment(small("engine=processes", "workers=2"))
+    engine = make_engine(experiment.trainer)
+    yield experiment, engine
+    engine.close()
+
+
+def sums_of(experiment, engine, round=0):
+    tasks = experiment.method.assign(experiment.plan, experiment.cohort(round), round, None, 1)
+    sums, report = engine.run(experiment._first_state, tasks, round)
+    return [(cohort.index.key, cohort.mean, cohort.weight) for cohort in sums], report
+
+
+def agree(one, other):
+    return len(one) == len(other) and all(
+        a[0] == b[0] and same(a[1], b[1]) and str(a[2]) == str(b[2]) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_sums_and_reports_are_in_task_order(pool):
+    experiment, engine = pool
+    assert isinstance(engine, ProcessEngine)
+    found, report = sums_of(experiment, engine)
+    expected, expected_report = sums_of(experiment, SerialEngine(experiment.trainer))
+    assert agree(found, expected)
+    assert report == expected_report
+
+
+def test_more_clients_than_are_sent_at_once(monkeypatch):
+    experiment = Experiment(small("method.name=feddropout", "devices.per_round=6", "engine=processes", "workers=2"))
+    monkeypatch.setattr(processes, "AHEAD", 1)  # stretches of two tasks
+    engine = make_engine(experiment.trainer)
+    try:
+        found, report = sums_of(experiment, engine)
+    finally:
+        engine.close()
+    expected, expected_report = sums_of(experiment, SerialEngine(experiment.trainer))
+    assert agree(found, expected)
+    assert report == expected_report
+
+
+def test_a_worker_that_dies_is_replaced(pool):
+    experiment, engine = pool
+    before, _ = sums_of(experiment, engine)
+    os.kill(next(iter(engine._pool._processes)), signal.SIGKILL)
+    again, _ = sums_of(experiment, engine)
+    assert agree(before, again)
+
+
+def test_a_refused_update_is_one_sentence_also_from_a_worker():
+    for engine in ("serial", "processes"):
+        with pytest.raises(UpdateError, match=r"client \d+ .* not finite"):
+            Experiment(small("training.lr=1e30", "training.clip=0", f"engine={engine}", "workers=2")).run()
+
+
+class Fails(nn.Module):
+    """Works while it is traced and evaluated, fails in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x):
+        if self.training and torch.is_grad_enabled():
+            raise RuntimeError("out of luck")
+        return self.net(x)
+
+
+class Holds(nn.Sequential):
+    """Holds something no other process can be given."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.hook = lambda: None
+
+    def __deepcopy__(self, memo):
+        return Holds()
+
+
+def own(model, **changes):
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    data = from_tensors(x, (x[:, 0] > 0).long(), x, (x[:, 0] > 0).long())
+    settings = Settings(rounds=1, devices=DeviceSettings("a1", per_round=2), data=DataSettings(clients=4))
+    return Experiment(replace(settings, **changes), model=model, data=data)
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_a_failing_client_is_named(engine):
+    with pytest.raises(RuntimeError, match="out of luck") as caught:
+        own(Fails(), engine=engine).run()
+    (note,) = (n for n in caught.value.__notes__ if "local training" in n)
+    assert note.startswith("in round 0, client ")
+    assert note.endswith("capacity 1, local training")
+
+
+def test_a_model_that_cannot_be_sent(monkeypatch):
+    with pytest.raises(OptionError, match="cannot be sent to worker processes .* use engine = 'serial'"):
+        own(Holds(), engine="processes").run()
+    monkeypatch.setattr(engines, "WORTH_WORKERS", 0.0)
+    assert own(Holds(), engine="auto", workers=2).run().summary["rounds"] == 1  # auto finds another way
+
+
+def test_auto_takes_workers_for_heavy_rounds_only(monkeypatch):
+    trainer = Experiment(small("engine=auto", "workers=2")).trainer
+    assert isinstance(make_engine(trainer), SerialEngine)
+    monkeypatch.setattr(engines, "WORTH_WORKERS", 0.0)
+    heavy = make_engine(trainer)
+    assert isinstance(heavy, ProcessEngine)
+    assert heavy.workers == 2
+
+
+def test_no_more_workers_than_clients():
+    trainer = Experiment(small("engine=processes", "workers=64")).trainer
+    assert make_engine(trainer).workers == 3
+
+
+def test_where_every_client_has_its_own_index_the_sub_models_are_let_go(monkeypatch):
+    """Otherwise a round of 200 clients would hold 200 sub-models besides their sums."""
+    experiment = Experiment(small("method.name=feddropout", "devices.capacities=b1", "devices.per_round=6"))
+    held = []
+    real = experiment.trainer.train
+
+    def train(sub, task, round):
+        import gc
+
+        held.append(sum(type(o).__name__ == "SubState" for o in gc.get_objects()))
+        return real(sub, task, round)
+
+    monkeypatch.setattr(experiment.trainer, "train", train)
+    sums_of(experiment, SerialEngine(experiment.trainer))
+    assert held == [held[0]] * 6

@@ -1,0 +1,232 @@
+"""Evaluation on models whose answers are known: accuracy and loss can be counted by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedwidth import evaluation
+from fedwidth.data import IGNORE, Partition, Shares, from_tensors
+from fedwidth.data.vocabulary import EOS, OOV, PAD
+from fedwidth.evaluation import local_scores, prepare, score
+from fedwidth.experiment import Experiment
+from fedwidth.models import StaticBatchNorm2d
+from fedwidth.settings import EvaluationSettings
+from small_runs import small
+
+CPU = torch.device("cpu")
+E = math.e
+LOGITS = torch.tensor([[2.0, 0.0, 1.0], [1.0, 3.0, 2.0], [0.0, -1.0, -2.0], [0.0, 1.0, 0.0]])
+TARGETS = torch.tensor([0, 2, 1, 1])
+"""With the identity as model the inputs are the logits: answers 0, 1, 0, 1, so two of four are right."""
+
+
+def data_of(logits=LOGITS, targets=TARGETS):
+    return from_tensors(logits, targets, logits, targets, classes=3)
+
+
+def partition_of(data, owners, *, clients, train=None, tested_on="test"):
+    test = Shares.of(np.array(owners), clients)
+    return Partition("by hand", Shares.of(np.array(train or owners), clients), test, data.train.targets, tested_on)
+
+
+class TestScore:
+    def test_by_hand(self):
+        # Losses: log(e² + 1 + e) - 2, log(e + e³ + e²) - 2, log(1 + 1/e + 1/e²) + 1, log(2 + e) - 1.
+        losses = [
+            math.log(E**2 + 1 + E) - 2,
+            math.log(E + E**3 + E**2) - 2,
+            math.log(1 + 1 / E + 1 / E**2) + 1,
+            math.log(2 + E) - 1,
+        ]
+        for batch_size in (1, 3, 4, 100):
+            found, kept = score(
+                nn.Identity(), data_of(), data_of().test, EvaluationSettings(batch_size=batch_size), CPU
+            )
+            assert (found.accuracy, found.counted) == (0.5, 4)
+            assert found.loss == pytest.approx(sum(losses) / 4, rel=1e-6)
+            assert torch.equal(kept, LOGITS)
+
+    def test_text_counts_oov_and_eos_but_not_padding(self):
+        # The model answers 4 after 3, OOV after 4, EOS after 5. Targets: 4 (right), OOV (right), EOS (right), and after
+        # the end nothing; second sequence: 5 where it says 4 (wrong), EOS after 5 (right), nothing.
+        answers = {3: 4, 4: OOV, 5: EOS, PAD: PAD, EOS: PAD}
+        model = nn.Embedding(6, 6)
+        with torch.no_grad():
+            model.weight.zero_()
+            for word, answer in answers.items():
+                model.weight[word, answer] = 1.0
+        words = torch.tensor([[3, 4, 5, EOS], [3, 5, PAD, PAD]])
+        targets = torch.tensor([[4, OOV, EOS, IGNORE], [5, EOS, IGNORE, IGNORE]])
+        data = from_tensors(words, targets, words, targets, classes=6, kind="tokens")
+        found, kept = score(model, data, data.test, EvaluationSettings(), CPU)
+        assert found.counted == 5
+        assert found.accuracy == 4 / 5
+        # Right answers cost log(5 + e) - 1, the wrong one log(5 + e).
+        assert found.loss == pytest.approx(math.log(5 + E) - 4 / 5, rel=1e-6)
+        partition = partition_of(data, [0, 1], clients=2)
+        local = local_scores(kept, partition, data, "zero")
+        assert local.accuracies.tolist() == [1.0, 0.5]
+        assert local.counted.tolist() == [3, 2]
+        assert local.mean == pytest.approx(4 / 5)
+
+    def test_large_vocabularies_are_scored_in_smaller_batches(self, monkeypatch):
+        sizes = []
+        model = nn.Embedding(6, 6)
+        model.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+        words = torch.zeros(7, 4, dtype=torch.long)
+        data = from_tensors(words, words, words, words, classes=6, kind="tokens")
+        whole = score(model, data, data.test, EvaluationSettings(), CPU)[0]
+        monkeypatch.setattr(evaluation, "MOST_LOGITS", 50)  # two sequences of 4 words out of 6
+        parts = score(model, data, data.test, EvaluationSettings(), CPU)[0]
+        assert sizes == [7, 2, 2, 3]
+        assert (parts.accuracy, parts.counted) == (whole.accuracy, whole.counted)
+        assert parts.loss == pytest.approx(whole.loss)
+
+    def test_nothing_to_count_is_refused(self):
+        words, targets = torch.tensor([[1, 2]]), torch.tensor([[IGNORE, IGNORE]])
+        data = from_tensors(words, targets, words, targets, classes=6, kind="tokens")
+        with pytest.raises(ValueError, match="no target"):
+            score(nn.Embedding(6, 6), data, data.test, EvaluationSettings(), CPU)
+
+
+class TestLocal:
+    def local(self, mask, **changes):
+        # Client 0 has the labels of samples 0 and 1 (0 and 2), client 1 those of samples 2 and 3 (1 alone), 2 nothing.
+        data = data_of()
+        return local_scores(LOGITS, partition_of(data, [0, 0, 1, 1], clients=2, **changes), data, mask)
+
+    @pytest.mark.parametrize(
+        ("mask", "expected"),
+        [
+            # answers 0, 1 and 0, 1 against 0, 2 and 1, 1
+            ("none", [0.5, 0.5]),
+            # client 0 without class 1: answers 0, 2; client 1 answers 1 always
+            ("inf", [1.0, 1.0]),
+            # absent logits are 0: client 0 has (2, 0, 1) and (1, 0, 2); client 1 (0, -1, 0) -> 0 and (0, 1, 0) -> 1
+            ("zero", [1.0, 0.5]),
+        ],
+    )
+    def test_masked_by_hand(self, mask, expected):
+        assert self.local(mask).accuracies.tolist() == expected
+
+    def test_mean_weighs_clients_by_their_test_samples(self):
+        data = data_of()
+        partition = partition_of(data, [0, 1, 1, 1], clients=3, train=[0, 1, 2, 2])
+        local = local_scores(LOGITS, partition, data, "none")
+        # client 0: 1 of 1; client 1: 1 of 3; client 2 has no test data
+        assert local.counted.tolist() == [1, 3, 0]
+        assert local.accuracies[:2].tolist() == [1.0, pytest.approx(1 / 3)]
+        assert math.isnan(local.accuracies[2])
+        assert local.mean == pytest.approx(2 / 4)
+        assert local.quantiles == pytest.approx([1 / 3, 1 / 2, 2 / 3, 5 / 6, 1])
+
+    def test_without_any_test_data_there_is_no_mean(self):
+        data = data_of()
+        partition = partition_of(data, [-1] * 4, clients=2, train=[0, 0, 1, 1])
+        local = local_scores(LOGITS, partition, data, "none")
+        assert local.mean is None
+        assert local.quantiles is None
+
+    def test_held_out_training_samples(self):
+        # The thesis' split: samples 1 and 3 are held out of training; labels are those of samples 0 and 2 (0 and 1).
+        data = data_of()
+        partition = partition_of(data, [-1, 0, -1, 1], clients=2, train=[0, -1, 1, -1], tested_on="train")
+        assert partition.labels[0].tolist() == [0]
+        local = local_scores(LOGITS, partition, data, "inf")
+        assert local.accuracies.tolist() == [0.0, 1.0]
+
+    def test_held_out_samples_in_a_run(self):
+        settings = small("data.partition=random_labels", "data.partition_options={per_client=2}")
+        experiment = Experiment(settings)
+        result = experiment.run()
+        model, data, partition = result.model, experiment.data, experiment.partition
+        hits = counted = 0
+        for client in range(6):
+            inputs, targets = data.batch(data.train, partition.test[client])
+            logits = model(inputs)
+            for label in set(range(10)) - set(partition.labels[client].tolist()):
+                logits[:, label] = 0
+            hits += int((logits.argmax(1) == targets).sum())
+            counted += len(targets)
+        assert 0 < counted < len(data.train) * 0.3
+        assert result.summary["local_accuracy"] == pytest.approx(hits / counted)
+
+
+class TestBatchNorm:
+    # Training values 0 and 2: mean 1, variance 2 (the running variance is the unbiased one). Test values 3 and 5.
+    train, test = torch.tensor([0.0, 2.0]).view(2, 1, 1, 1), torch.tensor([3.0, 5.0]).view(2, 1, 1, 1)
+
+    def logits(self, norm, kind, batch_size):
+        data = from_tensors(self.train, torch.zeros(2).long(), self.test, torch.zeros(2).long(), classes=1)
+        model = nn.Sequential(norm(1), nn.Flatten())
+        settings = EvaluationSettings(norm=kind, batch_size=batch_size)
+        state = {name: t.clone() for name, t in model.state_dict().items()}
+        prepare(model, state, data, settings, CPU)
+        _, kept = score(model, data, data.test, settings, CPU)
+        return kept.flatten().tolist()
+
+    @pytest.mark.parametrize("norm", [StaticBatchNorm2d, nn.BatchNorm2d])
+    def test_static_statistics_come_from_training_data(self, norm):
+        assert self.logits(norm, "static", 2) == pytest.approx([2 / math.sqrt(2), 4 / math.sqrt(2)], rel=1e-4)
+
+    @pytest.mark.parametrize("norm", [StaticBatchNorm2d, nn.BatchNorm2d])
+    def test_batch_statistics_come_from_the_test_batch(self, norm):
+        # mean 4, (biased) variance 1
+        assert self.logits(norm, "batch", 2) == pytest.approx([-1, 1], rel=1e-4)
+
+    def test_static_does_not_depend_on_the_test_batches(self):
+        runs = {
+            size: Experiment(small("model.name=cnn", "model.options={widths=[4]}", f"evaluation.batch_size={size}"))
+            for size in (7, 500)
+        }
+        found = {}
+        for size, experiment in runs.items():
+            settings = EvaluationSettings(batch_size=500)
+            model = prepare(experiment.model, experiment._first_state, experiment.data, settings, CPU)
+            _, found[size] = score(
+                model, experiment.data, experiment.data.test, EvaluationSettings(batch_size=size), CPU
+            )
+        torch.testing.assert_close(found[7], found[500])
+
+    def test_statistics_from_the_first_samples_only(self):
+        data = from_tensors(
+            torch.tensor([0.0, 2.0, 100.0]).view(3, 1, 1, 1), torch.zeros(3).long(), self.test, torch.zeros(2).long()
+        )
+        model = nn.Sequential(StaticBatchNorm2d(1), nn.Flatten())
+        prepare(model, model.state_dict(), data, EvaluationSettings(statistics_samples=2), CPU)
+        assert model[0].running_mean.item() == 1
+
+    def test_a_last_batch_of_one_sample_goes_with_the_one_before(self):
+        # Batch norm over (N, C) has no statistics of one sample: 3 samples in batches of 2 would fail.
+        inputs, targets = torch.arange(6.0).view(3, 2), torch.zeros(3).long()
+        data = from_tensors(inputs, targets, inputs, targets)
+        model = nn.Sequential(nn.BatchNorm1d(2))
+        for kind in ("static", "batch"):
+            settings = EvaluationSettings(norm=kind, batch_size=2)
+            prepare(model, model.state_dict(), data, settings, CPU)
+            _, kept = score(model, data, data.test, settings, CPU)
+            assert len(kept) == 3
+
+
+class TestCapacities:
+    @pytest.mark.parametrize("name", ["fedrolex", "heterofl", "fedbrb", "feddropout"])
+    def test_full_width_is_the_global_model(self, name):
+        settings = small(f"method.name={name}", "evaluation.capacities=[1, 0.5, 0.125]", "evaluation.every=3")
+        line = Experiment(settings).run().metrics[-1]
+        assert list(line["capacity_accuracy"]) == ["1", "0.5", "0.125"]
+        assert line["capacity_accuracy"]["1"] == line["global_accuracy"]
+
+    def test_a_sub_model_by_hand(self):
+        # HeteroFL at a half: the first four hidden units and their columns.
+        settings = small("method.name=heterofl", "evaluation.capacities=[0.5]")
+        experiment = Experiment(settings)
+        result = experiment.run()
+        state = result.server.state
+        inputs, targets = experiment.data.batch(experiment.data.test, torch.arange(355))
+        hidden = torch.relu(inputs.flatten(1) @ state["hidden.1.weight"][:4].T + state["hidden.1.bias"][:4])
+        logits = hidden @ state["classifier.weight"][:, :4].T + state["classifier.bias"]
+        expected = (logits.argmax(1) == targets).double().mean().item()
+        assert result.summary["capacity_accuracy"]["0.5"] == pytest.approx(expected)
