@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedwidth.methods.definition import ROUNDING, Method, Moment, Option, per_group
+from fedwidth.methods import ROUNDING, Method, Moment, Option, per_group
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:

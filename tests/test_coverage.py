@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,3 +75,24 @@ def test_lemma_2_by_hand_and_its_order():
 def test_rounds_must_be_positive():
     with pytest.raises(OptionError, match="rounds must be a whole number from 1 on"):
         coverage.measure_coverage(mlp_plan(), method("fedavg"), [1.0], 0)
+
+
+def test_coverage_needs_clients_and_weights():
+    with pytest.raises(OptionError, match="the capacity of at least one client"):
+        coverage.measure_coverage(mlp_plan(), method("fedavg"), [], 3)
+    with pytest.raises(OptionError, match="rounds must be a whole number from 1 on, not 2.5"):
+        coverage.measure_coverage(mlp_plan(), method("fedavg"), [1.0], 2.5)
+    with pytest.raises(OptionError, match="no parameters"):
+        coverage.measure_coverage(replace(mlp_plan(), parameters=frozenset()), method("fedavg"), [1.0], 1)
+
+
+@pytest.mark.parametrize(
+    "theory", [coverage.random_rounds_exact, coverage.random_rounds_integral, coverage.rolling_rounds]
+)
+def test_theory_is_for_one_index_or_more(theory):
+    assert theory(1) == pytest.approx(1)
+    for indices in (0, -3, 2.5):
+        with pytest.raises(OptionError, match="indices must be a whole number from 1 on"):
+            theory(indices)
+    with pytest.raises(OptionError, match="indices must be a whole number from 2 on"):
+        coverage.random_rounds_order(1)

@@ -12,56 +12,30 @@ value in every dtype, and training that changes nothing changes nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedwidth.errors import OptionError, SelectionError, UpdateError
+from fedwidth.errors import SelectionError, UpdateError
 from fedwidth.index import Index
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan
 from fedwidth.submodel import State, check_index, put, take
+from fedwidth.updates import Update, accumulable, check_alike, check_update, weigh
 
-WEIGHTINGS = ("equal", "samples", "model-size", "updates", "hybrid")
+__all__ = ["CohortSum", "Update", "Weight", "finalise", "interpolate", "merge", "ratio", "sum_cohorts", "weigh"]
 
 Weight = float | Tensor
 """One number, or a tensor that broadcasts over the narrow tensor (rows of absent labels weigh nothing)."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a client sends back: its trained sub-model and what its weight is made of."""
-
-    sub: State
-    index: Index
-    weight: float = 1.0
-    labels: Tensor | None = None
-    """Classes the client has; rows of other classes are left out (HeteroFL). None: all rows count."""
-    client: int | str | None = None
-
-
-def weigh(weighting: str, *, samples: int, index: Index, updates: int) -> float:
-    """p_m of Eq. 10 by appendix A.3: model size counts kernels (kept units), updates counts optimiser steps."""
-    size = sum(index.counts.values())
-    weights = {
-        "equal": 1,
-        "samples": samples,
-        "model-size": size,
-        "updates": updates,
-        "hybrid": size * updates,
-    }
-    if weighting not in weights:
-        raise OptionError(f"weighting must be one of {', '.join(WEIGHTINGS)}, not {weighting!r}")
-    return float(weights[weighting])
 
 
 class CohortSum:
     """Weighted mean of the sub-models of clients that share one index: `add`, `merge`, then `finalise`."""
 
     def __init__(self, index: Index) -> None:
+        if not isinstance(index, Index):
+            raise SelectionError(f"a sum needs the Index of its cohort, not a {type(index).__name__}")
         self.index = index
         self.mean: dict[str, Tensor] = {}
         self.weight: dict[str, Weight] = {}
@@ -75,11 +49,12 @@ class CohortSum:
         are until the sum is finalised.
         """
         check_update(update, self.index)
+        check_alike(update.sub, self.mean, update.who)
         plan = self.index.plan
         for name, tensor in update.sub.items():
-            if name in plan.tied:
+            if plan.tied.get(name) in update.sub:
                 continue
-            value = _accumulable(tensor.detach())
+            value = accumulable(tensor.detach())
             weight = _label_weight(name, update, plan)
             if name in self.mean:
                 self._blend(name, value, weight)
@@ -92,8 +67,9 @@ class CohortSum:
 
     def merge(self, other: CohortSum) -> None:
         """Add another part of the same cohort, e.g. what a second worker summed."""
-        if other.index.key != self.index.key:
+        if not isinstance(other, CohortSum) or other.index != self.index:
             raise SelectionError("only sums of one index can be merged; these two hold different positions")
+        check_alike(other.mean, self.mean, "the other sum")
         for name, value in other.mean.items():
             if name in self.mean:
                 self._blend(name, value, other.weight[name])
@@ -112,14 +88,18 @@ class CohortSum:
 
 def finalise(state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:
     """Eq. 10 over all cohorts: a new state; elements no cohort holds keep their bits, `state` is not touched."""
+    for cohort in sums:
+        if not isinstance(cohort, CohortSum):
+            raise UpdateError(f"expected a CohortSum, not a {type(cohort).__name__}; fedwidth.merge takes updates")
+        check_index(plan, cohort.index)
     plan.check_state(state)
     if sums and hasattr(sums[0], "average_together"):  # an engine that keeps whole cohorts in one vector
         return sums[0].average_together(state, sums)  # type: ignore[no-any-return]
-    result: dict[str, Tensor] = {}
-    for name, old in state.items():
-        first = plan.tied.get(name, name)
-        result[name] = result[first] if first != name and first in result else _average(old, name, sums, plan)
-    return result
+    for cohort in sums:
+        check_alike(cohort.mean, state, "a cohort")
+    firsts = {name: plan.tied[name] if plan.tied.get(name) in state else name for name in state}
+    averages = {name: _average(state[name].detach(), name, sums, plan) for name in dict.fromkeys(firsts.values())}
+    return {name: averages[first] for name, first in firsts.items()}
 
 
 def merge(state: State, updates: Iterable[Update | tuple[State, Index, float]], plan: Plan) -> dict[str, Tensor]:
@@ -133,32 +113,15 @@ def sum_cohorts(
     """One `CohortSum` per index, in order of first appearance."""
     sums: dict[str, CohortSum] = {}
     for number, given in enumerate(updates):
-        update = given if isinstance(given, Update) else Update(*given, client=number)
+        if isinstance(given, Update):
+            update = given
+        elif isinstance(given, (tuple, list)) and len(given) == 3:
+            update = Update(*given, client=number)
+        else:
+            raise UpdateError(f"update {number} is neither (sub, index, weight) nor an Update")
         check_index(plan, update.index)
         sums.setdefault(update.index.key, CohortSum(update.index)).add(update, copy=copy)
     return list(sums.values())
-
-
-def check_update(update: Update, index: Index) -> None:
-    """Refuse an update of another index, with wrong shapes, without weight, or with a value that is not finite."""
-    who = f"client {update.client}" if update.client is not None else "an update"
-    key = getattr(update.sub, "key", None)
-    if update.index.key != index.key or (key is not None and key != index.key):
-        raise SelectionError(f"{who} sent a sub-model of another index")
-    if not (math.isfinite(update.weight) and update.weight > 0):
-        raise UpdateError(f"{who} has weight {update.weight}; it must be a finite number above 0")
-    index.plan.check_shapes(update.sub, index.shapes, f"the index of {who}")
-    if update.labels is not None and len(update.labels) and index.plan.label_axes:
-        name, dim = index.plan.label_axes[0]
-        classes = index.plan.shapes[name][dim]
-        if not 0 <= int(update.labels.min()) <= int(update.labels.max()) < classes:
-            raise UpdateError(f"{who} names a label outside 0 to {classes - 1}")
-    for name, tensor in update.sub.items():
-        # A finite sum proves every element finite in one cheap pass; only if it is not, look at each element.
-        if tensor.is_floating_point() or tensor.is_complex():
-            total = tensor.detach().sum()
-            if not torch.isfinite(total) and not torch.isfinite(tensor).all():
-                raise UpdateError(f"{who} sent a value in '{name}' that is not finite; the round keeps the old state")
 
 
 def _average(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
@@ -166,7 +129,7 @@ def _average(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> T
     here = [cohort for cohort in sums if name in cohort.mean]
     if not here:
         return old.clone()
-    result = _accumulable(old).clone()
+    result = accumulable(old).clone()
     total: Weight = 0.0  # one number while every cohort so far held the whole tensor, then one per element
     for cohort in here:
         mean, weight, index = cohort.mean[name], cohort.weight[name], cohort.index
@@ -179,7 +142,7 @@ def _average(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> T
         if isinstance(weight, Tensor):
             weight = weight.expand([n if total.shape[d] > 1 else 1 for d, n in enumerate(mean.shape)])
         _average_part(result, total, mean, weight, index, name)
-    return _back(result, old.dtype)
+    return _back(result, old)
 
 
 def _average_part(result: Tensor, total: Tensor, mean: Tensor, weight: Weight, index: Index, name: str) -> None:
@@ -221,7 +184,9 @@ def ratio(weight: Weight, total: Weight) -> Weight:
     """weight / total, and 0 where nothing weighs anything."""
     if isinstance(total, float):
         return weight / total
-    return torch.where(total > 0, weight / total, 0.0)
+    # Not `weight / total`: torch computes number / tensor as number * (1 / tensor), which is not 1 where they agree.
+    weights = weight if isinstance(weight, Tensor) else total.new_full((), weight)
+    return torch.where(total > 0, weights / total, 0.0)
 
 
 def interpolate(mean: Tensor, value: Tensor, share: Weight) -> None:
@@ -234,14 +199,8 @@ def interpolate(mean: Tensor, value: Tensor, share: Weight) -> None:
         mean.lerp_(value, share)
 
 
-def _accumulable(tensor: Tensor) -> Tensor:
-    """Half precision is averaged in single, integers in double precision: exact for values that agree."""
-    if tensor.dtype in (torch.float16, torch.bfloat16):
-        return tensor.float()
-    return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
-
-
-def _back(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    if dtype == tensor.dtype:
-        return tensor
-    return tensor.to(dtype) if dtype.is_floating_point else tensor.round().to(dtype)
+def _back(result: Tensor, old: Tensor) -> Tensor:
+    """The average in the dtype of the old value; integers that did not change keep bits that a float has not."""
+    if result.dtype == old.dtype or old.is_floating_point() or old.is_complex():
+        return result.to(old.dtype)
+    return torch.where(result == old.double(), old, result.round().to(old.dtype))

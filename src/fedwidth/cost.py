@@ -137,7 +137,7 @@ def cost_at(
         macs=macs,
         operations=operations,
         activation_bytes=activation_bytes,
-        share=parameters / full,
+        share=parameters / full if full else 1.0,
     )
 
 

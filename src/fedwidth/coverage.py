@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwidth.errors import OptionError
+from fedwidth.errors import OptionError, whole_number
 from fedwidth.methods import History, Method
 from fedwidth.plan.axis import groups_of
-from fedwidth.plan.plan import Plan
+from fedwidth.plan.plan import Plan, check_plan
 from fedwidth.submodel import put, take
 
 KINDS = {0: "scalars", 1: "vectors", 2: "matrices"}
@@ -87,13 +87,18 @@ def measure_coverage(
     plan: Plan, method: Method, capacities: Sequence[float], rounds: int, *, seed: int = 0
 ) -> Coverage:
     """Let clients of these capacities take part in every round, and count what each weight would be trained."""
-    if rounds < 1:
-        raise OptionError(f"rounds must be a whole number from 1 on, not {rounds}")
+    check_plan(plan)
+    rounds = whole_number("rounds", rounds, least=1)
+    if not capacities:
+        raise OptionError("coverage needs the capacity of at least one client")
     names = [n for n in plan.axes if n in plan.parameters and n not in plan.tied]
+    if not names:
+        raise OptionError("the model has no parameters, so there is nothing to cover")
     shapes = {n: [a.size if groups_of(a) else 1 for a in plan.axes[n]] for n in names}
     counts = {n: torch.zeros(shapes[n], dtype=torch.int32) for n in names}
-    weights = {n: math.prod(plan.shapes[n]) for n in names}
-    untouched, total = dict.fromkeys(names, 1.0), sum(weights.values())
+    weights = {n: math.prod(plan.shapes[n]) // math.prod(shapes[n]) for n in names}  # that one count stands for
+    missing = {n: counts[n].numel() for n in names}
+    total = sum(weights[n] * missing[n] for n in names)
     history, shares = None, []
     cohort = list(enumerate(capacities))
     for round in range(rounds):
@@ -102,10 +107,9 @@ def measure_coverage(
             for name in names:
                 held = take(counts[name], task.index, name) + 1
                 put(counts[name], held, task.index, name)
-        for name in names:
-            if untouched[name]:
-                untouched[name] = float((counts[name] == 0).double().mean())
-        shares.append(1.0 - sum(untouched[n] * weights[n] for n in names) / total if any(untouched.values()) else 1.0)
+        for name in (n for n in names if missing[n]):
+            missing[name] = counts[name].numel() - int(counts[name].count_nonzero())
+        shares.append(1 - sum(weights[n] * missing[n] for n in names) / total)
         history = History.of(plan, [task.index for task in tasks]) if method.remembers else None
     tensors = tuple(TensorCoverage(n, plan.shapes[n], counts[n]) for n in names)
     return Coverage(method.name, tuple(float(c) for c in capacities), rounds, tensors, tuple(shares))
@@ -117,7 +121,7 @@ def random_rounds_exact(indices: int) -> float:
     >>> random_rounds_exact(2)
     3.0
     """
-    return indices * math.fsum(1 / i for i in range(1, indices + 1))
+    return indices * math.fsum(1 / i for i in range(1, whole_number("indices", indices, least=1) + 1))
 
 
 def random_rounds_integral(indices: int, times: int = 1) -> float:
@@ -127,6 +131,7 @@ def random_rounds_integral(indices: int, times: int = 1) -> float:
     >>> round(random_rounds_integral(2), 9)
     3.0
     """
+    indices, times = whole_number("indices", indices, least=1), whole_number("times", times, least=1)
     # The integrand falls from 1 to 0 around log I + (m-1) log log I and is below 1e-16 well before the upper end.
     upper = 60.0 + 2 * math.log(indices) + 4.0 * times
     nodes, node_weights = np.polynomial.legendre.leggauss(64)
@@ -139,10 +144,11 @@ def random_rounds_integral(indices: int, times: int = 1) -> float:
 
 
 def random_rounds_order(indices: int, times: int = 1) -> float:
-    """What both lemmas grow like: I log I + I (m - 1) log log I (Newman, cited in A.1)."""
-    return indices * math.log(indices) + indices * (times - 1) * math.log(math.log(indices))
+    """What both lemmas grow like: I log I + I (m - 1) log log I (Newman, cited in A.1); for I from 2 on."""
+    logarithm = math.log(whole_number("indices", indices, least=2))
+    return indices * logarithm + indices * (whole_number("times", times, least=1) - 1) * math.log(logarithm)
 
 
 def rolling_rounds(indices: int, times: int = 1) -> int:
     """FedRolex chooses each of I indices m times in exactly m I rounds (section 3.3.1)."""
-    return times * indices
+    return whole_number("times", times, least=1) * whole_number("indices", indices, least=1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from operator import index
 
 
 class FedwidthError(ValueError):
@@ -41,13 +42,29 @@ class DataError(FedwidthError):
     """Data that is missing, damaged or cannot be split as asked."""
 
 
-def unknown(kind: str, name: str, allowed: Iterable[str]) -> OptionError:
+def unknown(kind: str, name: object, allowed: Iterable[str]) -> OptionError:
     """Say that `name` is not a known `kind`, what was probably meant and what is allowed.
 
     >>> print(unknown("method", "fedrolx", ["fedavg", "fedrolex"]))
     unknown method 'fedrolx' (did you mean 'fedrolex'?); allowed: fedavg, fedrolex
     """
     names = list(allowed)
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(str(name), names, n=1)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
     return OptionError(f"unknown {kind} '{name}'{hint}; allowed: {', '.join(names) or 'none'}")
+
+
+def whole_number(name: str, value: object, *, least: int = 0) -> int:
+    """`value` as an int from `least` on; numpy's integers count, True and 1.0 do not.
+
+    >>> whole_number("rounds", 0, least=1)
+    Traceback (most recent call last):
+    fedwidth.errors.OptionError: rounds must be a whole number from 1 on, not 0
+    """
+    try:
+        number = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise OptionError(f"{name} must be a whole number from {least} on, not {value!r}")
+    return number

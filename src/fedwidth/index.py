@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fedwidth.errors import SelectionError
 from fedwidth.plan.axis import Axis, groups_of, positions
-from fedwidth.plan.plan import Plan, check_units
+from fedwidth.plan.plan import Plan, check_plan
+from fedwidth.plan.units import check_units
 
 Pieces = tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...]
 """Pairs of slices (into the full tensor, into the narrow one) that together move all of it."""
@@ -29,7 +30,7 @@ MOST_PIECES = 4
 class Index(Mapping[str, tuple[Tensor, ...]]):
     """Positions kept of every tensor, one sorted LongTensor per dimension.
 
-    Two indexes with equal `key` hold the same positions: their clients form one cohort.
+    Indexes of one plan with equal `key` are equal and hold the same positions: their clients form one cohort.
     """
 
     def __init__(
@@ -46,11 +47,15 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
         """Units kept of each group; None where tensors of one group keep different units (FedBRB)."""
         self._kept = dict(kept)
         self._pieces: dict[str, Pieces | None] = {}
+        self._runs: dict[Axis, list[tuple[slice, slice]]] = {}
         self._on: dict[tuple[str, torch.device], tuple[Tensor, ...]] = {}
 
     @classmethod
     def of_units(cls, plan: Plan, units: Mapping[str, Iterable[int] | Tensor]) -> Index:
         """Keep these units of each group; a group that is not named stays whole."""
+        check_plan(plan)
+        if not isinstance(units, Mapping):
+            raise SelectionError(f"expected units by group, such as {{'conv1': [0, 2]}}, not {units!r}")
         for name in units:
             if name not in plan.groups:
                 raise SelectionError(f"the plan has no width group '{name}'; it has: {', '.join(plan.groups)}")
@@ -72,6 +77,8 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
     @classmethod
     def of_tensors(cls, plan: Plan, counts: Mapping[str, int], choose: Callable[[str, int, str], Tensor]) -> Index:
         """Keep `choose(tensor, dimension, group)` units, chosen per tensor; tied names follow the first one."""
+        if all(counts[name] == group.size for name, group in plan.groups.items()):
+            return cls.whole(plan)
 
         def pick(name: str, dim: int, axis: Axis) -> Tensor:
             units = {}
@@ -104,9 +111,21 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
     def __repr__(self) -> str:
         return f"Index({sum(self.counts.values())} of {sum(g.size for g in self.plan.groups.values())} units)"
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Index):
+            return NotImplemented
+        return self is other or (self.key == other.key and self.fits(other.plan))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether it was made for this plan, or one just like it (a copy, another trace of the model)."""
+        return self.plan is plan or self.plan.axes == plan.axes
+
     @cached_property
     def key(self) -> str:
-        """Equal for indexes that keep the same positions."""
+        """A digest of the units kept; of all positions where tensors of one group keep different units."""
         digest = hashlib.blake2b(digest_size=16)
         source: Iterable[Tensor] = (
             self.units.values() if self.units is not None else (p for dims in self._kept.values() for p in dims)
@@ -120,6 +139,11 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Narrow shape of every tensor."""
         return {name: tuple(len(p) for p in dims) for name, dims in self._kept.items()}
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether it keeps everything."""
+        return all(self.counts[name] == group.size for name, group in self.plan.groups.items())
 
     def sliced(self, name: str) -> tuple[int, ...]:
         """Dimensions of `name` that the sub-model holds only part of."""
@@ -147,21 +171,22 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
         gather.
         """
         if name not in self._pieces:
-            self._pieces[name] = _rectangles(self._kept[name], self.plan.shapes[name])
+            self._pieces[name] = self._rectangles(name)
         return self._pieces[name]
 
-
-def _rectangles(dims: tuple[Tensor, ...], shape: tuple[int, ...]) -> Pieces | None:
-    runs_per_dim, total = [], 1
-    for kept, size in zip(dims, shape, strict=True):
-        runs = _runs(kept, size)
-        total *= len(runs)
-        if total > MOST_PIECES:
-            return None
-        runs_per_dim.append(runs)
-    return tuple(
-        (tuple(full for full, _ in piece), tuple(narrow for _, narrow in piece)) for piece in product(*runs_per_dim)
-    )
+    def _rectangles(self, name: str) -> Pieces | None:
+        runs_per_dim, total = [], 1
+        for axis, kept in zip(self.plan.axes[name], self._kept[name], strict=True):
+            runs = self._runs.get(axis) or _runs(kept, axis.size)
+            if self.units is not None:  # then axes that are alike keep the same positions
+                self._runs[axis] = runs
+            total *= len(runs)
+            if total > MOST_PIECES:
+                return None
+            runs_per_dim.append(runs)
+        return tuple(
+            (tuple(full for full, _ in piece), tuple(narrow for _, narrow in piece)) for piece in product(*runs_per_dim)
+        )
 
 
 def _runs(kept: Tensor, size: int) -> list[tuple[slice, slice]]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fedwidth.errors import SelectionError
 from fedwidth.index import Index
-from fedwidth.plan.plan import Plan
+from fedwidth.plan.plan import Plan, check_plan
+from fedwidth.plan.trace import tensors_of
 
 State = Mapping[str, Tensor]
 
@@ -28,20 +29,21 @@ class SubState(dict[str, Tensor]):
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """A detached copy of every parameter and buffer, tied names and non-persistent buffers included."""
-    found = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    copies: dict[int, Tensor] = {}
-    return {name: copies.setdefault(id(t), t.detach().clone()) for name, t in found}
+    found, tied = tensors_of(model)
+    copies = {name: tensor.detach().clone() for name, tensor in found.items() if name not in tied}
+    return {name: copies[tied.get(name, name)] for name in found}
 
 
 def extract(state: State, plan: Plan, index: Index) -> SubState:
     """The sub-model at `index`: new tensors, parameters and buffers, that share no memory with `state`."""
     check_index(plan, index)
     plan.check_state(state)
-    copies: dict[str, Tensor] = {}
+    cut: dict[str, Tensor] = {}
     for name, tensor in state.items():
         first = plan.tied.get(name, name)
-        copies[name] = copies[first] if first in copies else take(tensor.detach(), index, name)
-    return SubState(copies, index.key)
+        if first not in cut:
+            cut[first] = take(tensor.detach(), index, name)
+    return SubState({name: cut[plan.tied.get(name, name)] for name in state}, index.key)
 
 
 def take(tensor: Tensor, index: Index, name: str) -> Tensor:
@@ -82,7 +84,8 @@ def _scatter(tensor: Tensor, value: Tensor, kept: tuple[Tensor, ...], dims: tupl
 
 def check_index(plan: Plan, index: Index) -> None:
     """Raise `SelectionError` unless the index was made for this plan."""
+    check_plan(plan)
     if not isinstance(index, Index):
         raise SelectionError(f"expected an Index from method.select or Index.of_units, not {type(index).__name__}")
-    if index.plan is not plan and index.plan.shapes != plan.shapes:
+    if not index.fits(plan):
         raise SelectionError("the index was made for another plan; select again with this one")

@@ -80,11 +80,12 @@ def order_of(samples: Tensor, settings: TrainingSettings, generator: torch.Gener
     return torch.cat(epochs).view(-1, settings.batch_size)[:steps]
 
 
-def draws_of(order: Tensor, trainer: Trainer, generator: torch.Generator) -> Tensor | None:
+def draws_of(order: Tensor, trainer: Trainer, client: int, round: int) -> Tensor | None:
     """The serial engine's random crops and flips for these batches."""
     transform = trainer.data.transform
     if not (trainer.settings.training.augment and transform.augments):
         return None
+    generator = torch_generator(trainer.settings.seed, "augment", round, client)
     result = torch.zeros(*order.shape, 3, dtype=torch.long)
     for row, length in zip(result, (order != NOBODY).sum(1).tolist(), strict=True):
         row[:length] = transform.draw(length, generator)
@@ -101,7 +102,7 @@ def make_jobs(
     for task, sub, start in zip(tasks, subs, starts, strict=True):
         generator = torch_generator(seed, "order", round, task.client)
         order = order_of(trainer.partition[task.client], settings.training, generator)
-        draws = draws_of(order, trainer, torch_generator(seed, "augment", round, task.client))
+        draws = draws_of(order, trainer, task.client, round)
         labels = trainer.partition.labels[task.client]
         absent = absent_classes(labels, trainer.data.classes, settings.training.mask, trainer.device)
         jobs.append(Job(trainer, task, sub, start, order, draws, absent, rate))

@@ -71,7 +71,7 @@ def step(vectors: Vectors, settings: TrainingSettings) -> None:
     if settings.optimiser == "sgd":
         if settings.momentum:
             change = vectors.first.mul_(settings.momentum).add_(change)
-        flat.sub_(torch.mul(change, vectors.learning_rate, out=scratch))
+        flat.addcmul_(change, vectors.learning_rate, value=-1.0)
         return
     vectors.steps.add_(1)
     vectors.first.lerp_(change, 0.1)

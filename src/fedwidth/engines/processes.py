@@ -19,6 +19,7 @@ from multiprocessing.connection import wait
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,7 +35,9 @@ from fedwidth.rounds import Report
 from fedwidth.settings import Settings
 from fedwidth.submodel import extract
 
-Packed = dict[str, tuple[Any, torch.dtype, tuple[int, ...]]]
+Array = np.ndarray[Any, np.dtype[Any]]
+
+Packed = dict[str, tuple[Array, torch.dtype, tuple[int, ...]]]
 """Tensors as (bytes, dtype, shape)."""
 
 AHEAD = 8
@@ -74,7 +77,8 @@ class ProcessEngine:
         facts = []
         for task, future in self._submitted(state, tasks, round):
             sub, fact = future.result()
-            update = Update(_unpack(sub), task.index, fact.weight, labels=fact.labels, client=task.client)
+            labels = None if fact.labels is None else torch.from_numpy(fact.labels)
+            update = Update(_unpack(sub), task.index, fact.weight, labels=labels, client=task.client)
             sums.setdefault(task.index.key, CohortSum(task.index)).add(update, copy=False)
             facts.append(fact)
         return list(sums.values()), Report(tuple(f.passes for f in facts), tuple(f.loss for f in facts))
@@ -150,33 +154,37 @@ def _leave_with_parent() -> None:
 def _train(sub: Packed, light: _LightTask, round: int) -> tuple[Packed, _Facts]:
     """In a worker: train one task."""
     assert _trainer is not None
-    index = (
-        Index.of_units(_trainer.plan, light.units)
-        if light.units is not None
-        else Index(_trainer.plan, light.kept, counts=light.counts)
-    )
-    task = Task(light.client, light.capacity, index, light.place)
+    task = Task(light.client, light.capacity, light.index(_trainer.plan), light.place)
     trained = train_named(_trainer, _unpack(sub), task, round)
     update = trained.update
-    return _pack(update.sub), _Facts(update.weight, update.labels, trained.passes, trained.loss)
+    labels = None if update.labels is None else update.labels.numpy()
+    return _pack(update.sub), _Facts(update.weight, labels, trained.passes, trained.loss)
 
 
 @dataclass(frozen=True)
 class _LightTask:
-    """A task without the plan, which workers have already."""
+    """A task without the plan, which workers have already; arrays, since each tensor would go through a file."""
 
     client: int
     capacity: float
     place: int
     counts: dict[str, int]
-    units: dict[str, Tensor] | None
-    kept: dict[str, tuple[Tensor, ...]]
+    units: dict[str, Array] | None
+    kept: dict[str, tuple[Array, ...]]
 
     @classmethod
     def of(cls, task: Task) -> _LightTask:
         index = task.index
-        kept = {} if index.units is not None else dict(index.items())
-        return cls(task.client, task.capacity, task.place, index.counts, index.units, kept)
+        units = None if index.units is None else {name: kept.numpy() for name, kept in index.units.items()}
+        kept = {} if units is not None else {name: tuple(k.numpy() for k in axes) for name, axes in index.items()}
+        return cls(task.client, task.capacity, task.place, index.counts, units, kept)
+
+    def index(self, plan: Plan) -> Index:
+        """The task's index."""
+        if self.units is not None:
+            return Index.of_units(plan, {name: torch.from_numpy(kept) for name, kept in self.units.items()})
+        kept = {name: tuple(torch.from_numpy(k) for k in axes) for name, axes in self.kept.items()}
+        return Index(plan, kept, counts=self.counts)
 
 
 @dataclass(frozen=True)
@@ -184,7 +192,7 @@ class _Facts:
     """What a client reports beside its tensors."""
 
     weight: float
-    labels: Tensor | None
+    labels: Array | None
     passes: int
     loss: float
 

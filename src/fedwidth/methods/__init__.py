@@ -8,9 +8,10 @@ from importlib import import_module
 from typing import Any
 
 from fedwidth.errors import unknown
-from fedwidth.methods.definition import History, Method, Moment, Option, Task, per_group
+from fedwidth.methods.definition import History, Method, Moment, Task, per_group
+from fedwidth.methods.options import ROUNDING, Option
 
-__all__ = ["History", "Method", "Moment", "Option", "Task", "method", "methods", "per_group"]
+__all__ = ["ROUNDING", "History", "Method", "Moment", "Option", "Task", "method", "methods", "per_group"]
 
 
 @cache
@@ -21,12 +22,12 @@ def methods() -> dict[str, Method]:
     return {m.name: m.with_options() for m in sorted(found, key=lambda m: m.name)}
 
 
-def method(name: str, **options: Any) -> Method:
+def method(name: str, /, **options: Any) -> Method:
     """The method of this name with its options set.
 
     >>> method("fedrolex", step=2).values["step"]
     2
     """
-    if name not in methods():
+    if not isinstance(name, str) or name not in methods():
         raise unknown("method", name, methods())
     return methods()[name].with_options(**options)

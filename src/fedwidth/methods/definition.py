@@ -23,21 +23,13 @@ import torch
 from torch import Tensor
 
 from fedwidth.aggregation import CohortSum, finalise
-from fedwidth.errors import OptionError, unknown
+from fedwidth.errors import OptionError, SelectionError, unknown, whole_number
 from fedwidth.index import Index
-from fedwidth.plan.plan import ROUNDINGS, Plan
+from fedwidth.methods.options import Option
+from fedwidth.plan.plan import Plan, check_plan
+from fedwidth.plan.units import check_capacity
 from fedwidth.randomness import numpy_generator
-from fedwidth.submodel import State
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of a method: its default, what is allowed (for people) and a test of it."""
-
-    default: Any
-    allowed: str
-    accepts: Callable[[Any], bool]
-    help: str
+from fedwidth.submodel import State, check_index
 
 
 @dataclass(frozen=True)
@@ -47,11 +39,17 @@ class History:
     seen: Mapping[str, Tensor]
     clients: int
 
+    def __post_init__(self) -> None:
+        for name, seen in self.seen.items():
+            if not bool(((seen >= 0) & (seen <= self.clients)).all()):
+                raise SelectionError(f"a history of {self.clients} clients cannot count {seen.tolist()} for '{name}'")
+
     @classmethod
     def of(cls, plan: Plan, indexes: Sequence[Index]) -> History:
         """The history one round leaves behind."""
         seen = {name: torch.zeros(group.size, dtype=torch.long) for name, group in plan.groups.items()}
         for index in indexes:
+            check_index(plan, index)
             for name, units in (index.units or {}).items():
                 seen[name][units] += 1
         return cls(seen, len(indexes))
@@ -105,14 +103,6 @@ def average(state: State, sums: Sequence[CohortSum], plan: Plan, options: Mappin
     return finalise(state, sums, plan)
 
 
-ROUNDING = Option(
-    "floor",
-    " or ".join(f"'{r}'" for r in ROUNDINGS),
-    lambda v: v in ROUNDINGS,
-    "how capacity * size becomes units",
-)
-
-
 @dataclass(frozen=True)
 class Task:
     """One client's work in one round."""
@@ -143,8 +133,9 @@ class Method:
     """True where a round's choice depends on which units the previous round trained."""
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_options(self, **given: Any) -> Method:
+    def with_options(self, /, **given: Any) -> Method:
         """This method with options set; unknown names and values are refused."""
+        given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
         for name, value in given.items():
             if name not in self.options:
                 raise unknown(f"option of {self.name}", name, self.options)
@@ -166,14 +157,21 @@ class Method:
         history: History | None = None,
     ) -> Index:
         """The index of one client: `client` is its place among the `clients` of this round."""
-        for label, number, least in (("round", round, 0), ("client", client, 0), ("seed", seed, 0)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                raise OptionError(f"{label} must be a whole number from {least} on, not {number!r}")
-        if client >= clients:
+        check_plan(plan)
+        if history is not None and not isinstance(history, History):
+            raise OptionError(f"history must be a History or None, not a {type(history).__name__}")
+        moment = Moment(
+            capacity=capacity,
+            round=whole_number("round", round),
+            client=whole_number("client", client),
+            clients=whole_number("clients", clients, least=1),
+            seed=whole_number("seed", seed),
+            history=history,
+            options=self.values,
+        )
+        if moment.client >= moment.clients:
             raise OptionError(f"client {client} is not one of {clients} clients, counted from 0")
-        counts = plan.counts(capacity, self.values.get("rounding", "floor"))
-        moment = Moment(capacity, round, client, clients, seed, history, self.values)
-        return self.choose(plan, counts, moment)
+        return self.choose(plan, plan.counts(capacity, self.values.get("rounding", "floor")), moment)
 
     def assign(
         self,
@@ -184,7 +182,8 @@ class Method:
         seed: int = 0,
     ) -> list[Task]:
         """A task for every (client, capacity) of the round, in cohort order; equal indexes are one object."""
-        shared = self.shared(self.values)
+        check_plan(plan)
+        shared, cohort = self.shared(self.values), _checked_cohort(cohort)
         by_capacity: dict[float, Index] = {}
         by_key: dict[str, Index] = {}
         tasks = []
@@ -202,10 +201,19 @@ class Method:
                 )
                 index = by_capacity[capacity] = by_key.setdefault(found.key, found)
             # A sub-model that holds everything is a full-width one, whatever the device could afford (FedAvg).
-            whole = all(index.counts[name] == group.size for name, group in plan.groups.items())
-            tasks.append(Task(client, 1.0 if whole else capacity, index, place))
+            tasks.append(Task(client, 1.0 if index.is_whole else capacity, index, place))
         return tasks
 
     def aggregate(self, state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:
         """The new global state from the cohorts' sums."""
         return self.aggregate_with(state, sums, plan, self.values)
+
+
+def _checked_cohort(cohort: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    try:
+        pairs = [(client, capacity) for client, capacity in cohort]
+    except (TypeError, ValueError):
+        raise OptionError(f"the cohort must be a list of (client, capacity) pairs, not {cohort!r}") from None
+    for _, capacity in pairs:
+        check_capacity(capacity)
+    return pairs

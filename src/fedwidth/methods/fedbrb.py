@@ -23,7 +23,8 @@ from torch import Tensor
 
 from fedwidth.aggregation import CohortSum, finalise, weight_shape
 from fedwidth.index import Index
-from fedwidth.methods.definition import ROUNDING, Method, Moment, Option
+from fedwidth.methods.definition import Method, Moment
+from fedwidth.methods.options import ROUNDING, Option, choice, is_share
 from fedwidth.plan.axis import groups_of, tiling
 from fedwidth.plan.plan import Plan
 from fedwidth.selection import block, blocks, grid_coordinates
@@ -55,13 +56,11 @@ def aggregate(state: State, sums: Sequence[CohortSum], plan: Plan, options: Mapp
     result = dict(finalise(state, sums, plan))
     if not options["broadcast"]:
         return result
-    for name in result:
-        first = plan.tied.get(name, name)
-        if first != name:
-            result[name] = result[first]
-        elif name in plan.parameters and any(cohort.index.sliced(name) for cohort in sums):
-            result[name] = result[name] + options["broadcast"] * _broadcast(state[name], name, sums, plan)
-    return result
+    for name, new in result.items():
+        is_trained = name in plan.parameters and (new.is_floating_point() or new.is_complex())
+        if is_trained and name not in plan.tied and any(cohort.index.sliced(name) for cohort in sums):
+            result[name] = new + options["broadcast"] * _broadcast(state[name].detach(), name, sums, plan)
+    return result | {name: result[first] for name, first in plan.tied.items() if name in result}
 
 
 def _broadcast(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
@@ -95,13 +94,8 @@ METHOD = Method(
     aggregate_with=aggregate,
     options={
         "rounding": ROUNDING,
-        "broadcast": Option(
-            0.2,
-            "a number from 0 to 1",
-            lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 1,
-            "weight of the broadcast; 0 is the ablation",
-        ),
-        "vectors": Option("own", "'own' or 'rows'", lambda v: v in ("own", "rows"), "how 1-D tensors roll"),
+        "broadcast": Option(0.2, "a number from 0 to 1", is_share, "weight of the broadcast; 0 is the ablation"),
+        "vectors": choice("own", "rows", help="how 1-D tensors roll"),
     },
     shared=lambda _: True,
 )

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedwidth.methods.definition import ROUNDING, Method, Moment, per_group
+from fedwidth.errors import SelectionError
+from fedwidth.methods.definition import Method, Moment, per_group
+from fedwidth.methods.options import ROUNDING
 from fedwidth.selection import least_seen, random
 
 
@@ -14,7 +16,9 @@ def units(size: int, kept: int, at: Moment) -> Tensor:
     """Weighted draw without replacement (Eq. 2.3); uniform where there is no history yet."""
     if at.history is None:
         return random(size, kept, at.generator())
-    seen = at.history.seen[at.group]
+    seen = at.history.seen.get(at.group)
+    if seen is None or len(seen) != size:
+        raise SelectionError(f"the history does not count the {size} units of group '{at.group}': it is another plan's")
     return least_seen(size, kept, seen, clients=at.history.clients, generator=at.generator())
 
 

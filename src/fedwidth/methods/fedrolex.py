@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor
 
-from fedwidth.methods.definition import ROUNDING, Method, Moment, Option, per_group
+from fedwidth.methods.definition import Method, Moment, per_group
+from fedwidth.methods.options import ROUNDING, Option, is_share, switch
 from fedwidth.methods.windows import DIRECTION, is_step, roll, step_units
 
 
@@ -22,10 +22,6 @@ def units(size: int, kept: int, at: Moment) -> Tensor:
     else:
         advance = 1 + math.floor(float(at.capacity) * (1 - overlap) * size + 1e-9)
     return roll(size, kept, advance, at, stagger=at.options["stagger"])
-
-
-def _overlap(value: Any) -> bool:
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1)
 
 
 METHOD = Method(
@@ -42,13 +38,13 @@ METHOD = Method(
             is_step,
             "advance a round",
         ),
-        "overlap": Option(None, "a number from 0 to 1, or unset", _overlap, "A.4: replaces step; 1 is FedRolex"),
-        "stagger": Option(
-            False,
-            "true or false",
-            lambda v: isinstance(v, bool),
-            "clients of a round one step apart (thesis 2.2.2)",
+        "overlap": Option(
+            None,
+            "a number from 0 to 1, or unset",
+            lambda value: value is None or is_share(value),
+            "A.4: replaces step; 1 is FedRolex",
         ),
+        "stagger": switch("clients of a round one step apart (thesis 2.2.2)"),
         "direction": DIRECTION,
     },
     shared=lambda options: not options["stagger"],

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedwidth.methods.definition import ROUNDING, Method, Moment, per_group
+from fedwidth.methods.definition import Method, Moment, per_group
+from fedwidth.methods.options import ROUNDING
 from fedwidth.methods.windows import DIRECTION, roll
 
 

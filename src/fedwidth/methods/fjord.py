@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedwidth.methods.definition import ROUNDING, Method, Moment, Option, per_group
+from fedwidth.methods.definition import Method, Moment, per_group
+from fedwidth.methods.options import ROUNDING, Option, is_share, switch
 from fedwidth.selection import prefix
 
 
@@ -27,11 +28,7 @@ def local_widths(capacity: float, options: Mapping[str, Any]) -> list[float]:
 
 
 def _widths(value: Any) -> bool:
-    return (
-        isinstance(value, (list, tuple))
-        and len(value) > 0
-        and all(isinstance(w, (int, float)) and not isinstance(w, bool) and 0 < w <= 1 for w in value)
-    )
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(is_share(w) and w > 0 for w in value)
 
 
 METHOD = Method(
@@ -48,12 +45,7 @@ METHOD = Method(
             _widths,
             "widths drawn from",
         ),
-        "distil": Option(
-            False,
-            "true or false",
-            lambda v: isinstance(v, bool),
-            "the full local width teaches the drawn one",
-        ),
+        "distil": switch("the full local width teaches the drawn one"),
     },
     shared=lambda _: True,
     local_widths=local_widths,

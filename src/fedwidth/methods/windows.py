@@ -7,12 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fedwidth.methods.definition import Moment, Option
+from fedwidth.methods.definition import Moment
+from fedwidth.methods.options import choice
 from fedwidth.selection import rolling
 
-DIRECTION = Option(
-    "forward", "'forward' or 'backward'", lambda v: v in ("forward", "backward"), "which way the window moves"
-)
+DIRECTION = choice("forward", "backward", help="which way the window moves")
 """Backward is what the published FedRolex code does: {(i - j) mod K, i < n}."""
 
 

@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedwidth.errors import PlanError, StateError
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units, groups_of, positions
-from fedwidth.plan.guard import call, untouched
+from fedwidth.plan.guard import call, picked, untouched
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.recording import tensors_in
+from fedwidth.plan.trace import tensors_of
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest relative change of the output that rounding explains (some models compute parts in float32)."""
@@ -58,7 +59,7 @@ def _check_half(plan: Plan, model: nn.Module, example_inputs: Any) -> None:
 
 def check_fit(plan: Plan, model: nn.Module) -> dict[str, Tensor]:
     """The model's parameters and buffers by name; `PlanError` unless they are those of the plan."""
-    names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    names, _ = tensors_of(model)
     try:
         plan.check_state(names)
     except StateError as error:
@@ -74,6 +75,8 @@ class PermutationLaw:
     ) -> None:
         self.plan, self.model, self.output = plan, model, output
         names = list(check_fit(plan, model).items())
+        if any(tensor.is_meta for _, tensor in names):
+            raise PlanError("the model holds no values (it is on the meta device), so the plan cannot be checked on it")
         self.tolerance = TOLERANCE[torch.float64]
         self.inputs = _changed(example_inputs, lambda t: t.double() if t.is_floating_point() else t)
         self.state = _shaken(names, torch.float64)
@@ -96,8 +99,8 @@ class PermutationLaw:
             private = {name: tensor.clone() for name, tensor in state.items()}
             arguments, keywords = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
             result = functional_call(self.model, private, arguments, keywords, tie_weights=False)
-            picked = result if self.output is None else self.output(result)
-        return [tensor.clone() for tensor in tensors_in(picked) if tensor.is_floating_point()]
+            counted = picked(result, self.output)
+        return [tensor.clone() for tensor in tensors_in(counted) if tensor.is_floating_point()]
 
     def error(self, group: str, *, without: Iterable[str] = (), extra: Iterable[tuple[str, int, Axis]] = ()) -> float:
         """Relative change of the output, with members left out or further dimensions reordered like a given axis."""

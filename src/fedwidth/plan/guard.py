@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedwidth.errors import PlanError
 
 CONTAINERS = (dict, OrderedDict, list, set)
 
@@ -80,3 +82,13 @@ def call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def picked(result: Any, output: Callable[[Any], Any] | None) -> Any:
+    """The part of a model's output that counts."""
+    if output is None:
+        return result
+    try:
+        return output(result)
+    except Exception as error:
+        raise PlanError(f"output= failed on what the model gave, a {type(result).__name__}: {error}") from error

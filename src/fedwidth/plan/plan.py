@@ -8,7 +8,7 @@ keeps rows 0 and 5 there, entries 0 and 5, columns 0 and 5: a working 784-2-10 n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedwidth.errors import CapacityError, OptionError, PlanError, StateError
+from fedwidth.errors import PlanError, StateError
 from fedwidth.plan.attributes import Attribute
 from fedwidth.plan.axis import Axis, Fixed, groups_of, kept, leaves
-
-ROUNDINGS = ("floor", "ceil")
+from fedwidth.plan.units import check_capacity, check_rounding, count_units
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,9 @@ class Plan:
     """(tensor, dimension) pairs that run over the model's output classes."""
     unknown_operators: Mapping[str, int] = field(default_factory=dict)
     """Operators without a rule: how often each was met. What they touched is frozen."""
+    looks_at_values: bool = False
+    """Whether the model asked for values, as a branch or loop that depends on them does: the plan follows the path
+    that the example inputs took."""
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -78,8 +80,7 @@ class Plan:
         Groups tied by a coupling are rounded together, so that e.g. heads * head size == embedding width holds.
         """
         check_capacity(capacity)
-        if rounding not in ROUNDINGS:
-            raise OptionError(f"rounding must be 'floor' or 'ceil', not {rounding!r}")
+        check_rounding(rounding)
         counts = {name: count_units(group.size, capacity, rounding) for name, group in self.groups.items()}
         for whole in dict.fromkeys(coupling.whole for coupling in self.couplings):
             parts = [coupling for coupling in self.couplings if coupling.whole == whole]
@@ -92,9 +93,12 @@ class Plan:
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise `StateError` unless the state has the plan's tensors, all of them, in their full shapes."""
         self.check_shapes(state, self.shapes, "the plan")
+        self.check_ties(state)
 
     def check_shapes(self, state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], owner: str) -> None:
         """Raise `StateError` naming the first tensor of `state` that does not have the shape `owner` expects."""
+        if not isinstance(state, Mapping):
+            raise StateError(f"a state maps names to tensors; this is a {type(state).__name__}")
         for name in state:
             if name not in shapes:
                 raise StateError(f"the state holds '{name}', which {owner} does not know; was another model traced?")
@@ -103,8 +107,22 @@ class Plan:
                 if name in self.optional or self.tied.get(name) in state:
                     continue
                 raise StateError(f"the state lacks '{name}' {shape}, which {owner} expects")
-            if tuple(state[name].shape) != shape:
-                raise StateError(f"'{name}' has shape {tuple(state[name].shape)}, but {owner} expects {shape}")
+            tensor = state[name]
+            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
+                raise StateError(f"'{name}' must be a dense tensor, not {_kind(tensor)}")
+            if tuple(tensor.shape) != shape:
+                raise StateError(f"'{name}' has shape {tuple(tensor.shape)}, but {owner} expects {shape}")
+
+    def check_ties(self, state: Mapping[str, Tensor]) -> None:
+        """Raise `StateError` if two names of one tensor of the model hold different values."""
+        for name, first in self.tied.items():
+            if name not in state or first not in state or state[name] is state[first]:
+                continue
+            one, two = state[first], state[name]
+            if one.is_meta or two.is_meta or one.data_ptr() == two.data_ptr():
+                continue
+            if one.dtype != two.dtype or one.device != two.device or not torch.equal(one, two):
+                raise StateError(f"'{first}' and '{name}' are one tensor of the model, but their values differ")
 
     def narrow_shapes(self, counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor when group g keeps counts[g] units."""
@@ -135,31 +153,13 @@ class Plan:
         return plan_table(self)
 
 
-def check_capacity(capacity: float | Fraction) -> None:
-    """Raise `CapacityError` unless 0 < capacity <= 1."""
-    if isinstance(capacity, bool) or not isinstance(capacity, (int, float, Fraction)) or not 0 < capacity <= 1:
-        raise CapacityError(f"capacity must be a number above 0 and at most 1, not {capacity!r}")
+def check_plan(plan: Plan) -> None:
+    """Raise `PlanError` unless it is a plan (not the model, say)."""
+    if not isinstance(plan, Plan):
+        raise PlanError(f"expected a plan from fedwidth.trace, not a {type(plan).__name__}")
 
 
-def count_units(size: int, capacity: float | Fraction, rounding: str) -> int:
-    """floor or ceil of capacity * size, at least one; forgiving of float noise (0.29 * 100 is 29 units).
-
-    >>> count_units(10, 0.25, "floor"), count_units(10, 0.25, "ceil"), count_units(3, 1 / 16, "floor")
-    (2, 3, 1)
-    """
-    exact = float(capacity * size)
-    units = math.floor(exact + 1e-9) if rounding == "floor" else math.ceil(exact - 1e-9)
-    return max(1, min(size, units))
-
-
-def check_units(group: Group, units: Iterable[int] | Tensor) -> Tensor:
-    """`units` as a sorted LongTensor; `CapacityError` or `PlanError` if empty, repeated or out of range."""
-    chosen = torch.as_tensor(units if isinstance(units, Tensor) else list(units), dtype=torch.long).flatten()
-    if not len(chosen):
-        raise CapacityError(f"group '{group.name}' keeps no unit; at least one of its {group.size} must stay")
-    chosen = chosen.sort().values
-    if chosen[0] < 0 or chosen[-1] >= group.size:
-        raise PlanError(f"group '{group.name}' has units 0 to {group.size - 1}, not {chosen[0]} to {chosen[-1]}")
-    if (chosen[1:] == chosen[:-1]).any():
-        raise PlanError(f"group '{group.name}' was given a unit twice")
-    return chosen
+def _kind(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return "a quantised one" if value.is_quantized else f"one of layout {value.layout}"

@@ -42,6 +42,8 @@ class Recording:
         self.ledger = Ledger()
         self.unknown: dict[str, int] = {}
         self.vocabularies: list[Node] = []
+        self.looked = False
+        """Whether the code asked for a value."""
         self.sized = False
         """Whether the Python call under way states the sizes of its result, so that its splits are accounted for."""
 

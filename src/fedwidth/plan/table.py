@@ -13,7 +13,8 @@ SHOWN = 3
 
 
 def plan_table(plan: Plan) -> str:
-    """The width groups, then what is frozen and why, couplings, rewritten attributes and unknown operators."""
+    """The width groups, then what is frozen and why, couplings, rewritten attributes, unknown operators and whether
+    the model may take another path."""
     rows = [
         (group.name, str(group.size), _some([f"{name}[{dim}]" for name, dim in group.members]))
         for group in plan.groups.values()
@@ -39,6 +40,8 @@ def plan_table(plan: Plan) -> str:
         "operators without a rule (what they touch stays whole)",
         [(name, f"{count} times", "") for name, count in plan.unknown_operators.items()],
     )
+    if plan.looks_at_values:
+        parts += ["", "the model looks at values: the plan holds for the path the example inputs took"]
     return "\n".join(parts)
 
 

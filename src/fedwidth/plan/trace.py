@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedwidth.errors import OptionError, PlanError
@@ -19,7 +20,7 @@ from fedwidth.plan.attributes import Attribute, described, rooted_width, roots
 from fedwidth.plan.axes import LEAF, PRODUCT, Node, find, freeze, leaves
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units
 from fedwidth.plan.follow import SizeMode, follow_attributes
-from fedwidth.plan.guard import call, plain_operators, untouched
+from fedwidth.plan.guard import call, picked, plain_operators, untouched
 from fedwidth.plan.naming import name_groups
 from fedwidth.plan.plan import Coupling, Group, Plan
 from fedwidth.plan.recording import AxisMode, Recording, tensors_in
@@ -59,7 +60,7 @@ def trace(
     for tensor in tensors_in(example_inputs):
         recording.put_fixed(tensor, "model input")
     values, result = _run(model, example_inputs, recording)
-    outputs = list(tensors_in(result if output is None else output(result)))
+    outputs = list(tensors_in(picked(result, output)))
     if not outputs:
         raise PlanError("the model's output holds no tensor; pass output= to say which part of it counts")
     for tensor in outputs:
@@ -81,6 +82,10 @@ def trace(
 
 def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Parameters and buffers by name, and for second names of a shared tensor the first."""
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"expected a torch.nn.Module, not {model!r}")
+    if isinstance(model, (ScriptModule, nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise PlanError(f"a {type(model).__name__} hides its modules; use the model it was made of")
     names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     first: dict[int, str] = {}
     tied = {}
@@ -157,6 +162,7 @@ class _Finish:
             ),
             label_axes=self.label_axes(recording, outputs),
             unknown_operators=dict(recording.unknown),
+            looks_at_values=recording.looked,
         )
 
     def axis(self, node: Node) -> Axis:
@@ -217,4 +223,4 @@ def _why(axes: Mapping[str, tuple[Axis, ...]]) -> str:
     reasons = Counter(leaf.reason for leaf in fixed if isinstance(leaf, Fixed))
     if not reasons:
         return "it has no parameters"
-    return "; ".join(f"{count} axes: {reason}" for reason, count in reasons.most_common())
+    return "; ".join(f"{count} {'axis' if count == 1 else 'axes'}: {reason}" for reason, count in reasons.most_common())

@@ -52,10 +52,17 @@ def copy_into(recording: Recording, operator: Any, out: Tensor, target: Tensor, 
 
 
 @rule(
-    *("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "_local_scalar_dense"),
-    *("item", "equal", "is_same_size", "sym_size", "sym_numel", "record_stream"),
+    *("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_"),
+    *("is_same_size", "sym_size", "sym_numel", "record_stream"),
 )
 def nothing(recording: Recording, operator: Any, out: Any, *args: Any, **kwargs: Any) -> None:
     """Says nothing about axes, but reads."""
     for tensor in tensors_in(args):
         recording.axes(tensor)
+
+
+@rule("_local_scalar_dense", "item", "equal")
+def look(recording: Recording, operator: Any, out: Any, *args: Any, **kwargs: Any) -> None:
+    """A value becomes a Python number, on which the code may branch."""
+    nothing(recording, operator, out, *args, **kwargs)
+    recording.looked = True

@@ -1,0 +1,120 @@
+"""Updates: what a client sends back, what it weighs (FedRolex appendix A.3), and when it is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedwidth.errors import OptionError, SelectionError, StateError, UpdateError
+from fedwidth.index import Index
+from fedwidth.plan.units import whole_numbers
+from fedwidth.submodel import State
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client sends back: its trained sub-model and what its weight is made of."""
+
+    sub: State
+    index: Index
+    weight: float = 1.0
+    labels: Tensor | None = None
+    """Classes the client has; rows of other classes are left out (HeteroFL). None: all rows count."""
+    client: int | str | None = None
+
+    def __post_init__(self) -> None:
+        # Frozen, so set once here: a weight is a float and labels are a LongTensor from now on.
+        object.__setattr__(self, "weight", _checked_weight(self.weight, self.who))
+        if self.labels is not None:
+            try:
+                object.__setattr__(self, "labels", whole_numbers(self.labels))
+            except (TypeError, ValueError, RuntimeError, OverflowError):
+                raise UpdateError(f"{self.who} has labels that are not whole numbers: {self.labels!r}") from None
+
+    @property
+    def who(self) -> str:
+        """The sender, for messages."""
+        return "an update" if self.client is None else f"client {self.client}"
+
+
+def weigh(weighting: str, *, samples: int, index: Index, updates: int) -> float:
+    """p_m of Eq. 10 by appendix A.3: model size counts kernels (kept units), updates counts optimiser steps."""
+    size = sum(index.counts.values())
+    weights = {
+        "equal": 1,
+        "samples": samples,
+        "model-size": size,
+        "updates": updates,
+        "hybrid": size * updates,
+    }
+    if weighting not in weights:
+        raise OptionError(f"weighting must be one of {', '.join(weights)}, not {weighting!r}")
+    return float(weights[weighting])
+
+
+def check_update(update: Update, index: Index) -> None:
+    """Refuse an update of another index, with wrong shapes, without weight, or with a value that is not finite."""
+    if not isinstance(update, Update):
+        raise UpdateError(f"expected an Update, not a {type(update).__name__}")
+    who = update.who
+    if update.index != index or getattr(update.sub, "key", index.key) != index.key:
+        raise SelectionError(f"{who} sent a sub-model of another index")
+    index.plan.check_shapes(update.sub, index.shapes, f"the index of {who}")
+    if update.labels is not None and len(update.labels) and index.plan.label_axes:
+        name, dim = index.plan.label_axes[0]
+        classes = index.plan.shapes[name][dim]
+        if not 0 <= int(update.labels.min()) <= int(update.labels.max()) < classes:
+            raise UpdateError(f"{who} names a label outside 0 to {classes - 1}")
+    for name, tensor in update.sub.items():
+        if tensor.is_meta:
+            raise UpdateError(f"{who} sent '{name}' without values (on the meta device)")
+        if tensor.is_floating_point() or tensor.is_complex():
+            # A finite sum proves every element finite in one cheap pass; only if it is not, look at each element.
+            value = accumulable(tensor.detach())
+            if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
+                raise UpdateError(f"{who} sent a value in '{name}' that is not finite; the round keeps the old state")
+        elif tensor.dtype.itemsize == 8 and not torch.equal(tensor.double().to(tensor.dtype), tensor):
+            raise UpdateError(f"{who} sent whole numbers in '{name}' beyond 2**53, which an average would round")
+    index.plan.check_ties(update.sub)
+
+
+def check_alike(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor], who: str) -> None:
+    """Refuse tensors that are averaged in another dtype, or lie on another device, than those they are to join."""
+    for name, tensor in tensors.items():
+        other = others.get(name)
+        if other is None or tensor is other:
+            continue
+        if tensor.device != other.device or sum_dtype(tensor.dtype) != sum_dtype(other.dtype):
+            raise StateError(
+                f"{who} holds '{name}' as {tensor.dtype} on {tensor.device}, which cannot be averaged with "
+                f"{other.dtype} on {other.device}"
+            )
+
+
+def _checked_weight(weight: object, who: str) -> float:
+    """The weight as a float, far from where sums of weights leave the range of floats."""
+    try:
+        value = math.nan if isinstance(weight, (bool, str)) else float(weight)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        value = math.nan
+    if not 1e-100 <= value <= 1e100:
+        raise UpdateError(f"{who} has weight {weight}; it must be a finite number above 0 (1e-100 to 1e100)")
+    return value
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What it is averaged in: half precision in single, integers in double; exact for values that agree."""
+    if dtype.is_complex:
+        return torch.complex64 if dtype.itemsize < 8 else dtype
+    if dtype.is_floating_point:
+        return torch.float32 if dtype.itemsize < 4 else dtype
+    return torch.float64
+
+
+def accumulable(tensor: Tensor) -> Tensor:
+    """The tensor in the dtype it is averaged in."""
+    return tensor.to(sum_dtype(tensor.dtype))

@@ -1,0 +1,181 @@
+"""Arguments of methods as users give them: numpy's numbers, wrong kinds, histories and plans of something else."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedwidth.aggregation import sum_cohorts
+from fedwidth.errors import CapacityError, OptionError, PlanError, SelectionError
+from fedwidth.index import Index
+from fedwidth.methods import History, method, methods
+from fedwidth.submodel import extract
+from hand_plans import heads_plan, mlp_plan, random_state
+
+METHODS = sorted(methods())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_numpy_integers_are_whole_numbers(name):
+    plan = mlp_plan()
+    plain = method(name).select(plan, capacity=0.5, round=3, client=1, clients=4, seed=7)
+    numpys = dict(round=np.int64(3), client=np.uint8(1), clients=np.int32(4), seed=np.int64(7))
+    assert method(name).select(plan, capacity=np.float64(0.5), **numpys) == plain
+    assert (
+        method(name).assign(plan, [(0, 0.5)], np.int64(3))[0].index == method(name).assign(plan, [(0, 0.5)], 3)[0].index
+    )
+
+
+@pytest.mark.parametrize("argument", ["round", "client", "clients", "seed"])
+@pytest.mark.parametrize("value", [-1, 1.0, 1.5, math.nan, "1", None, True, []])
+def test_what_is_no_whole_number_is_refused(argument, value):
+    arguments = {"capacity": 0.5, argument: value}
+    with pytest.raises(OptionError, match=f"^{argument} must be a whole number from [01] on, not "):
+        method("fedcover").select(mlp_plan(), **arguments)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rounds_seeds_and_clients_have_no_upper_end(name):
+    plan = mlp_plan()
+    index = method(name).select(plan, capacity=0.5, round=10**40, client=10**30, clients=10**31, seed=10**50)
+    assert index.counts == plan.counts(1.0 if name == "fedavg" else 0.5)
+
+
+@pytest.mark.parametrize("capacity", [0, -0.5, 1.5, math.nan, math.inf, "0.5", None, True, [0.5], np.float32(0.3), 1j])
+def test_what_is_no_capacity_is_refused(capacity):
+    plan = mlp_plan()
+    for ask in (
+        lambda: plan.counts(capacity),
+        lambda: method("fedrolex").select(plan, capacity=capacity),
+        lambda: method("fedrolex").assign(plan, [(0, capacity)], 0),
+    ):
+        with pytest.raises(CapacityError, match="capacity must be a number above 0 and at most 1"):
+            ask()
+
+
+def test_a_capacity_leaves_a_unit_however_small():
+    assert set(mlp_plan().counts(1e-300).values()) == {1}
+    assert set(mlp_plan().counts(Fraction(1, 10**30), "ceil").values()) == {1}
+
+
+def test_a_cohort_is_pairs_of_client_and_capacity():
+    plan, rolex = mlp_plan(), method("fedrolex")
+    assert rolex.assign(plan, [], 0) == []
+    assert [task.client for task in rolex.assign(plan, iter([(4, 0.5), (4, 0.25)]), 0)] == [4, 4]
+    for cohort in (None, 3, [0, 1], [(0,)], [(0, 0.5, 1)], {0: 0.5}):
+        with pytest.raises(OptionError, match=r"the cohort must be a list of \(client, capacity\) pairs"):
+            rolex.assign(plan, cohort, 0)
+
+
+@pytest.mark.parametrize("name", [None, 3, [], {}, "", "FedRolex"])
+def test_an_unknown_method_lists_the_known(name):
+    with pytest.raises(OptionError, match="unknown method .*; allowed: fedavg, fedbrb"):
+        method(name)
+
+
+def test_an_option_is_known_by_any_name():
+    for name in ("name", "self", "stepp"):
+        with pytest.raises(OptionError, match=f"unknown option of fedrolex '{name}'"):
+            method("fedrolex", **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("fedrolex", "rounding", np.array(["floor", "ceil"])),
+        ("fedrolex", "direction", ["forward"]),
+        ("fedrolex", "step", math.nan),
+        ("fedrolex", "step", 1.0),
+        ("fedrolex", "overlap", math.nan),
+        ("fedrolex", "stagger", 1),
+        ("fedbrb", "broadcast", True),
+        ("fedbrb", "broadcast", math.nan),
+        ("fedbrb", "vectors", None),
+        ("fjord", "widths", [0.5, math.nan]),
+        ("fjord", "widths", 0.5),
+    ],
+)
+def test_an_option_of_the_wrong_kind_says_what_is_allowed(name, option, value):
+    with pytest.raises(OptionError, match=f"{name} option {option} must be .*, not "):
+        method(name, **{option: value})
+
+
+def test_options_may_be_numbers_of_numpy():
+    assert method("fedrolex", step=np.int64(2)).values["step"] == 2
+    assert type(method("fedrolex", step=np.int64(2)).values["step"]) is int
+    assert method("fedbrb", broadcast=np.float32(0.5)).values["broadcast"] == 0.5
+
+
+def test_a_model_is_no_plan():
+    with pytest.raises(PlanError, match=r"expected a plan from fedwidth.trace, not a Linear"):
+        method("fedrolex").select(torch.nn.Linear(2, 2), capacity=0.5)
+    with pytest.raises(PlanError, match="expected a plan"):
+        method("fedrolex").assign(None, [(0, 0.5)], 0)
+
+
+def test_a_history_of_something_else_is_refused():
+    plan, other, method_ = mlp_plan(), heads_plan(), method("fedminoccurances")
+    with pytest.raises(OptionError, match="history must be a History or None, not a int"):
+        method_.select(plan, capacity=0.5, history=3)
+    with pytest.raises(SelectionError, match="the history does not count the 8 units of group 'a'"):
+        method_.select(plan, capacity=0.5, history=History.of(other, [Index.whole(other)]))
+    with pytest.raises(SelectionError, match="another plan"):
+        History.of(plan, [Index.whole(other)])
+    with pytest.raises(SelectionError, match=r"a history of 2 clients cannot count \[3, 0\] for 'a'"):
+        History({"a": torch.tensor([3, 0])}, 2)
+
+
+def test_threads_choose_as_one_does():
+    plan = heads_plan()
+
+    def choose(_):
+        return [
+            method(name).select(plan, capacity=0.5, round=round, client=1, clients=3).key
+            for name in METHODS
+            for round in range(4)
+        ]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(map(tuple, pool.map(choose, range(16))))) == 1
+
+
+@given(
+    name=st.sampled_from(METHODS),
+    sizes=st.tuples(st.integers(2, 40), st.integers(2, 40)),
+    cohort=st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=6),
+    round=st.integers(0, 10**6),
+    rounding=st.sampled_from(["floor", "ceil"]),
+    seed=st.integers(0, 2**40),
+)
+@settings(deadline=None, max_examples=120)
+def test_laws_over_random_sizes_capacities_rounds_and_cohorts(name, sizes, cohort, round, rounding, seed):
+    plan = mlp_plan(first=sizes[0], second=sizes[1])
+    chosen = method(name, **({} if name == "fedavg" else {"rounding": rounding}))
+    tasks = chosen.assign(plan, list(enumerate(cohort)), round, seed=seed)
+    state = random_state(plan, seed % 1000)
+    held = {n: torch.zeros(t.shape, dtype=torch.bool) for n, t in state.items()}
+    updates = []
+    for task, capacity in zip(tasks, cohort, strict=True):
+        assert task.index == chosen.select(
+            plan, capacity=capacity, round=round, client=task.place, clients=len(cohort), seed=seed
+        )
+        assert task.index.counts == plan.counts(1.0 if name == "fedavg" else capacity, rounding)
+        for n, dims in task.index.items():
+            for kept, size in zip(dims, state[n].shape, strict=True):
+                assert 0 <= int(kept[0]) <= int(kept[-1]) < size
+                assert bool((kept[1:] > kept[:-1]).all())
+            held[n][torch.meshgrid(*dims, indexing="ij")] = True
+        updates.append((extract(state, plan, task.index), task.index, 0.5 + task.place))
+    same = chosen.aggregate(state, sum_cohorts(updates, plan), plan)
+    assert all(torch.equal(same[n], state[n]) for n in state)
+    if name != "fedbrb":  # whose broadcast reaches everything
+        moved = [({n: t + 1 for n, t in sub.items()}, index, weight) for sub, index, weight in updates]
+        new = chosen.aggregate(state, sum_cohorts(moved, plan), plan)
+        for n, tensor in state.items():
+            assert torch.equal(new[n][~held[n]], tensor[~held[n]])
+            assert torch.allclose(new[n][held[n]], tensor[held[n]] + 1, atol=1e-5)

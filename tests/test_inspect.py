@@ -1,0 +1,176 @@
+"""`fedwidth methods`, `plan`, `cost` and `coverage`: the papers' numbers as printed, JSON, and bad input."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedwidth.cli import run_command
+from fedwidth.coverage import measure_coverage
+from fedwidth.methods import method, methods
+from fedwidth.models import build, example_inputs
+from fedwidth.plan import trace
+
+
+def output_of(capsys, *arguments):
+    assert run_command(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def refuse_constants(name):
+    raise AssertionError(f"{name} is not JSON")
+
+
+def json_of(capsys, *arguments):
+    return json.loads(output_of(capsys, *arguments, "--json"), parse_constant=refuse_constants)
+
+
+def test_cost_prints_table_7_of_fedrolex(capsys):
+    printed = output_of(capsys, "cost", "preresnet18", "--rounding", "ceil")
+    rows = {line.split("│")[0].strip(): [cell.strip() for cell in line.split("│")[1:]] for line in printed.splitlines()}
+    assert list(rows)[2:-1] == ["1", "1/2", "1/4", "1/8", "1/16", "average"]
+    assert rows["1"][:4] == ["11.172", "42.62", "555.42", "557.656"]
+    assert rows["1/16"][:4] == ["0.04451", "0.17", "2.27", "2.41318"]
+    assert rows["average"][:2] == ["2.9781", "11.36"]
+    found = json_of(capsys, "cost", "preresnet18", "--rounding", "ceil")
+    assert found.keys() == {"model", "rounding", "costs"}
+    keys = [
+        "capacity",
+        "parameters",
+        "bytes",
+        "megabytes",
+        "macs",
+        "operations",
+        "buffer_bytes",
+        "activation_bytes",
+        "share",
+    ]
+    assert [list(record) for record in found["costs"]] == [keys] * 6
+    first, *_, last, mean = found["costs"]
+    assert (first["parameters"], last["parameters"]) == (11_172_170, 44_510)
+    assert round(mean["parameters"] / 1e6, 3) == 2.978
+
+
+@pytest.fixture(scope="module")
+def preresnet18():
+    return trace(build("preresnet18"), example_inputs("preresnet18"))
+
+
+@pytest.mark.parametrize(("n", "share"), [(2, 99.8), (4, 53.5), (8, 26.6), (16, 13.2)])
+def test_fedrolex_covers_the_convolutions_of_preresnet18_as_measured(preresnet18, n, share):
+    # Windows repeat after 512 rounds, the largest width; both ways of rounding keep the same units.
+    measured = measure_coverage(preresnet18, method("fedrolex"), [1 / n], 512)
+    assert round(100 * measured.share("convolutions"), 1) == share
+    assert measured.full_after is None
+    assert measured.share("vectors") == 1.0
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_fedbrb_covers_preresnet18_in_n_squared_rounds(preresnet18, n):
+    assert measure_coverage(preresnet18, method("fedbrb"), [1 / n], n * n).full_after == n * n
+
+
+def test_coverage_gives_shares_per_tensor_and_the_theory(capsys):
+    arguments = ["coverage", "mlp", "--method", "fedrolex", "--capacity", "1,1/4", "--rounds", "3"]
+    found = json_of(capsys, *arguments)
+    keys = [
+        "method",
+        "capacities",
+        "rounds",
+        "share",
+        "share_by_kind",
+        "evenness",
+        "full_after",
+        "share_by_round",
+        "tensors",
+        "theory",
+    ]
+    assert list(found) == keys
+    assert found["capacities"] == [1.0, 0.25]
+    assert found["full_after"] == 1
+    assert len(found["share_by_round"]) == 3
+    assert set(found["tensors"]) == {
+        f"{layer}.{kind}" for layer in ("hidden.1", "hidden.3", "classifier") for kind in ("weight", "bias")
+    }
+    theory = found["theory"]
+    assert theory["indices"] == theory["rolling_rounds"] == 128
+    assert theory["random_rounds_exact"] == pytest.approx(128 * sum(1 / i for i in range(1, 129)))
+    assert theory["random_rounds_integral"] == pytest.approx(theory["random_rounds_exact"])
+    assert theory["random_rounds_order"] == pytest.approx(128 * math.log(128))
+    printed = output_of(capsys, *arguments)
+    assert "fedrolex at 1,1/4: every weight trained after 1 rounds" in printed
+    assert "rolling 128 rounds; random 695.4 (Lemma 1), 695.4 (Lemma 2), order 621.1" in printed
+    assert "heterofl at 1/4: not every weight trained within 3 rounds" in output_of(
+        capsys, "coverage", "mlp", "--method", "heterofl", "--capacity", "1/4", "--rounds", "3"
+    )
+
+
+def test_methods_lists_paper_equation_and_options(capsys):
+    printed = output_of(capsys, "methods")
+    found = json_of(capsys, "methods")
+    assert list(found) == sorted(methods())
+    for name, record in found.items():
+        assert list(record) == ["title", "paper", "equation", "options"]
+        (line,) = (line for line in printed.splitlines() if line.startswith(f"{name} "))
+        assert record["paper"] in line
+        assert record["equation"] in line
+        assert all(option in line for option in record["options"])
+        assert all(list(option) == ["default", "allowed", "help"] for option in record["options"].values())
+
+
+def test_plan_takes_a_head_policy(capsys):
+    within, whole = (output_of(capsys, "plan", "transformer", "--heads", heads) for heads in ("within", "whole"))
+    assert within != whole
+    assert "width groups" in within
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("cost mlp --capacities 0", "a capacity must be above 0 and at most 1, not '0'"),
+        ("cost mlp --capacities 2", "a capacity must be above 0 and at most 1, not '2'"),
+        ("cost mlp --capacities 1,,1/2", "a capacity is a number such as 0.25 or 1/4, not ''"),
+        ("cost mlp --capacities 1/0", "a capacity is a number such as 0.25 or 1/4, not '1/0'"),
+        ("cost mlp --capacities 1e-999999999", "a capacity is a number"),
+        ("cost mlp --capacities nan", "a capacity is a number"),
+        ("cost mlp --rounding up", "rounding must be 'floor' or 'ceil', not 'up'"),
+        ("coverage mlp --method fedavg --rounding up", "rounding must be 'floor' or 'ceil', not 'up'"),
+        ("coverage mlp --rounds 0", "rounds must be a whole number from 1 on, not 0"),
+        ("coverage mlp --seed -1", "seed must be a whole number from 0 on, not -1"),
+        ("coverage mlp --option step=0", "fedrolex option step must be"),
+        ("coverage mlp --option speed=1", "unknown option of fedrolex 'speed'"),
+        ("coverage mlp --method rolex", "unknown method 'rolex'"),
+        ("plan mlp --heads some", "heads must be 'within' or 'whole', not 'some'"),
+        ("plan mlp --shape 0x3", "--shape must be whole numbers such as 3x32x32, not '0x3'"),
+        ("plan nothing", "unknown model 'nothing'"),
+        ("methods more", "unexpected extra argument"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, capsys):
+    assert run_command(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_importing_fedwidth_loads_torch_and_nothing_heavy_beside_it():
+    heavy = (
+        "matplotlib",
+        "sklearn",
+        "scipy",
+        "pandas",
+        "rich",
+        "typer",
+        "click",
+        "safetensors",
+        "transformers",
+        "h5py",
+    )
+    program = f"import sys, fedwidth; print(*(name for name in {heavy} if name in sys.modules))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert found.stdout.strip() == ""
