@@ -312,3 +312,26 @@ class TestRandomness:
     def test_buffers_come_back_with_the_update(self):
         trainer = Experiment(small("model.name=cnn", "model.options={widths=[8]}")).trainer
         assert train(trainer)[0].keys() == fedwidth.state_of(trainer.model).keys()
+
+
+def test_channels_last_in_memory_changes_nothing_but_rounding():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20, 3, 8, 8, generator=generator, dtype=torch.float64)
+    y = torch.arange(20) % 4
+    data = fedwidth.data.from_tensors(x, y, x, y, kind="images")
+    partition = make_partition(data, "iid", 1, 1)
+    found = []
+    for channels_last in (True, False):
+        trainer = trainer_of(Cnn(data_shape=(3, 8, 8), classes=4, widths=(4, 8)).double(), data, partition)
+        with torch.no_grad():
+            for name, parameter in trainer.model.named_parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) / 3)
+        assert trainer.channels_last
+        trainer.channels_last = channels_last
+        tensors, trained = train(trainer, capacity=0.5)
+        assert tensors["features.0.weight"].is_contiguous(memory_format=torch.channels_last) == channels_last
+        found.append((tensors, trained.loss))
+    (one, loss), (other, other_loss) = found
+    assert loss == pytest.approx(other_loss, rel=1e-12)
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=0, atol=1e-12)

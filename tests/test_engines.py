@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedwidth import engines
+from fedwidth.cli import main
 from fedwidth.data import from_tensors
-from fedwidth.engines import ProcessEngine, SerialEngine, make_engine, processes
+from fedwidth.engines import ProcessEngine, SerialEngine, choice, choose_engine, make_engine, processes
 from fedwidth.errors import OptionError, UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import DataSettings, DeviceSettings, Settings
-from small_runs import contents, same, small
+from small_runs import contents, same, small, write_recipe
 
+UNEQUAL = ("data.partition=dirichlet", "data.partition_options={alpha=0.1}", "data.clients=30")
 CNN = ("model.name=cnn", "model.options={widths=[4, 4]}")
 
 
@@ -108,6 +109,17 @@ class Fails(nn.Module):
         return self.net(x)
 
 
+class Looks(nn.Sequential):
+    """Looks at its values in training, which a stack of models has not one of."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y / 2 if self.training and torch.is_grad_enabled() and float(y.sum()) > 1e9 else y
+
+
 class Holds(nn.Sequential):
     """Holds something no other process can be given."""
 
@@ -138,17 +150,58 @@ def test_a_failing_client_is_named(engine):
 def test_a_model_that_cannot_be_sent(monkeypatch):
     with pytest.raises(OptionError, match="cannot be sent to worker processes .* use engine = 'serial'"):
         own(Holds(), engine="processes").run()
-    monkeypatch.setattr(engines, "WORTH_WORKERS", 0.0)
+    make_heavy(monkeypatch)
     assert own(Holds(), engine="auto", workers=2).run().summary["rounds"] == 1  # auto finds another way
 
 
+def make_heavy(monkeypatch):
+    """Every run is heavy, and no step small."""
+    for name in ("HEAVY_ROUND", "HEAVY_RUN", "SMALL_STEP"):
+        monkeypatch.setattr(choice, name, 0.0)
+
+
 def test_auto_takes_workers_for_heavy_rounds_only(monkeypatch):
-    trainer = Experiment(small("engine=auto", "workers=2")).trainer
+    trainer = Experiment(small("engine=auto", "workers=2", "training.batch_size=100000")).trainer
     assert isinstance(make_engine(trainer), SerialEngine)
-    monkeypatch.setattr(engines, "WORTH_WORKERS", 0.0)
+    make_heavy(monkeypatch)
     heavy = make_engine(trainer)
     assert isinstance(heavy, ProcessEngine)
     assert heavy.workers == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "reason"),
+    [
+        ((), "vectorised", "a step of a client is small"),
+        (("devices.per_round=1",), "serial", "one client a round"),
+        (("training.batch_size=100000",), "serial", "large enough to train alone"),
+        (("model.options={hidden=[20000]}", "training.batch_size=1", "devices.per_round=6"), "serial", "too many"),
+        ((*UNEQUAL, "training.batch_size=5"), "serial", "twice as many steps"),
+        (("method.name=fjord",), "serial", "another width at every step"),
+        (("engine=serial",), "serial", "as set"),
+    ],
+)
+def test_what_auto_takes_and_why(changes, name, reason):
+    for workers in (1, 2, 16):  # the choice between engines that differ in rounding must not depend on the machine
+        found = choose_engine(Experiment(small("engine=auto", f"workers={workers}", *changes)).trainer)
+        assert found.name == name
+        assert reason in found.reason
+
+
+def test_auto_stacks_no_batch_norm_of_unequal_clients_and_no_model_that_cannot_be_stacked():
+    norm = choose_engine(Experiment(small("engine=auto", *CNN, *UNEQUAL)).trainer)
+    assert (norm.name, "batch norm" in norm.reason) == ("serial", True)
+    looks = choose_engine(own(Looks(), engine="auto").trainer)
+    assert (looks.name, "cannot be stacked" in looks.reason) == ("serial", True)
+    assert own(Looks(), engine="auto").run().summary["rounds"] == 1
+
+
+def test_the_command_line_says_what_auto_took(tmp_path, capsys):
+    for engine, said in (("auto", "engine: vectorised (a step of a client is small"), ("serial", None)):
+        with pytest.raises(SystemExit, match="^0$"):
+            main(["run", write_recipe(tmp_path), "--set", f"engine={engine}", "--out", str(tmp_path / engine)])
+        found = capsys.readouterr().err
+        assert said in found if said else "engine:" not in found
 
 
 def test_no_more_workers_than_clients():

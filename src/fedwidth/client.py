@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -62,14 +63,15 @@ class Trainer:
         absent = absent_classes(labels, self.data.classes, settings.mask, self.device)
         optimiser = make_optimiser(module, settings, learning_rate(settings, round, self.settings.rounds))
         order = torch_generator(seed, "order", round, task.client)
-        draws = torch_generator(seed, "augment", round, task.client)
+        augments = settings.augment and self.data.transform.augments
+        draws = torch_generator(seed, "augment", round, task.client) if augments else None
         widths = _Widths(self, task, round)
         losses, steps, passes = torch.zeros((), device=self.device), 0, 0
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             _seed_device(self.device, torch_seed(seed, "dropout", round, task.client))
             for batch in batches(samples, settings, order):
                 inputs, targets = self.data.batch(
-                    self.data.train, batch, train=settings.augment, generator=draws, device=self.device
+                    self.data.train, batch, train=augments, generator=draws, device=self.device
                 )
                 if self.channels_last and inputs.dim() == 4:
                     inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -92,7 +94,9 @@ class Trainer:
         size = tuple(counts.items())
         if size not in self._skeletons:
             made = skeleton(self.model, self.plan, counts).to(self.device)
-            self._skeletons[size] = made.to(memory_format=torch.channels_last) if self.channels_last else made
+            if self.channels_last:
+                made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self._skeletons[size] = made
         return self._skeletons[size].train()
 
     @cached_property
@@ -112,8 +116,11 @@ class _Widths:
     def __post_init__(self) -> None:
         method = self.trainer.method
         self.choices = method.local_widths(self.task.capacity, method.values) if method.local_widths else []
-        self.draws = numpy_generator(self.trainer.settings.seed, "width", self.round, self.task.client)
         self.distil = bool(method.values.get("distil", False))
+
+    @cached_property
+    def draws(self) -> np.random.Generator:
+        return numpy_generator(self.trainer.settings.seed, "width", self.round, self.task.client)
 
     def loss(self, module: nn.Module, inputs: Tensor, targets: Tensor, absent: Tensor | None) -> Tensor:
         mask = self.trainer.settings.training.mask

@@ -16,6 +16,7 @@ from fedwidth.capacity import Capacities
 from fedwidth.commands.progress import show_progress
 from fedwidth.commands.results import print_results, write_results
 from fedwidth.data import Data, Partition
+from fedwidth.engines import choose_engine
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment, Result, Stopped
 from fedwidth.methods import method
@@ -96,6 +97,8 @@ def run_jobs(jobs: Sequence[Job], folder: Path, *, resume: bool, overwrite: bool
         shown = stack.enter_context(show_progress([job.title for job in jobs], [j.settings.rounds for j in jobs]))
         for number, job in enumerate(jobs):
             experiment = parts.experiment(job)
+            if job.settings.engine == "auto":
+                print(f"{job.title}: {choose_engine(experiment.trainer)}", file=sys.stderr)
             tracker = make_tracker(track, job.title, job.settings, job.folder)
             shown.start(number)
             try:

@@ -73,7 +73,7 @@ def average_flat(state: FlatState, sums: Sequence[FlatSum], layout: Layout) -> F
 
 def check_finite(vectors: Sequence[Tensor], subs: Sequence[SubLayout], clients: Sequence[int]) -> None:
     """Refuse vectors with values that are not finite, naming client and tensor; one answer from the device for all."""
-    # A sum is finite only if all its values are: a quick look first. (It may overflow where they are: then look closer.)
+    # A sum is finite only if all its values are: a quick look first. It may overflow where they are: then a closer one.
     if bool(torch.isfinite(torch.stack([vector.sum() for vector in vectors])).all()):
         return
     fine = torch.stack([torch.isfinite(vector).all() for vector in vectors])

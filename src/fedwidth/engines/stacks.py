@@ -33,7 +33,7 @@ class Stacks:
     channels_last = False
 
     def __init__(self, trainer: Trainer) -> None:
-        self.coupled = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in trainer.model.modules())
+        self.coupled = couples_samples(trainer.model)
         self._stacks: dict[object, Stack] = {}
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
@@ -62,6 +62,11 @@ class Stacks:
                 self._stacks.clear()
             self._stacks[key] = Stack(members[0], len(members))
         return self._stacks[key]
+
+
+def couples_samples(model: nn.Module) -> bool:
+    """Whether a sample's output depends on the others of its batch, so that missing samples cannot be filled in."""
+    return any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
 
 
 class Stack:

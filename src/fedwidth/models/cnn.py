@@ -11,7 +11,7 @@ from fedwidth.models.static_norm import StaticBatchNorm2d
 
 
 class Cnn(nn.Module):
-    """Blocks of conv 3x3, static batch norm (with the scaler in it), ReLU and pool, then global average pool and a linear layer.
+    """Blocks of conv 3x3, static batch norm (the scaler is in it), ReLU and pool; then average pool and a linear layer.
 
     HeteroFL pools after every block but the last (28 -> 14 -> 7 -> 3). Images too small for that keep at least 2 x 2
     positions, so that a batch of one sample still has statistics (8 -> 4 -> 2 -> 2).

@@ -1,0 +1,142 @@
+"""Which engine `engine = "auto"` takes, and why.
+
+Equal settings must give equal bits on every machine. Serial and processes agree to the last bit, so between those two
+the number of cores may decide; stacked products sum in another order, so whether clients are stacked depends on the
+settings, the model and the data alone:
+
+    on a GPU                                                        cuda
+    a step of one client is small (`SMALL_STEP` multiply-adds),
+    the round's sub-models fit into `MOST_STACKED` numbers, clients
+    take about equally many steps, and the model can be stacked     vectorised
+    the run is heavy (`HEAVY_ROUND`, `HEAVY_RUN` multiply-adds) and
+    there are cores for it                                          processes
+    otherwise                                                       serial
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch.func import functional_call, grad, vmap
+
+from fedwidth.capacity import Capacities
+from fedwidth.client import Trainer, masked_loss
+from fedwidth.cost import cost
+from fedwidth.engines.processes import cannot_send
+from fedwidth.engines.slots import why_not
+from fedwidth.engines.stacks import couples_samples
+from fedwidth.narrow import skeleton
+
+SMALL_STEP = 1e6
+"""Multiply-adds of a forward pass of one batch, up to which calling PyTorch costs more than the arithmetic."""
+
+MOST_STACKED = 5e6
+"""Parameters of all clients of a round; beyond that memory, not calling PyTorch, is what takes the time."""
+
+HEAVY_ROUND, HEAVY_RUN = 1e9, 2e11
+"""Multiply-adds from which on workers repay what sending to them costs, and what starting them does."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine's name and the reason for it."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"engine: {self.name} ({self.reason})"
+
+
+def choose_engine(trainer: Trainer) -> Choice:
+    """The engine the settings name, or the one 'auto' takes for them."""
+    settings = trainer.settings
+    if settings.engine != "auto":
+        return Choice(settings.engine, "as set")
+    if trainer.device.type == "cuda":
+        return Choice("cuda", "clients side by side on the GPU")
+    work = Work.of(trainer)
+    reason = why_not_stack(trainer, work)
+    if reason is None:
+        return Choice("vectorised", f"a step of a client is small: {work.step:,.0f} multiply-adds")
+    workers = count_workers(trainer)
+    heavy = work.round >= HEAVY_ROUND and work.round * settings.rounds >= HEAVY_RUN
+    if heavy and workers > 1 and cannot_send(trainer.model) is None:
+        return Choice("processes", f"{work.round:.1e} multiply-adds a round, {workers} workers")
+    return Choice("serial", reason if not heavy else "no second core or the model cannot be sent to one")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What training costs, averaged over the capacities clients may have."""
+
+    parameters: float
+    """Of one client."""
+    step: float
+    """Multiply-adds of the forward pass of one batch."""
+    round: float
+    """Multiply-adds of a round, gradients included."""
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Work:
+        """Counted on the trainer's model."""
+        training, devices = trainer.settings.training, trainer.settings.devices
+        mix = Capacities.parse(devices.capacities)
+        costs = cost(trainer.model, trainer.plan, trainer.data.example(), mix.values)
+
+        def mean(numbers: list[float]) -> float:
+            return sum(n * weight for n, weight in zip(numbers, mix.weights, strict=True)) / sum(mix.weights)
+
+        macs = mean([c.macs for c in costs])
+        samples = training.epochs * float(trainer.partition.sizes.double().mean())
+        if training.steps:
+            samples = training.steps * training.batch_size
+        # A sample costs three forward passes: one forward, and about two for the gradients.
+        return cls(
+            mean([c.parameters for c in costs]), training.batch_size * macs, 3 * macs * samples * devices.per_round
+        )
+
+
+def why_not_stack(trainer: Trainer, work: Work) -> str | None:
+    """Why stacking the clients of a round would not pay or not work, or None."""
+    settings = trainer.settings
+    if work.step > SMALL_STEP:
+        return f"a step of a client is large enough to train alone: {work.step:,.0f} multiply-adds"
+    if settings.devices.per_round == 1:
+        return "one client a round"
+    if work.parameters * settings.devices.per_round > MOST_STACKED:
+        return f"{settings.devices.per_round} clients of {work.parameters:,.0f} parameters are too many to stack"
+    sizes = trainer.partition.sizes
+    if couples_samples(trainer.model) and int(sizes.min()) < int(sizes.max()):
+        return "clients have different numbers of samples, and batch norm leaves no room for missing ones"
+    steps = torch.ceil(sizes / settings.training.batch_size)
+    if not settings.training.steps and float(steps.double().mean()) < float(steps.max()) / 2:
+        return "some clients take more than twice as many steps as most"
+    return why_not(trainer) or _try_stack(trainer)
+
+
+def _try_stack(trainer: Trainer) -> str | None:
+    """Take the gradient of two stacked copies: not every model can be stacked, and none says so beforehand."""
+    with torch.random.fork_rng(devices=[]):
+        module = skeleton(trainer.model, trainer.plan, {})
+        tensors = {n: torch.zeros((2, *p.shape), dtype=p.dtype) for n, p in module.named_parameters()}
+        buffers = {n: torch.stack([b, b]) for n, b in trainer.model.named_buffers()}
+        inputs = trainer.data.example()
+        targets = trainer.data.train.targets[: len(inputs)].long()
+
+        def loss(own: dict[str, torch.Tensor], rest: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+            return masked_loss(functional_call(module, {**own, **rest}, (x,)), targets, None, "none")
+
+        try:
+            vmap(grad(loss))(tensors, buffers, torch.stack([inputs, inputs]))
+        except Exception as error:  # a model may do anything in its forward pass
+            return f"the model cannot be stacked ({type(error).__name__})"
+    return None
+
+
+def count_workers(trainer: Trainer) -> int:
+    """Worker processes the settings allow: one per core unless they say otherwise, and no more than clients."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(trainer.settings.workers or cores, trainer.settings.devices.per_round)
