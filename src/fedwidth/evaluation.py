@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedwidth.client import absent_classes, load, mask_logits
+from fedwidth.client import load, mask_logits
 from fedwidth.data import IGNORE, Data, Partition, Split
 from fedwidth.errors import DataError
 from fedwidth.models import StaticBatchNorm2d, collect_statistics, forget_statistics
-from fedwidth.models.static_norm import norms_of
+from fedwidth.models.static_norm import norms_of, settled_statistics
 from fedwidth.settings import EvaluationSettings
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -44,6 +45,11 @@ class LocalScores:
     accuracies: Tensor
     """Per client; NaN where a client has no test data."""
     counted: Tensor
+
+    @classmethod
+    def of(cls, hits: Tensor, counted: Tensor) -> LocalScores:
+        """From right answers and answers of each client."""
+        return cls(torch.where(counted > 0, hits.double() / counted, torch.nan), counted)
 
     @property
     def mean(self) -> float | None:
@@ -85,39 +91,59 @@ def score(
     model: nn.Module, data: Data, split: Split, settings: EvaluationSettings, device: torch.device
 ) -> tuple[Score, Tensor]:
     """Score of a prepared model on a split, and its logits (images) or right answers per sample (text) for `local`."""
-    right, loss, counted = 0, 0.0, 0
+    # Summed on the device: asking for every batch would make it wait.
+    right, counted = torch.zeros(2, dtype=torch.long, device=device)
+    loss = torch.zeros((), dtype=torch.float64, device=device)
+    settled = settled_statistics(model) if settings.norm != "batch" else nullcontext()
     kept = []
     per_sample = math.prod(split.targets.shape[1:]) * data.classes
     size = max(1, min(settings.batch_size, MOST_LOGITS // per_sample))
-    for inputs, targets in _batches(data, split, size, device, len(split)):
-        logits = model(inputs)
-        valid = targets != IGNORE
-        hits = (logits.argmax(-1) == targets) & valid
-        loss += float(functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum"))
-        right += int(hits.sum())
-        counted += int(valid.sum())
-        kept.append(torch.stack([hits.sum(-1), valid.sum(-1)], dim=-1) if targets.dim() > 1 else logits)
+    with settled:
+        for inputs, targets in _batches(data, split, size, device, len(split)):
+            logits = model(inputs)
+            valid = targets != IGNORE
+            hits = (logits.argmax(-1) == targets) & valid
+            loss += functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+            right += hits.sum()
+            counted += valid.sum()
+            kept.append(torch.stack([hits.sum(-1), valid.sum(-1)], dim=-1) if targets.dim() > 1 else logits)
     if not counted:
         raise DataError(f"data set '{data.name}' has no target to evaluate on")
-    return Score(right / counted, loss / counted, counted), torch.cat(kept).cpu()
+    number = int(counted)
+    return Score(int(right) / number, float(loss) / number, number), torch.cat(kept).cpu()
 
 
 def local_scores(kept: Tensor, partition: Partition, data: Data, mask: str) -> LocalScores:
     """Local accuracies from what `score` kept on the split the clients are tested on, masked to a client's labels."""
-    targets = partition.test_split(data).targets.cpu()
-    if targets.dim() == 1:
-        answers = torch.zeros(len(targets), 2, dtype=torch.long)
-        for client in range(len(partition)):
-            samples = partition.test[client]
-            absent = absent_classes(partition.labels[client], data.classes, mask, kept.device)
-            hits = mask_logits(kept[samples], absent, mask).argmax(-1) == targets[samples]
-            answers[samples] = torch.stack([hits.long(), torch.ones_like(hits, dtype=torch.long)], dim=-1)
-        kept = answers
+    return local_scores_of(kept[partition.test.samples], partition, data, mask)
+
+
+def local_scores_of(kept: Tensor, partition: Partition, data: Data, mask: str) -> LocalScores:
+    """The same from a row for each of `partition.test.samples`, in that order."""
+    owner = owners(partition)
+    if partition.test_split(data).targets.dim() == 1:
+        targets = partition.test_split(data).targets.cpu()[partition.test.samples]
+        absent = absent_by_client(partition, data.classes, mask)
+        hits = mask_logits(kept, None if absent is None else absent[owner], mask).argmax(-1) == targets
+        kept = torch.stack([hits.long(), torch.ones_like(hits, dtype=torch.long)], dim=-1)
     # Hits and counted of each client in one go: there may be hundreds of thousands of clients.
-    owner = torch.arange(len(partition)).repeat_interleave(partition.test.sizes)
-    sums = torch.zeros(len(partition), 2, dtype=torch.long).index_add_(0, owner, kept[partition.test.samples])
-    hits, counted = sums.unbind(1)
-    return LocalScores(torch.where(counted > 0, hits.double() / counted, torch.nan), counted)
+    sums = torch.zeros(len(partition), 2, dtype=torch.long).index_add_(0, owner, kept)
+    return LocalScores.of(*sums.unbind(1))
+
+
+def owners(partition: Partition) -> Tensor:
+    """The client each of `partition.test.samples` is with."""
+    return torch.arange(len(partition)).repeat_interleave(partition.test.sizes)
+
+
+def absent_by_client(partition: Partition, classes: int, mask: str) -> Tensor | None:
+    """True for classes a client lacks [clients, classes]; None where nothing is masked."""
+    if mask == "none":
+        return None
+    present = torch.zeros(len(partition) * classes, dtype=torch.bool)
+    client = torch.arange(len(partition)).repeat_interleave(partition.train.sizes)
+    present[client * classes + partition.targets.cpu()[partition.train.samples].long()] = True
+    return ~present.view(len(partition), classes)
 
 
 def _batches(

@@ -64,14 +64,9 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
             for name, group in plan.groups.items()
         }
         counts = {name: len(u) for name, u in chosen.items()}
-        cache: dict[Axis, Tensor] = {}
-
-        def kept(axis: Axis) -> Tensor:
-            if axis not in cache:
-                cache[axis] = positions(axis, chosen)
-            return cache[axis]
-
-        tensors = {name: tuple(kept(axis) for axis in axes) for name, axes in plan.axes.items()}
+        axes, numbers = plan.numbered_axes
+        kept = [positions(axis, chosen) for axis in axes]
+        tensors = {name: tuple([kept[number] for number in own]) for name, own in numbers.items()}
         return cls(plan, tensors, counts=counts, units=chosen)
 
     @classmethod

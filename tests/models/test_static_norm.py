@@ -9,6 +9,7 @@ from torch.func import functional_call, vmap
 
 from fedwidth.errors import DataError
 from fedwidth.models import StaticBatchNorm2d, collect_statistics, forget_statistics
+from fedwidth.models.static_norm import settled_statistics
 
 
 def batches(number=3, size=4):
@@ -43,6 +44,16 @@ def test_collected_statistics_are_the_mean_over_batches(kind):
     torch.testing.assert_close(norm.running_var, variance)
     assert not norm.training
     torch.testing.assert_close(norm(data[0]), normalised(data[0], mean, variance))
+
+
+def test_settled_statistics_give_the_same_bits():
+    norm, data = StaticBatchNorm2d(2), batches()
+    collect_statistics(norm, data)
+    before = norm(data[0])
+    with settled_statistics(norm):
+        assert torch.equal(norm(data[0]), before)
+    forget_statistics(norm)
+    assert not torch.equal(norm(data[0]), before)
 
 
 def test_collecting_again_starts_afresh():

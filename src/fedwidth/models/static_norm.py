@@ -10,7 +10,8 @@ checkpoints, slicing and `functional_call`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
     def __init__(self, channels: int) -> None:
         super().__init__(channels, momentum=None)  # None: cumulative mean, every batch counts the same
         self.collecting = False
+        self.settled = False
+        """Inside `settled_statistics`: statistics are known to be collected."""
         self.rate = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,6 +49,8 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         if self.training:
             # No running buffers are handed over, so nothing is written in place and vmap over clients works.
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps * self.rate**2)
+        if self.settled:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         # Chosen by value and not by an `if`: no device synchronisation, and a tracer always meets the buffers.
         collected = self.num_batches_tracked > 0
         variance, mean = torch.var_mean(x.detach(), (0, 2, 3), correction=0)
@@ -69,6 +74,19 @@ def forget_statistics(model: nn.Module) -> None:
         norm.reset_running_stats()
 
 
+@contextmanager
+def settled_statistics(model: nn.Module) -> Iterator[None]:
+    """Within it, a model whose statistics were collected does not compute those of the batch beside them."""
+    norms = [norm for norm in model.modules() if isinstance(norm, StaticBatchNorm2d)]
+    for norm in norms:
+        norm.settled = True
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.settled = False
+
+
 @torch.no_grad()
 def collect_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
     """One pass over input batches: every batch norm gets the cumulative mean of its batch statistics.
@@ -81,15 +99,16 @@ def collect_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
-    seen = 0
+    seen = 0  # counted here: asking the device for `num_batches_tracked` would make it wait, norm by norm
     try:
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None
             norm.train()
             if isinstance(norm, StaticBatchNorm2d):
                 norm.collecting = True
         for batch in batches:
+            for norm in norms:
+                norm.momentum = 1 / (seen + 1)  # the cumulative mean
             model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
             seen += 1
     finally:

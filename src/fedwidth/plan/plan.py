@@ -74,6 +74,13 @@ class Plan:
         """Full shape of every tensor."""
         return {name: tuple(axis.size for axis in axes) for name, axes in self.axes.items()}
 
+    @cached_property
+    def numbered_axes(self) -> tuple[tuple[Axis, ...], dict[str, tuple[int, ...]]]:
+        """The distinct axes, and for every tensor the numbers of its own: many tensors share a few axes."""
+        numbers: dict[Axis, int] = {}
+        by_tensor = {n: tuple(numbers.setdefault(a, len(numbers)) for a in axes) for n, axes in self.axes.items()}
+        return tuple(numbers), by_tensor
+
     def counts(self, capacity: float | Fraction, rounding: str = "floor") -> dict[str, int]:
         """How many units of each group a device of this capacity keeps: floor(capacity * size), at least one.
 

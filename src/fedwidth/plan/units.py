@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,12 +55,12 @@ def check_units(group: Group, units: Iterable[int] | Tensor) -> Tensor:
         raise SelectionError(f"units of group '{group.name}' must be whole numbers, not {units!r}") from None
     if not len(chosen):
         raise CapacityError(f"group '{group.name}' keeps no unit; at least one of its {group.size} must stay")
-    chosen = chosen.sort().values
-    if chosen[0] < 0 or chosen[-1] >= group.size:
-        raise PlanError(f"group '{group.name}' has units 0 to {group.size - 1}, not {chosen[0]} to {chosen[-1]}")
-    if (chosen[1:] == chosen[:-1]).any():
+    ordered = np.sort(chosen.numpy())  # numpy: a third of the time of as many small operations of torch
+    if ordered[0] < 0 or ordered[-1] >= group.size:
+        raise PlanError(f"group '{group.name}' has units 0 to {group.size - 1}, not {ordered[0]} to {ordered[-1]}")
+    if (ordered[1:] == ordered[:-1]).any():
         raise PlanError(f"group '{group.name}' was given a unit twice")
-    return chosen
+    return torch.from_numpy(ordered)
 
 
 def whole_numbers(values: Iterable[int] | Tensor) -> Tensor:
