@@ -1,18 +1,28 @@
-"""What only a GPU can show; skipped where there is none."""
+"""What only a GPU can show; skipped where there is none. `contracts/test_every_engine.py` has every model on it too."""
 
+import random
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import fedwidth
+import zoo
 from fedwidth.config import read_settings
+from fedwidth.data import from_tensors
 from fedwidth.experiment import Experiment
 from fedwidth.models import build, example_inputs
+from fedwidth.settings import DataSettings, DeviceSettings, Settings
+from small_runs import same
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 OVERRIDES = ["rounds=4", "evaluation.every=4", "device=cuda", "precision=float32", "devices.dynamic=true"]
+
+
+IID = ["data.partition=iid", "data.partition_options={}"]
 
 
 def quickstart(*changes, **fields):
@@ -56,3 +66,142 @@ def test_the_cuda_engine_repeats_bit_for_bit_and_slots_change_nothing():
     states = [Experiment(quickstart(engine="cuda", slots=slots)).run().server.state for slots in (4, 4, 1)]
     for other in states[1:]:
         assert all(torch.equal(states[0][n], other[n]) for n in other)
+
+
+def own(model, classes=10, **changes):
+    """A run of one's own model on random images, or (a vocabulary of 50) on words."""
+    draw = torch.Generator().manual_seed(0)
+    if classes == 50:
+        inputs = torch.randint(0, 50, (48, 9), generator=draw)
+        targets = torch.randint(0, 50, (48, 9), generator=draw)
+    else:
+        inputs = torch.randn(48, 3, 8, 8, generator=draw)
+        targets = torch.randint(0, classes, (48,), generator=draw)
+    data = from_tensors(inputs, targets, inputs, targets, classes=classes)
+    settings = Settings(
+        rounds=3,
+        device="cuda",
+        precision="float32",
+        data=DataSettings(clients=6),
+        devices=DeviceSettings("a1-b1", dynamic=True, per_round=6),
+        training=replace(Settings().training, batch_size=5, lr=0.05),  # batches of 5 and 3
+    )
+    return Experiment(replace(settings, **changes), model=model, data=data).run().server.state
+
+
+def near(one, other, tolerance=2e-4):
+    return all(torch.allclose(one[n].double(), other[n].double(), rtol=0, atol=tolerance) for n in one)
+
+
+def flat_cnn():
+    """Flattens with `view`, which asks for channels first in memory."""
+    return zoo.FlatCNN(8, 12, 20)
+
+
+@pytest.mark.parametrize(
+    ("make", "classes"),
+    [
+        (lambda: zoo.TorchTransformer(32, 4, 48), 50),  # dropout, nn.MultiheadAttention that drops
+        (lambda: build("transformer", vocabulary=50, embedding=32, heads=2, hidden=32, layers=1), 50),  # dropout
+        (lambda: zoo.ResNet(8), 10),  # running statistics and their counts
+        (lambda: zoo.TiedLM(32, 4, 48, 8), 50),
+        (flat_cnn, 10),
+    ],
+    ids=["attention-dropout", "dropout", "running-statistics", "tied", "view"],
+)
+def test_models_with_a_state_of_their_own_are_captured(make, classes):
+    model = make().float().train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing falls back
+        states = [own(model, classes, engine="cuda", slots=slots) for slots in (4, 4, 1)]
+    serial = own(model, classes, engine="serial")
+    for other in states[1:]:
+        assert same(states[0], other), "runs repeat bit for bit, whatever the number of slots"
+    # The same seeds, and the same draws: a captured step takes its random numbers where an eager one would.
+    assert near(serial, states[0])
+    counts = [n for n in serial if n.endswith("num_batches_tracked")]
+    assert all(torch.equal(serial[n], states[0][n]) for n in counts)
+
+
+def test_batch_sizes_beyond_the_captured_ones_draw_from_the_same_stream(monkeypatch):
+    model = zoo.TorchTransformer(32, 4, 48).float()
+    captured = own(model, 50, engine="cuda")
+    monkeypatch.setattr("fedwidth.engines.slot.MOST_GRAPHS", 1)
+    assert near(captured, own(model, 50, engine="cuda"))
+
+
+def test_frozen_parameters_stay():
+    model = zoo.ResNet(8).float()
+    model.stem.weight.requires_grad_(False)
+    serial, captured = own(model, engine="serial"), own(model, engine="cuda")
+    assert near(serial, captured)
+    assert torch.equal(captured["stem.weight"].cpu(), model.stem.weight)
+
+
+class Looks(zoo.MLP):
+    """Looks at a value: the processor waits for the GPU in every step."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y / 2 if self.training and torch.is_grad_enabled() and float(y.detach().sum()) > 1e9 else y
+
+
+class Tosses(zoo.MLP):
+    """Tosses a coin on the processor in every step."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y / 2 if self.training and torch.is_grad_enabled() and random.random() < 0 else y
+
+
+@pytest.mark.parametrize(
+    ("make", "classes", "reason"),
+    [
+        (lambda: Looks(16, 12), 10, "cannot be captured"),
+        (lambda: Tosses(16, 12), 10, "draws at random on the processor"),
+        (lambda: zoo.Recurrent(nn.LSTM, 16, 24), 50, "cuDNN's own order"),
+    ],
+    ids=["looks", "tosses", "lstm"],
+)
+def test_what_cannot_be_captured_says_why_and_trains_one_client_at_a_time(make, classes, reason):
+    model = make()
+    if classes == 10:
+        model.layers[1] = nn.Linear(192, 16)
+    serial = own(model, classes, engine="serial")
+    with pytest.warns(UserWarning, match=reason):
+        assert same(serial, own(model, classes, engine="cuda"))
+    # and the device is none the worse for the attempt
+    assert near(own(flat := flat_cnn(), engine="serial"), own(flat, engine="cuda"))
+
+
+def test_out_of_device_memory_goes_on_with_fewer_slots_and_the_same_result():
+    # 17 million numbers: a slot holds six vectors of 67 MB and as much again in its graph, so 2.4 GB are too few for 4.
+    wide = ["model.name=mlp", "model.options={hidden=[4096,4096]}", "devices.capacities=a1", "devices.per_round=4"]
+    settings = quickstart(*wide, "rounds=2", "evaluation.every=2", "training.lr=0.01", engine="cuda", slots=4)
+    expected = Experiment(settings).run().server.state
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(2.4e9 / total)
+    try:
+        with pytest.warns(UserWarning, match="out of memory on cuda: the cuda engine goes on with fewer slots"):
+            found = Experiment(settings).run().server.state
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+    assert same(expected, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["cuda", "vectorised", "serial"])
+def test_device_memory_does_not_grow_with_the_rounds(engine):
+    seen = {}
+
+    def note(line):
+        torch.cuda.synchronize()
+        seen[line["round"]] = torch.cuda.memory_allocated()
+
+    changes = ["rounds=301", "evaluation.every=301", "data.clients=6", "devices.per_round=6", "devices.dynamic=false"]
+    settings = quickstart(*changes, "model.options={widths=[8,8]}", *IID, engine=engine)
+    Experiment(settings).run(on_round=note)
+    print(f"{engine}: {seen[20]:,} bytes after 20 rounds, {seen[300]:,} after 300")
+    assert seen[20] == seen[300]

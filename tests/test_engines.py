@@ -2,6 +2,9 @@
 
 import os
 import signal
+import traceback
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import pytest
@@ -11,7 +14,7 @@ from torch import nn
 from fedwidth.cli import main
 from fedwidth.data import from_tensors
 from fedwidth.engines import ProcessEngine, SerialEngine, choice, choose_engine, make_engine, processes
-from fedwidth.errors import OptionError, UpdateError
+from fedwidth.errors import ClientError, OptionError, UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import DataSettings, DeviceSettings, Settings
 from small_runs import contents, same, small, write_recipe
@@ -86,8 +89,41 @@ def test_a_worker_that_dies_is_replaced(pool):
     experiment, engine = pool
     before, _ = sums_of(experiment, engine)
     os.kill(next(iter(engine._pool._processes)), signal.SIGKILL)
-    again, _ = sums_of(experiment, engine)
+    with pytest.warns(UserWarning, match="round 0, client .* a worker process died and is replaced"):
+        again, _ = sums_of(experiment, engine)
     assert agree(before, again)
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_round_is_replaced(tmp_path):
+    """The first client is counted already, the second kills its worker: neither may count twice or be missing."""
+    mark, model = tmp_path / "died", Dies()
+    expected = own(model, engine="serial").run()
+    mark.touch()
+    model.mark, model.step = str(mark), 2
+    with pytest.warns(UserWarning, match="a worker process died"):
+        found = own(model, engine="processes", workers=1).run()
+    assert not mark.exists(), "nobody died"
+    assert same(expected.server.state, found.server.state)
+    assert expected.metrics[-1]["train_loss"] == found.metrics[-1]["train_loss"]
+
+
+def test_workers_that_die_again_and_again_end_the_run():
+    class Always:
+        def submit(self, *arguments):
+            future = Future()
+            future.set_exception(BrokenProcessPool("gone"))
+            return future
+
+        def shutdown(self, **options):
+            pass
+
+    engine = ProcessEngine(own(Looks()).trainer, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "_start_pool", lambda *_: Always())
+        experiment = own(Looks())
+        expected = r"round 0, client \d+, capacity 1, stage train .* died 3 times .* engine = 'serial'"
+        with pytest.warns(UserWarning, match="died and is replaced"), pytest.raises(ClientError, match=expected):
+            sums_of(experiment, engine)
 
 
 def test_a_refused_update_is_one_sentence_also_from_a_worker():
@@ -109,6 +145,22 @@ class Fails(nn.Module):
         return self.net(x)
 
 
+class Dies(nn.Sequential):
+    """Kills its process in one of its training steps, as long as there is a file."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.mark, self.step, self.taken = "", 0, 0
+
+    def forward(self, x):
+        if self.training and torch.is_grad_enabled():
+            self.taken += 1
+            if self.taken == self.step and os.path.exists(self.mark):
+                os.unlink(self.mark)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+
 class Looks(nn.Sequential):
     """Looks at its values in training, which a stack of models has not one of."""
 
@@ -117,7 +169,7 @@ class Looks(nn.Sequential):
 
     def forward(self, x):
         y = super().forward(x)
-        return y / 2 if self.training and torch.is_grad_enabled() and float(y.sum()) > 1e9 else y
+        return y / 2 if self.training and torch.is_grad_enabled() and float(y.detach().sum()) > 1e9 else y
 
 
 class Holds(nn.Sequential):
@@ -138,13 +190,38 @@ def own(model, **changes):
     return Experiment(replace(settings, **changes), model=model, data=data)
 
 
-@pytest.mark.parametrize("engine", ["serial", "processes"])
-def test_a_failing_client_is_named(engine):
-    with pytest.raises(RuntimeError, match="out of luck") as caught:
-        own(Fails(), engine=engine).run()
-    (note,) = (n for n in caught.value.__notes__ if "local training" in n)
-    assert note.startswith("in round 0, client ")
-    assert note.endswith("capacity 1, local training")
+ENGINES = ("serial", "processes", "cuda", "vectorised")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_failing_client_is_named(engine, monkeypatch):
+    monkeypatch.setattr("fedwidth.engines.try_stack", lambda _: None)  # which would notice
+    where = r"^round 0, clients? \d(, \d)?, capacity 1, stage train"
+    with pytest.raises(ClientError, match=where + r": RuntimeError: out of luck \(test_engines.py, line") as caught:
+        own(Fails(), engine=engine, workers=1).run()
+    assert "out of luck" in "".join(traceback.format_exception(caught.value.__cause__))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_update_that_is_refused_names_round_client_capacity_and_stage(engine):
+    settings = small("training.lr=1e30", "training.clip=0", f"engine={engine}", "workers=1")
+    expected = r"client (\d+) sent a value .* not finite.* \(round 0, client \1, capacity \S+, stage add\)"
+    with pytest.raises(UpdateError, match=expected):
+        Experiment(settings).run()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_cut_that_fails_is_named(engine, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a broken index")
+
+    monkeypatch.setattr("fedwidth.engines.serial.extract", fail)
+    monkeypatch.setattr("fedwidth.engines.processes.extract", fail)
+    monkeypatch.setattr("fedwidth.engines.flat.SubLayout.where", fail)
+    with pytest.raises(
+        ClientError, match=r"^round 0, client \d, capacity \S+, stage cut: RuntimeError: a broken index"
+    ):
+        Experiment(small(f"engine={engine}", "workers=1")).run()
 
 
 def test_a_model_that_cannot_be_sent(monkeypatch):
@@ -224,3 +301,32 @@ def test_where_every_client_has_its_own_index_the_sub_models_are_let_go(monkeypa
     monkeypatch.setattr(experiment.trainer, "train", train)
     sums_of(experiment, SerialEngine(experiment.trainer))
     assert held == [held[0]] * 6
+
+
+def failing(data_shape, classes):
+    """A factory a recipe can name."""
+    return nn.Sequential(nn.Flatten(), FailsOnDigits())
+
+
+class FailsOnDigits(Fails):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_command_line_says_what_happens_in_one_line_each(tmp_path, capsys):
+    def run(*changes):
+        options = [word for change in changes for word in ("--set", change)]
+        with pytest.raises(SystemExit) as exit:
+            main(["run", write_recipe(tmp_path), *options, "--overwrite", "--out", str(tmp_path / "run")])
+        return exit.value.code, capsys.readouterr().err
+
+    code, said = run("engine=vectorised", "method.name=fjord")
+    assert code == 0
+    assert "warning: the vectorised engine falls back to one client at a time: FjORD trains another width" in said
+    code, said = run("model.name=test_engines:failing", "model.options={}")
+    assert code == 1
+    assert "Traceback" in said
+    assert "error: round 0, client " in said.splitlines()[-1]
+    assert "stage train: RuntimeError: out of luck (test_engines.py, line" in said.splitlines()[-1]

@@ -1,12 +1,22 @@
 """Runs trained as one batch give what they give one by one."""
 
-import pytest
+import json
+from dataclasses import replace
 
+import pytest
+import torch
+
+from fedwidth.cli import run_command
 from fedwidth.config import read_settings
 from fedwidth.data import from_tensors
-from fedwidth.engines.packed import run_packed
+from fedwidth.engines.stack import Stack
 from fedwidth.errors import OptionError, UpdateError
-from fedwidth.experiment import Experiment, build_model
+from fedwidth.evaluation_packed import PackedEvaluation, stack_states
+from fedwidth.experiment import Experiment, Stopped, build_model
+from fedwidth.server import Server
+from fedwidth.submodel import state_of
+from fedwidth.together import for_packing, group_for_packing, run_together
+from small_runs import contents, write_recipe
 
 
 def experiments(*changes_of_each):
@@ -34,10 +44,7 @@ VARIANTS = (
 def test_packed_runs_equal_single_runs(tmp_path):
     single = [run.run() for run in experiments(*VARIANTS)]
     together = experiments(*VARIANTS)
-    packed = run_packed(
-        [run.trainer for run in together],
-        lambda number, engine: together[number].run(tmp_path / str(number), engine=engine),
-    )
+    packed = run_together(together, [tmp_path / str(number) for number in range(len(together))])
     for one, other in zip(single, packed, strict=True):
         worst = max(float((one.server.state[n] - other.server.state[n]).abs().max()) for n in one.server.state)
         assert worst < 1e-10
@@ -47,20 +54,153 @@ def test_packed_runs_equal_single_runs(tmp_path):
 
 def test_runs_of_different_length_do_not_wait_for_ever():
     runs = experiments(["rounds=1"], ["rounds=3", "seed=2"])
-    results = run_packed([run.trainer for run in runs], lambda number, engine: runs[number].run(engine=engine))
+    results = run_together(runs)
     assert [len(result.metrics) for result in results] == [1, 3]
 
 
 def test_a_run_that_fails_fails_the_pack_with_its_error():
     runs = experiments(["seed=1"], ["seed=2", "training.lr=1e300"])
-    with pytest.raises(UpdateError, match="not finite"):
-        run_packed([run.trainer for run in runs], lambda number, engine: runs[number].run(engine=engine))
+    with pytest.raises(UpdateError, match="fedrolex with seed 2, round 0: client . sent a value"):
+        run_together(runs)
 
 
 def test_runs_of_another_shape_are_refused():
     runs = experiments(["seed=1"], ["seed=2", "training.batch_size=8"])
     with pytest.raises(OptionError, match="cannot train as one batch: training.batch_size differs"):
-        run_packed([run.trainer for run in runs], lambda number, engine: runs[number].run(engine=engine))
+        run_together(runs)
     strangers = experiments(["seed=1"]) + experiments(["seed=2"])
     with pytest.raises(OptionError, match="they do not share one data set in memory"):
-        run_packed([run.trainer for run in strangers], lambda number, engine: strangers[number].run(engine=engine))
+        run_together(strangers)
+
+
+def test_packed_runs_equal_single_runs_with_batch_norm():
+    # Only clients with equal batches share a stack then, and states are evaluated one by one.
+    changes = ["model.name=preresnet18", "model.options={}", "model.width=1/32", "rounds=2", "evaluation.every=2"]
+    changes += ["data.clients=100", "devices.per_round=3", "devices.capacities=a1-b1", "training.lr=0.01"]
+    variants = ([*changes, "seed=1"], [*changes, "seed=2", "method.name=heterofl"])
+    single = [run.run() for run in experiments(*variants)]
+    for one, other in zip(single, run_together(experiments(*variants)), strict=True):
+        assert max(float((one.server.state[n] - other.server.state[n]).abs().max()) for n in one.server.state) < 1e-9
+        assert one.summary["global_accuracy"] == other.summary["global_accuracy"]
+
+
+def test_equal_work_is_done_once(monkeypatch):
+    # At full capacity every method is FedAvg; a window of half the layer moves by half of it in FedStack too.
+    half = ["devices.capacities=0.5:1", "data.partition=random_labels", "data.partition_options={per_client=5}"]
+    rolex = ["method.name=fedrolex", "method.options={stagger=true,step=0.5}"]
+    variants = (
+        ["devices.capacities=1:1", "method.name=fedcover"],
+        ["devices.capacities=1:1", "method.name=feddropout"],
+        ["devices.capacities=1:1", "method.name=feddropout", "seed=2"],
+        [*half, "method.name=fedstack"],
+        [*half, *rolex],
+        [*half, "method.name=fedcover"],
+    )
+    rows, train = [], Stack.train
+    monkeypatch.setattr(
+        Stack, "train", lambda stack, starts, lot: rows.append(len(starts)) or train(stack, starts, lot)
+    )
+    packed = run_together(experiments(*variants))
+    assert sum(rows) == 3 * 6 * 4, "three rounds of six clients of four runs"
+    first, same, other, stack, window, cover = (result.server.state for result in packed)
+    assert (first is same, first is other, stack is window, stack is cover) == (True, False, True, False)
+    monkeypatch.undo()
+    alone = experiments(*variants)[1].run()
+    assert all(torch.equal(alone.server.state[name], same[name]) for name in same)
+
+
+def test_what_each_run_writes_is_what_it_writes_alone(tmp_path):
+    variants = ([*VARIANTS[0], "evaluation.every=2"], VARIANTS[2])
+    for number, run in enumerate(experiments(*variants)):
+        run.run(tmp_path / "alone" / str(number))
+    run_together(experiments(*variants), [tmp_path / "packed" / str(number) for number in range(2)])
+    for number in ("0", "1"):
+        folders = [tmp_path / how / number for how in ("alone", "packed")]
+        assert {p.name for p in folders[0].iterdir()} == {p.name for p in folders[1].iterdir()}
+        (summary, lines, _), (other_summary, other_lines, _) = map(contents, folders)
+        assert other_lines == [close(line) for line in lines]
+        assert close(summary) == other_summary
+        texts = [json.loads((folder / "clients.json").read_text()) for folder in folders]
+        assert texts[0] == texts[1]
+
+
+def close(line):
+    """The line, its numbers up to the order of sums."""
+    return {key: pytest.approx(value, rel=1e-6) if isinstance(value, float) else value for key, value in line.items()}
+
+
+def test_a_stopped_pack_goes_on_as_if_it_had_not_been_stopped(tmp_path):
+    whole = run_together(experiments(*VARIANTS))
+    places = [tmp_path / str(number) for number in range(len(VARIANTS))]
+    with pytest.raises(Stopped, match="after round 1 of 3"):
+        run_together(experiments(*VARIANTS), places, stop=lambda: True)
+    again = run_together(experiments(*VARIANTS), places, resume=True)
+    for one, other in zip(whole, again, strict=True):
+        assert all(torch.equal(one.server.state[name], other.server.state[name]) for name in one.server.state)
+        assert [line["global_loss"] for line in one.metrics] == [line["global_loss"] for line in other.metrics]
+
+
+@pytest.mark.parametrize("mask", ["none", "zero", "inf"])
+@pytest.mark.parametrize("partition", ["labels", "random_labels"])
+def test_stacked_evaluation_is_evaluation_one_by_one(mask, partition):
+    changes = [f"training.mask={mask}", f"data.partition={partition}", "data.partition_options={per_client=3}"]
+    runs = experiments([*changes, "seed=1"], [*changes, "seed=2"])
+    runs[1].partition = runs[0].partition
+    servers = [Server(state_of(run.model)) for run in runs]
+    judge = PackedEvaluation(runs[0].model, runs[0].data, mask=mask)
+    states = stack_states([server.state for server in servers], {})
+    expected = [run.measure(server) for run, server in zip(runs, servers, strict=True)]
+    for score, local, measured in zip(
+        judge.scores(states), judge.local(states, runs[0].partition), expected, strict=True
+    ):
+        assert score.accuracy == measured.line["global_accuracy"]
+        assert score.loss == pytest.approx(measured.line["global_loss"], rel=1e-9)
+        assert torch.equal(local.accuracies, measured.local.accuracies)
+        assert torch.equal(local.counted, measured.local.counted)
+
+
+def test_engines_and_precisions_that_cannot_be_packed_are_refused():
+    settings = read_settings("quickstart").main
+    assert for_packing(settings).engine == "vectorised"
+    with pytest.raises(OptionError, match="engine must be auto or vectorised, not serial"):
+        for_packing(replace(settings, engine="serial"))
+    with pytest.raises(OptionError, match="bf16"):
+        for_packing(replace(settings, device="cuda", precision="bf16"))
+    with pytest.raises(OptionError, match="trains another width at every step"):
+        run_together(experiments(["seed=1"], ["seed=2", "method.name=fjord"]))
+
+
+def test_runs_are_grouped_by_length_capacities_and_way_of_training():
+    def settings(*changes):
+        return read_settings("quickstart", changes).main
+
+    groups = group_for_packing(
+        [
+            settings("seed=1"),
+            settings("devices.capacities=0.5:1"),
+            settings("seed=2", "method.name=heterofl"),
+            settings("training.batch_size=3"),
+            settings("devices.capacities=0.5:1", "training.lr=0.3", "data.partition=iid"),
+            settings("rounds=9"),
+        ]
+    )
+    assert groups == [[0, 2], [1, 4], [3], [5]]
+
+
+def test_the_commands(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(tmp_path)
+    given = [recipe, "--set", "engine=auto", "--set", "rounds=2"]
+    assert run_command(["run", *given, "--packed"]) == 2
+    assert "give --seeds" in capsys.readouterr().err
+    assert run_command(["run", *given, "--packed", "--seeds", "1,2", "--out", "packed"]) == 0
+    assert "2 runs as one batch, engine: vectorised" in capsys.readouterr().err
+    plain = ["run", recipe, "--set", "engine=vectorised", "--set", "rounds=2", "--seeds", "1,2", "--out", "plain"]
+    assert run_command(plain) == 0
+    for seed in ("seed-1", "seed-2"):
+        one, other = (contents(tmp_path / how / seed)[0] for how in ("packed", "plain"))
+        assert close(one) == other
+    over = ["--over", "training.batch_size=32,64"]
+    assert run_command(["sweep", *given, *over, "--packed"]) == 2
+    assert "--packed cannot train these runs as one batch: training.batch_size differs" in capsys.readouterr().err
+    assert run_command(["sweep", *given, "--over", "method.name=fedrolex,heterofl", "--packed"]) == 0

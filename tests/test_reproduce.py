@@ -131,6 +131,36 @@ def test_the_command(table, tmp_path, capsys, monkeypatch):
     assert "did you mean 'fedrolex'?" in capsys.readouterr().err
 
 
+def test_packed_runs_are_recorded_as_runs_one_by_one_are(go, tmp_path):
+    single = go(seeds=[1, 2], changes=["engine=vectorised"], results=tmp_path / "single", work=tmp_path / "alone")
+    stopped = go(seeds=[1, 2], changes=["engine=auto"], packed=True, stop=after(4))
+    assert (stopped.done, len(stopped.remaining)) == ((), 4)
+    assert "small, 4 runs as one batch: stopped after round 4 of 8" in go.said[-2]
+    packed = go(seeds=[1, 2], changes=["engine=auto"], packed=True)
+    by_seed = sorted(packed.done, key=lambda record: record.seed)
+    assert [(r.label, r.seed, r.packed, r.same_as) for r in by_seed] == [
+        ("fedrolex", 1, 4, ""),
+        ("heterofl", 1, 4, ""),
+        ("fedrolex", 2, 4, ""),
+        ("heterofl", 2, 4, ""),
+    ]
+    for one, other in zip(by_seed, single.done, strict=True):
+        assert one.evaluations == [pytest.approx(row, abs=1e-5) for row in other.evaluations]
+    assert [r.steps for r in by_seed] == [r.steps for r in single.done]
+    assert go.records() == list(packed.done), "what is written is what is read"
+    assert go(seeds=[1, 2], packed=True, changes=["engine=auto"]).skipped == 4
+
+
+def test_a_run_that_is_another_one_is_recorded_as_such(go):
+    whole = ["engine=auto", "devices.capacities=1:1"]
+    records = go(changes=whole, packed=True).done
+    assert [(r.label, r.same_as) for r in records] == [("fedrolex", ""), ("heterofl", "small fedrolex, seed 1")]
+    assert records[0].evaluations == records[1].evaluations
+    go(changes=["engine=serial", "rounds=3"], packed=False)
+    with pytest.raises(OptionError, match="engine must be auto or vectorised, not serial"):
+        go(packed=True)
+
+
 def test_the_page_of_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fedwidth.results_page.coverage", lambda results: FOUND)
     assert run_command(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 0

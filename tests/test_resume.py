@@ -92,7 +92,7 @@ def test_killed_after_a_round(variant, round, whole, tmp_path, monkeypatch):
         (checkpoint, "save_server", 0),  # written down, and no checkpoint yet
         (checkpoint, "save_server", 3),  # written down, but not saved
         (os, "replace", 6),  # the file is written and has its temporary name
-        (Experiment, "_write_clients", 0),  # all rounds done, nothing summarised
+        (Experiment, "clients", 0),  # all rounds done, nothing summarised
     ],
 )
 def test_killed_at_any_other_moment(owner, name, after, whole, tmp_path, monkeypatch):

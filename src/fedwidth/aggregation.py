@@ -98,7 +98,7 @@ def finalise(state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, T
     for cohort in sums:
         check_alike(cohort.mean, state, "a cohort")
     firsts = {name: plan.tied[name] if plan.tied.get(name) in state else name for name in state}
-    averages = {name: _average(state[name].detach(), name, sums, plan) for name in dict.fromkeys(firsts.values())}
+    averages = {name: average_tensor(state[name].detach(), name, sums, plan) for name in dict.fromkeys(firsts.values())}
     return {name: averages[first] for name, first in firsts.items()}
 
 
@@ -124,7 +124,7 @@ def sum_cohorts(
     return list(sums.values())
 
 
-def _average(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
+def average_tensor(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
     """The new value of one tensor, from the cohorts in order."""
     here = [cohort for cohort in sums if name in cohort.mean]
     if not here:

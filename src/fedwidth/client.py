@@ -22,9 +22,12 @@ from fedwidth.data import IGNORE, Data, Partition
 from fedwidth.methods import Method, Task
 from fedwidth.models import set_scaler
 from fedwidth.narrow import skeleton
+from fedwidth.plan.guard import untouched
 from fedwidth.plan.plan import Plan
+from fedwidth.plan.trace import tensors_of
 from fedwidth.randomness import numpy_generator, torch_generator, torch_seed
 from fedwidth.settings import Settings, TrainingSettings
+from fedwidth.submodel import state_of
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,10 @@ class Trainer:
         augments = settings.augment and self.data.transform.augments
         draws = torch_generator(seed, "augment", round, task.client) if augments else None
         widths = _Widths(self, task, round)
-        losses, steps, passes = torch.zeros((), device=self.device), 0, 0
+        precise = torch.promote_types(torch.float32, next(module.parameters()).dtype)
+        losses, steps, passes = torch.zeros((), dtype=precise, device=self.device), 0, 0
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            _seed_device(self.device, torch_seed(seed, "dropout", round, task.client))
+            _seed_device(self.device, dropout_seed(seed, round, task.client))
             for batch in batches(samples, settings, order):
                 inputs, targets = self.data.batch(
                     self.data.train, batch, train=augments, generator=draws, device=self.device
@@ -93,7 +97,9 @@ class Trainer:
         """The module of this size, in training mode; made once and refilled for every client."""
         size = tuple(counts.items())
         if size not in self._skeletons:
-            made = skeleton(self.model, self.plan, counts).to(self.device)
+            made = skeleton(self.model, self.plan, counts)
+            # A model without values (on the meta device) is enough to cut from: tasks bring the values.
+            made = made.to_empty(device=self.device) if is_meta(made) else made.to(self.device)
             if self.channels_last:
                 made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self._skeletons[size] = made
@@ -102,7 +108,27 @@ class Trainer:
     @cached_property
     def channels_last(self) -> bool:
         """Whether images lie with their channels last in memory: on processors, convolution and pooling are faster."""
-        return self.device.type == "cpu" and any(isinstance(module, nn.Conv2d) for module in self.model.modules())
+        return self.device.type == "cpu" and self.takes_channels_last
+
+    @cached_property
+    def takes_channels_last(self) -> bool:
+        """Whether the model convolves, and computes with its channels last in memory; `x.view(n, -1)` cannot."""
+        if not any(isinstance(module, nn.Conv2d) for module in self.model.modules()):
+            return False
+        if is_meta(self.model):  # a narrow one of zeros: on the meta device views of any layout seem to work
+            whole = skeleton(self.model, self.plan, self.plan.counts(0.25, "ceil")).to_empty(device=self.device)
+            values = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(whole)[0].items()}
+        else:
+            whole, values = skeleton(self.model, self.plan, {}).to(self.device), state_of(self.model)
+        with torch.no_grad(), untouched(whole):
+            load(whole, values)
+            whole = whole.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+            inputs = self.data.example().to(self.device)
+            try:
+                whole(inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs)
+            except RuntimeError:
+                return False
+        return True
 
 
 @dataclass
@@ -154,6 +180,16 @@ class _Widths:
         if smaller is module and trainer.settings.training.scaler:  # layers too small for the widths to differ
             set_scaler(module, self.task.capacity)
         return logits
+
+
+def is_meta(module: nn.Module) -> bool:
+    """Whether the module has shapes only, no values."""
+    return any(tensor.is_meta for tensor in module.parameters())
+
+
+def dropout_seed(seed: int, round: int, client: int) -> int:
+    """The seed of what a client's layers draw in a round."""
+    return torch_seed(seed, "dropout", round, client)
 
 
 def _seed_device(device: torch.device, seed: int) -> None:

@@ -34,6 +34,10 @@ class UpdateError(FedwidthError):
     """An update that must not be averaged: not finite, wrong shape, no weight."""
 
 
+class ClientError(FedwidthError):
+    """A client that failed: names round, client, capacity and stage; `__cause__` is what happened."""
+
+
 class OptionError(FedwidthError):
     """An unknown name or option, or a value of the wrong kind."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from fedwidth.capacity import Capacities, sample_clients
 from fedwidth.client import Trainer, learning_rate
 from fedwidth.config import check, identity, settings_toml
 from fedwidth.cost import Cost, cost_at, count_parameters
+from fedwidth.course import Course, Line, Measured, Result, Stopped
 from fedwidth.data import Data, Partition
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
@@ -31,27 +31,11 @@ from fedwidth.rounds import Engine, Report, run_round
 from fedwidth.server import Server
 from fedwidth.settings import Settings
 from fedwidth.submodel import extract, state_of
-from fedwidth.summary import describe_clients, finite, summarise
+from fedwidth.summary import describe_clients
 
-__all__ = ["Experiment", "Result", "Stopped", "build_model"]
+__all__ = ["Course", "Experiment", "Line", "Measured", "Result", "Stopped", "build_model"]
 
-Line = dict[str, Any]
 MOST_CLIENTS_LISTED = 10_000
-
-
-class Stopped(Exception):
-    """The run was asked to stop; it finished its round and saved it."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run."""
-
-    summary: dict[str, Any]
-    metrics: list[Line]
-    server: Server
-    model: nn.Module
-    """The global model with the final state, ready to use."""
 
 
 class Experiment:
@@ -82,7 +66,8 @@ class Experiment:
                 f"devices.per_round is {settings.devices.per_round}, but there are only {len(self.partition)} clients"
             )
         if self.device.type == "cuda":
-            self.data = self.data.to(self.device)
+            if self.data.train.inputs.device.type != "cuda":  # several runs may share data that is there already
+                self.data = self.data.to(self.device)
             set_precision(settings.precision)
         whole = copy.deepcopy(model) if model is not None else build_model(settings, self.data)
         self.model, self.plan = plan_model(whole, settings, self.data)
@@ -91,7 +76,8 @@ class Experiment:
         self.trainer = Trainer(
             self.model, self.plan, self.data, self.partition, self.method, settings, device=self.device
         )
-        self._costs: dict[tuple[tuple[str, int], ...], Cost] = {}
+        self.costs: dict[tuple[tuple[str, int], ...], Cost] = {}
+        """Of sub-models by size; runs of one model may share them."""
 
     def run(
         self,
@@ -101,12 +87,15 @@ class Experiment:
         overwrite: bool = False,
         on_round: Callable[[Line], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
+        on_clients: Callable[[int, int], None] = lambda *_: None,
         engine: Engine | None = None,
+        cohort: Callable[[int], Sequence[tuple[int, float]]] | None = None,
     ) -> Result:
         """Run to the last round. With `out` everything is saved there as it happens, and `resume` goes on from it.
 
-        `engine` trains instead of the one the settings name, and is closed at the end. A run that was stopped before
-        its first checkpoint, or never began, is resumed from the beginning.
+        `engine` trains instead of the one the settings name, and is closed at the end; `cohort` says who takes part in
+        a round, with which capacity, where that is not for the settings to say (real devices come and go). A run that
+        was stopped before its first checkpoint, or never began, is resumed from the beginning.
         """
         place = Path(out) if out is not None else None
         with ExitStack() as stack:
@@ -114,7 +103,39 @@ class Experiment:
             # One thread on the CPU: sums then have one order, and results do not depend on the number of cores.
             torch.set_num_threads(1)
             engine = engine or make_engine(self.trainer)
+            if hasattr(engine, "watch"):  # one whose rounds may be long, with workers that answer one by one
+                engine.watch = on_clients
             stack.callback(engine.close)
+            course = stack.enter_context(self.begin(place, resume=resume, overwrite=overwrite))
+            chosen: dict[int, list[Task]] = {}
+            if hasattr(engine, "ahead") and cohort is None and not self.method.remembers:
+                engine.ahead = lambda: self._look_ahead(course.server.round + 1, chosen)
+            while not course.ended:
+                ready = chosen.pop(course.server.round, None)
+                server, tasks, report = run_round(
+                    course.server,
+                    [] if ready else (cohort or self.cohort)(course.server.round),
+                    self.method,
+                    plan=self.plan,
+                    engine=engine,
+                    settings=self.settings.server,
+                    seed=self.settings.seed,
+                    tasks=ready,
+                )
+                course.note(server, tasks, report, self.measure(server) if self.is_measured(server.round) else None)
+                stopping = stop() and not course.ended
+                course.save(always=stopping)
+                on_round(course.lines[-1])
+                if stopping:
+                    raise Stopped(f"stopped after round {server.round} of {self.settings.rounds}")
+            return course.finish()
+
+    @contextmanager
+    def begin(
+        self, place: Path | None, *, resume: bool = False, overwrite: bool = False, packed: int = 1
+    ) -> Iterator[Course]:
+        """The run under way, from its first round or its last checkpoint; its folder is locked meanwhile."""
+        with ExitStack() as stack:
             if place is not None:
                 folder.check(place, self.settings, resume=resume, overwrite=overwrite)
                 stack.enter_context(folder.locked(place))
@@ -123,35 +144,11 @@ class Experiment:
             server, seconds = self._start(place, resume)
             if place and not (place / folder.CONFIG).exists():
                 checkpoint.write_whole(place / folder.CONFIG, settings_toml(self.settings))
-            metrics = folder.Metrics(place, rounds=server.round) if place else None
-            lines = metrics.lines if metrics else []
-            began = time.perf_counter() - seconds
-            while server.round < self.settings.rounds:
-                server, tasks, report = run_round(
-                    server,
-                    self.cohort(server.round),
-                    self.method,
-                    plan=self.plan,
-                    engine=engine,
-                    settings=self.settings.server,
-                    seed=self.settings.seed,
-                )
-                line = self._line(server, tasks, report)
-                line["seconds"] = round(time.perf_counter() - began, 3)
-                metrics.append(line) if metrics else lines.append(line)
-                last = server.round == self.settings.rounds
-                stopping = stop() and not last
-                if place and (last or stopping or server.round % self.settings.checkpoint_every == 0):
-                    self._save(place, server, time.perf_counter() - began)
-                on_round(line)
-                if stopping:
-                    raise Stopped(f"stopped after round {server.round} of {self.settings.rounds}")
-            summary = summarise(self.settings, lines)
-            evaluation.prepare(self.model, server.state, self.data, self.settings.evaluation, self.device)
-            if place:
-                self._write_clients(place)
-                checkpoint.write_whole(place / "summary.json", json.dumps(summary, indent=2) + "\n")
-            return Result(summary, lines, server, self.model)
+            yield Course(self, place, server, seconds=seconds, packed=packed)
+
+    def is_measured(self, round: int) -> bool:
+        """Whether the state after so many rounds is evaluated."""
+        return round % self.settings.evaluation.every == 0 or round == self.settings.rounds
 
     def cohort(self, round: int) -> list[tuple[int, float]]:
         """Who takes part in a round, with the capacity each has in it."""
@@ -160,27 +157,43 @@ class Experiment:
         )
         return [(client, self._capacity(client, round)) for client in clients]
 
+    def _look_ahead(self, round: int, chosen: dict[int, list[Task]]) -> tuple[list[Task], int] | None:
+        """Choose the sub-models of a round that is still to come, while the device trains; None after the last."""
+        if round >= self.settings.rounds:
+            return None
+        chosen[round] = self.method.assign(self.plan, self.cohort(round), round, seed=self.settings.seed)
+        return chosen[round], round
+
     def evaluate(self, server: Server) -> Line:
         """Global, local and per-capacity accuracy of a server's state."""
+        return self.measure(server).line
+
+    def measure(self, server: Server) -> Measured:
+        """The same, with the accuracy of every client."""
         settings = self.settings.evaluation
         model = evaluation.prepare(self.model, server.state, self.data, settings, self.device)
         score, kept = evaluation.score(model, self.data, self.data.test, settings, self.device)
+        return self.describe(server, score, self._local(kept) if settings.local else None)
+
+    def describe(self, server: Server, score: evaluation.Score, local: evaluation.LocalScores | None) -> Measured:
+        """What was measured, as a line of the metrics has it."""
         line: Line = {"global_accuracy": score.accuracy, "global_loss": score.loss}
-        if settings.local:
-            local = self._local(kept)
+        if local is not None:
             line |= {"local_accuracy": local.mean, "local_quantiles": local.quantiles}
-        if settings.capacities:
+        if self.settings.evaluation.capacities:
             line["capacity_accuracy"] = {
-                f"{float(c):g}": self._at_capacity(server, Fraction(c)) for c in settings.capacities
+                f"{float(c):g}": self._at_capacity(server, Fraction(c)) for c in self.settings.evaluation.capacities
             }
-        return line
+        return Measured(line, local)
 
     def _local(self, kept: torch.Tensor) -> evaluation.LocalScores:
         """What the prepared model scores on each client's own test data; `kept` is of the test set."""
-        if self.partition.tested_on == "train":
-            split = self.partition.test_split(self.data)
-            _, kept = evaluation.score(self.model, self.data, split, self.settings.evaluation, self.device)
-        return evaluation.local_scores(kept, self.partition, self.data, self.settings.training.mask)
+        partition, mask = self.partition, self.settings.training.mask
+        if partition.tested_on == "test" or not len(partition.test.samples):
+            return evaluation.local_scores(kept, partition, self.data, mask)
+        split = self.data.train.take(partition.test.samples)
+        _, kept = evaluation.score(self.model, self.data, split, self.settings.evaluation, self.device)
+        return evaluation.local_scores_of(kept, partition, self.data, mask)
 
     def _at_capacity(self, server: Server, capacity: Fraction) -> float:
         index = self.method.select(self.plan, capacity=capacity, round=max(0, server.round - 1))
@@ -207,7 +220,8 @@ class Experiment:
             return server, float(facts["seconds"])
         return Server(self._first_state), 0.0
 
-    def _save(self, place: Path, server: Server, seconds: float) -> None:
+    def save(self, place: Path, server: Server, seconds: float) -> None:
+        """Write the checkpoint."""
         checkpoint.save_server(place, server, identity=self._identity(), extra={"seconds": seconds})
 
     def _identity(self) -> str:
@@ -217,7 +231,7 @@ class Experiment:
         shapes = {name: list(shape) for name, shape in self.plan.shapes.items()}
         return f"{identity(settings)}-{torch_seed(0, json.dumps([sizes, shapes])):x}"
 
-    def _line(self, server: Server, tasks: Sequence[Task], report: Report) -> Line:
+    def line(self, server: Server, tasks: Sequence[Task], report: Report) -> Line:
         """The metrics of the round that just ended."""
         training = self.settings.training
         costs = [self._cost(task) for task in tasks]
@@ -234,28 +248,27 @@ class Experiment:
             "bytes_up": size,
             "macs": macs,
         }
-        if server.round % self.settings.evaluation.every == 0 or server.round == self.settings.rounds:
-            line |= self.evaluate(server)
-        return {key: finite(value) for key, value in line.items()}
+        if report.absent:
+            line["absent"] = {str(client): why for client, why in report.absent.items()}
+        return line
 
     def _cost(self, task: Task) -> Cost:
         counts = task.index.counts
         size = tuple(counts.items())
-        if size not in self._costs:
+        if size not in self.costs:
             full = count_parameters(self.plan, {})
-            self._costs[size] = cost_at(
+            self.costs[size] = cost_at(
                 self.model, self.plan, self.data.example(), counts, capacity=task.capacity, full=full
             )
-        return self._costs[size]
+        return self.costs[size]
 
-    def _write_clients(self, place: Path) -> None:
-        """clients.json, of the model as it was prepared last."""
-        settings, clients = self.settings, len(self.partition)
-        if not settings.evaluation.local or clients > MOST_CLIENTS_LISTED:
-            return
-        _, kept = evaluation.score(self.model, self.data, self.data.test, settings.evaluation, self.device)
-        accuracies = self._local(kept).accuracies.tolist()
-        fixed = not settings.devices.dynamic
+    def clients(self, server: Server, measured: Measured | None) -> list[dict[str, Any]]:
+        """Every client as it is described in clients.json; none where they are too many or not measured."""
+        clients = len(self.partition)
+        if not self.settings.evaluation.local or clients > MOST_CLIENTS_LISTED:
+            return []
+        local = (measured or self.measure(server)).local
+        assert local is not None
+        fixed = not self.settings.devices.dynamic
         capacities = [self._capacity(client, 0) if fixed else None for client in range(clients)]
-        rows = describe_clients(self.partition, capacities, accuracies)
-        checkpoint.write_whole(place / "clients.json", json.dumps(rows) + "\n")
+        return describe_clients(self.partition, capacities, local.accuracies.tolist())

@@ -12,7 +12,7 @@ import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
@@ -67,6 +67,10 @@ class Record:
     torch: str
     version: str
     date: str
+    packed: int = 1
+    """Runs that trained as one batch with it, itself included; `seconds` are its share of their time."""
+    same_as: str = ""
+    """A run of that batch that held the same sub-models in every round, so that the two were trained once."""
 
 
 def make_record(
@@ -77,6 +81,8 @@ def make_record(
     changes: Sequence[str],
     metrics: Iterable[Mapping[str, Any]],
     steps: int,
+    packed: int = 1,
+    same_as: str = "",
 ) -> Record:
     """The record of a run that just ended, or of the part of it that is done, from the lines of its metrics."""
     lines = list(metrics)
@@ -103,6 +109,8 @@ def make_record(
         torch=torch.__version__,
         version=fedwidth.__version__,
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        packed=packed,
+        same_as=same_as,
     )
 
 
@@ -136,14 +144,15 @@ def read_records(results: Path, table: str) -> list[Record]:
     if not path.exists():
         return []
     known, records = {field.name for field in fields(Record)}, []
+    needed = {field.name for field in fields(Record) if field.default is MISSING}
     for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
             line = json.loads(text)
         except json.JSONDecodeError:
             continue
-        if not isinstance(line, dict) or not known <= set(line):
+        if not isinstance(line, dict) or not needed <= set(line):
             raise StateError(f"line {number} of {path} is no run of fedwidth")
-        records.append(Record(**{name: line[name] for name in known}))
+        records.append(Record(**{name: line[name] for name in known & set(line)}))
     return records
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -17,11 +17,13 @@ from fedwidth.settings import ServerSettings
 
 @dataclass(frozen=True)
 class Report:
-    """What the clients of a round reported: one entry per task, in task order."""
+    """What the clients of a round reported: one entry per task whose client answered, in task order."""
 
     passes: tuple[int, ...]
     """Training samples seen, each as often as it was seen."""
     losses: tuple[float, ...]
+    absent: Mapping[int, str] = field(default_factory=dict)
+    """Clients whose work does not count, and why: late, gone or refused. Only real devices can be."""
 
 
 class Engine(Protocol):
@@ -43,10 +45,15 @@ def run_round(
     engine: Engine,
     settings: ServerSettings,
     seed: int,
+    tasks: list[Task] | None = None,
 ) -> tuple[Server, list[Task], Report]:
-    """Choose sub-models for the cohort of (client, capacity), train them, and take the server one round further."""
-    tasks = method.assign(plan, cohort, server.round, server.history, seed)
+    """Choose sub-models for the cohort of (client, capacity), train them, and take the server one round further.
+
+    `tasks` are what would be chosen, where that was done beforehand.
+    """
+    tasks = tasks or method.assign(plan, cohort, server.round, server.history, seed)
     sums, report = engine.run(server.state, tasks, server.round)
+    tasks = [task for task in tasks if task.client not in report.absent]
     aggregate = method.aggregate(server.state, sums, plan)
     history = History.of(plan, [task.index for task in tasks]) if method.remembers else None
     return server.advance(aggregate, history, settings, plan.parameters), tasks, report

@@ -7,23 +7,25 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedwidth import folder as folders
 from fedwidth.capacity import Capacities
-from fedwidth.commands.progress import show_progress
+from fedwidth.commands.progress import Shown, show_progress
 from fedwidth.commands.results import print_results, write_results
-from fedwidth.data import Data, Partition
 from fedwidth.engines import choose_engine
+from fedwidth.engines.packed import why_not_pack
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment, Result, Stopped
 from fedwidth.methods import method
-from fedwidth.parts import build_model, find_device, load_data, plan_model, split_data
+from fedwidth.parts import build_model, find_device, plan_model
 from fedwidth.plan import Plan
 from fedwidth.report import write_report
 from fedwidth.settings import Settings
+from fedwidth.shelf import Shelf
+from fedwidth.together import for_packing, run_together
 from fedwidth.tracking import check_tracker, make_tracker
 
 
@@ -41,8 +43,7 @@ class Parts:
     """What the jobs need, each distinct part made once; whatever cannot work is refused while they are made."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self._data: dict[str, Data] = {}
-        self._partitions: dict[str, Partition] = {}
+        self._shelf = Shelf()
         self._plans: dict[str, Plan] = {}
         for job in jobs:
             try:
@@ -54,40 +55,49 @@ class Parts:
 
     def experiment(self, job: Job) -> Experiment:
         """The experiment of a job."""
-        source, split, _ = self._keys(job.settings)
-        return Experiment(job.settings, data=self._data[source], partition=self._partitions[split])
+        return self._shelf.experiment(job.settings)
 
     def _add(self, settings: Settings) -> None:
         find_device(settings.device)
-        source, split, model = self._keys(settings)
-        if source not in self._data:
-            self._data[source] = load_data(settings)
-        data = self._data[source]
-        if split not in self._partitions:
-            self._partitions[split] = split_data(settings, data)
+        data = self._shelf.data(settings)
+        self._shelf.partition(settings)
+        model = json.dumps([Shelf.source(settings), asdict(settings.model)], sort_keys=True)
         if model not in self._plans:
             _, self._plans[model] = plan_model(build_model(settings, data), settings, data)
         chosen = method(settings.method.name, **settings.method.options)
         cohort = list(enumerate(Capacities.parse(settings.devices.capacities).values))
         chosen.assign(self._plans[model], cohort, round=0, seed=settings.seed)
 
-    @staticmethod
-    def _keys(settings: Settings) -> tuple[str, str, str]:
-        """What data, partition and plan depend on."""
-        data = settings.data
-        source = json.dumps([data.name, data.root, data.options], sort_keys=True)
-        split = json.dumps([asdict(data), settings.seed], sort_keys=True)
-        return source, split, json.dumps([source, asdict(settings.model)], sort_keys=True)
+
+@dataclass(frozen=True)
+class Wishes:
+    """How the jobs are to be run."""
+
+    resume: bool
+    overwrite: bool
+    track: str
 
 
-def run_jobs(jobs: Sequence[Job], folder: Path, *, resume: bool, overwrite: bool, track: str) -> int:
-    """Check all jobs, run them one after the other, print the table and write the report."""
+def run_jobs(
+    jobs: Sequence[Job], folder: Path, *, resume: bool, overwrite: bool, track: str, packed: bool = False
+) -> int:
+    """Check all jobs, run them one after the other or as one batch, print the table and write the report."""
+    for job in jobs:
+        _check_engine(job.settings)
+    if packed:
+        if len(jobs) == 1:
+            raise OptionError("--packed trains several runs as one batch, and here is one: give --seeds 1,2,3")
+        jobs = [replace(job, settings=for_packing(job.settings)) for job in jobs]
     check_folders(jobs, folder, resume=resume, overwrite=overwrite)
     check_tracker(track)
     parts = Parts(jobs)
     if resume and not any(folders.holds_run(job.folder) for job in jobs):
         print(f"nothing to resume in {folder} yet: starting from the beginning", file=sys.stderr)
-    results: list[Result] = []
+    experiments = [parts.experiment(job) for job in jobs] if packed else []
+    if packed:
+        reason = why_not_pack([experiment.trainer for experiment in experiments])
+        if reason:
+            raise OptionError(f"--packed cannot train these runs as one batch: {reason}")
     with ExitStack() as stack:
         if len(jobs) > 1:
             stack.enter_context(folders.locked(folder, folders.GROUP_LOCK))
@@ -95,39 +105,71 @@ def run_jobs(jobs: Sequence[Job], folder: Path, *, resume: bool, overwrite: bool
                 folders.clear(folder)
         stop = stack.enter_context(stop_signal())
         shown = stack.enter_context(show_progress([job.title for job in jobs], [j.settings.rounds for j in jobs]))
-        for number, job in enumerate(jobs):
-            experiment = parts.experiment(job)
-            if job.settings.engine == "auto":
-                print(f"{job.title}: {choose_engine(experiment.trainer)}", file=sys.stderr)
-            tracker = make_tracker(track, job.title, job.settings, job.folder)
-            shown.start(number)
-            try:
-                result = experiment.run(
-                    job.folder,
-                    resume=resume,
-                    overwrite=overwrite,
-                    on_round=_both(shown.update(number), tracker.log),
-                    stop=stop,
-                )
-            except Stopped as stopped:
-                again = "--resume instead of --overwrite" if overwrite else "--resume"
-                message = f"{job.title}: {stopped}; everything is saved. Go on with the same command and {again}"
-                break
-            finally:
-                tracker.close()
-            shown.finish(number, result.metrics[-1])
-            results.append(result)
-        else:
-            message = ""
-    if message:
-        print(message, file=sys.stderr)
-        return 1
+        wishes = Wishes(resume, overwrite, track)
+        try:
+            if packed:
+                results = _run_together(jobs, experiments, wishes, shown, stop=stop)
+            else:
+                results = [
+                    _run_one(job, number, parts, wishes, shown=shown, stop=stop) for number, job in enumerate(jobs)
+                ]
+        except Stopped as stopped:
+            again = "--resume instead of --overwrite" if overwrite else "--resume"
+            print(f"{stopped}; everything is saved. Go on with the same command and {again}", file=sys.stderr)
+            return 1
     summaries = [result.summary for result in results]
     print_results(jobs, summaries)
     if [job.folder for job in jobs] != [folder]:
         write_results(folder, jobs, summaries)
     print(f"report: {write_report([folder], folder / 'report.html', own_models=True)}")
     return 0
+
+
+def _run_one(job: Job, number: int, parts: Parts, wishes: Wishes, *, shown: Shown, stop: Callable[[], bool]) -> Result:
+    experiment = parts.experiment(job)
+    tracker = make_tracker(wishes.track, job.title, job.settings, job.folder)
+    taken = f"{job.title}: {choose_engine(experiment.trainer)}" if job.settings.engine == "auto" else ""
+    shown.start(number)
+    try:
+        result = experiment.run(
+            job.folder,
+            resume=wishes.resume,
+            overwrite=wishes.overwrite,
+            on_round=_each(_say_once(taken), shown.update(number), tracker.log),
+            on_clients=shown.clients(number),
+            stop=stop,
+        )
+    except Stopped as stopped:
+        raise Stopped(f"{job.title}: {stopped}") from None
+    finally:
+        tracker.close()
+    shown.finish(number, result.metrics[-1])
+    return result
+
+
+def _run_together(
+    jobs: Sequence[Job], experiments: Sequence[Experiment], wishes: Wishes, shown: Shown, *, stop: Callable[[], bool]
+) -> list[Result]:
+    trackers = [make_tracker(wishes.track, job.title, job.settings, job.folder) for job in jobs]
+    say = _say_once(f"{len(jobs)} runs as one batch, engine: vectorised (their clients stacked by size)")
+    tell = [_each(say, shown.update(number), tracker.log) for number, tracker in enumerate(trackers)]
+    for number in range(len(jobs)):
+        shown.start(number)
+    try:
+        results = run_together(
+            experiments,
+            [job.folder for job in jobs],
+            resume=wishes.resume,
+            overwrite=wishes.overwrite,
+            on_round=lambda number, line: tell[number](line),
+            stop=stop,
+        )
+    finally:
+        for tracker in trackers:
+            tracker.close()
+    for number, result in enumerate(results):
+        shown.finish(number, result.metrics[-1])
+    return results
 
 
 def check_folders(jobs: Sequence[Job], folder: Path, *, resume: bool, overwrite: bool) -> None:
@@ -143,10 +185,29 @@ def check_folders(jobs: Sequence[Job], folder: Path, *, resume: bool, overwrite:
         raise OptionError(f"{folder} holds another run already; give --overwrite or another --out")
 
 
-def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
+def _check_engine(settings: Settings) -> None:
+    """Refuse slots without a GPU: from Python they train on the CPU too, but nobody who asks for CUDA wants that."""
+    if settings.engine == "cuda" and settings.device == "cpu":
+        raise OptionError("engine is cuda, but device is cpu: set device=cuda, or engine=auto for the CPU")
+
+
+def _each(*calls: Callable[[Any], None]) -> Callable[[Any], None]:
     def call(line: Any) -> None:
-        first(line)
-        second(line)
+        for each in calls:
+            each(line)
+
+    return call
+
+
+def _say_once(text: str) -> Callable[[Any], None]:
+    """Says the text when first called, which is after a round: what is wrong with the input shows before the first
+    one, and its message is to be the only line.
+    """
+    left = [text] if text else []
+
+    def call(_: Any) -> None:
+        while left:
+            print(left.pop(), file=sys.stderr)
 
     return call
 

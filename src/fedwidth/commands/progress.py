@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 Line = dict[str, Any]
 
@@ -20,7 +21,7 @@ class Shown:
         self.titles = titles
         self.progress = progress
         self.tasks = [
-            progress.add_task(escape(title), total=total, accuracy="", start=False)
+            progress.add_task(escape(title), total=total, accuracy="", clients="", start=False)
             for title, total in zip(titles, rounds, strict=True)
         ]
 
@@ -32,10 +33,18 @@ class Shown:
         """What to call with each finished round's metrics of run `number`."""
 
         def call(line: Line) -> None:
-            fields: dict[str, Any] = {"completed": line["round"]}
+            fields: dict[str, Any] = {"completed": line["round"], "clients": ""}
             if "global_accuracy" in line:
                 fields["accuracy"] = f"accuracy {100 * line['global_accuracy']:.2f} %"
             self.progress.update(self.tasks[number], **fields)
+
+        return call
+
+    def clients(self, number: int) -> Callable[[int, int], None]:
+        """What to call with the clients trained so far in a round of run `number`, and how many it has."""
+
+        def call(done: int, clients: int) -> None:
+            self.progress.update(self.tasks[number], clients=f"{done}/{clients} clients")
 
         return call
 
@@ -53,6 +62,14 @@ class Shown:
             )
 
 
+class _Standing(ProgressColumn):
+    """Clients of the round under way and the last accuracy: one column, as an empty one would take room."""
+
+    def render(self, task: Task) -> Text:
+        """What there is of the two."""
+        return Text(" ".join(filter(None, (task.fields["clients"], task.fields["accuracy"]))))
+
+
 @contextmanager
 def show_progress(titles: Sequence[str], rounds: Sequence[int]) -> Iterator[Shown]:
     """Show the progress of these runs on standard error while the body runs."""
@@ -61,7 +78,7 @@ def show_progress(titles: Sequence[str], rounds: Sequence[int]) -> Iterator[Show
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
+        _Standing(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:

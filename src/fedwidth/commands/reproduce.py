@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedwidth.commands.run import Data, Seeds, Set, parse_seeds, with_data
+from fedwidth.commands.run import Data, Packed, Seeds, Set, parse_seeds, with_data
 from fedwidth.errors import OptionError
 
 Results = Annotated[Path, typer.Option("--results", help="Folder of the finished runs.")]
@@ -20,6 +20,7 @@ def reproduce(
     max_minutes: Annotated[
         float | None, typer.Option("--max-minutes", help="Stop after this long; what is unfinished goes on next time.")
     ] = None,
+    packed: Packed = False,
     changes: Set = None,
     data: Data = "",
     results: Results = Path("results"),
@@ -40,6 +41,7 @@ def reproduce(
             results=results,
             work=work,
             max_minutes=max_minutes,
+            packed=packed,
             say=lambda text: print(text, flush=True),
             stop=stop,
         )
@@ -49,10 +51,22 @@ def reproduce(
 def results(
     results: Results = Path("results"),
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("docs/results.md"),
+    figures: Annotated[bool, typer.Option(help="Also draw the figures, into images/results beside the page.")] = True,
+    work: Annotated[
+        Path | None, typer.Option("--work", help="Also keep what finished runs in this folder say of single clients.")
+    ] = None,
 ) -> None:
-    """Write the page that shows finished runs beside the published numbers."""
+    """Write the page that shows finished runs beside the published numbers, and its figures."""
     from fedwidth.checkpoint import write_whole
-    from fedwidth.results_page import write_page
+    from fedwidth.results import read_all
+    from fedwidth.results_clients import collect_clients, read_clients
+    from fedwidth.results_figures import FOLDER, local_settings, write_figures
+    from fedwidth.results_page import find_tables, write_page
 
+    if work is not None:
+        print(f"{collect_clients(results, work, local_settings())} runs with new accuracies of single clients")
     write_whole(out, write_page(results))
     print(out)
+    if figures:
+        for path in write_figures(find_tables(read_all(results)), read_clients(results), out.parent / FOLDER):
+            print(path)

@@ -18,6 +18,9 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: 
 Out = Annotated[Path | None, typer.Option("--out", help="Output folder.")]
 Data = Annotated[str, typer.Option("--data", help="Folder of the data sets.")]
 Seeds = Annotated[str, typer.Option("--seeds", help="Repeat with these seeds, e.g. 1,2,3")]
+Engine = Annotated[str, typer.Option("--engine", help="How clients are trained, e.g. ray; short for --set engine=…")]
+RayAddress = Annotated[str, typer.Option("--ray-address", help="Train on this Ray cluster: auto or host:port.")]
+Packed = Annotated[bool, typer.Option("--packed", help="Train runs of one shape as one batch.")]
 Track = Annotated[str, typer.Option("--track", help="Also log to tensorboard, mlflow or wandb.")]
 
 
@@ -27,9 +30,12 @@ def run(
     out: Out = None,
     data: Data = "",
     seeds: Seeds = "",
+    engine: Engine = "",
+    ray_address: RayAddress = "",
     only: Annotated[str, typer.Option("--only", help="Run only this variant of the recipe (its label).")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop or a kill.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,
+    packed: Packed = False,
     track: Track = "",
     explain: Annotated[bool, typer.Option("--explain", help="Describe every setting and stop.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the packaged recipes and stop.")] = False,
@@ -44,9 +50,8 @@ def run(
     if recipes:
         print("\n".join(config.recipe_names()))
         return 0
-    found = config.read_settings(recipe or "quickstart", with_data(changes, data))
-    if only:
-        found = found.only(only)
+    changes = [*with_data(changes, data), *with_engine(engine, ray_address)]
+    found = config.read_settings(recipe or "quickstart", changes, only=only)
     folder = out or Path("runs") / (Path(recipe).stem if recipe else "quickstart")
     names = _folder_names(found.labels[1:])
     jobs = []
@@ -57,7 +62,7 @@ def run(
             jobs.append(Job(variant.label, name, settings, place))
         for seed in parse_seeds(seeds):
             jobs.append(Job(variant.label, name, replace(settings, seed=seed), place / f"seed-{seed}"))
-    return run_jobs(jobs, folder, resume=resume, overwrite=overwrite, track=track)
+    return run_jobs(jobs, folder, resume=resume, overwrite=overwrite, track=track, packed=packed)
 
 
 def sweep(
@@ -67,8 +72,11 @@ def sweep(
     out: Out = None,
     data: Data = "",
     seeds: Seeds = "",
+    engine: Engine = "",
+    ray_address: RayAddress = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop or a kill.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the runs in the output folder.")] = False,
+    packed: Packed = False,
     track: Track = "",
 ) -> int:
     """Train every combination of the given settings, with one table at the end."""
@@ -78,6 +86,7 @@ def sweep(
     if not over:
         raise OptionError("say what to sweep over: --over key=value,value …, e.g. --over method.name=fedrolex,heterofl")
     axes = [_parse_axis(text) for text in over]
+    changes = [*with_data(changes, data), *with_engine(engine, ray_address)]
     folder = out or Path("runs") / "sweep"
     grid = list(product(*(choices for _, choices in axes)))
     labels = [" ".join(f"{name}={value}" for (name, _), value in zip(axes, values, strict=True)) for values in grid]
@@ -85,11 +94,11 @@ def sweep(
     jobs = []
     for values, label in zip(grid, labels, strict=True):
         pairs = [f"{name}={value}" for (name, _), value in zip(axes, values, strict=True)]
-        main = config.read_settings(recipe or "quickstart", [*with_data(changes, data), *pairs]).main
+        main = config.read_settings(recipe or "quickstart", [*changes, *pairs]).main
         for seed in parse_seeds(seeds) or [main.seed]:
             place = folder / names[label] / f"seed-{seed}"
             jobs.append(Job(label, label, replace(main, seed=seed, name=label), place))
-    return run_jobs(jobs, folder, resume=resume, overwrite=overwrite, track=track)
+    return run_jobs(jobs, folder, resume=resume, overwrite=overwrite, track=track, packed=packed)
 
 
 def report(
@@ -109,6 +118,19 @@ def report(
 def with_data(changes: list[str] | None, data: str) -> list[str]:
     """The changes, with the folder of the data as one of them."""
     return [*(changes or []), *([f"data.root={json.dumps(data)}"] if data else [])]
+
+
+def with_engine(engine: str, ray_address: str) -> list[str]:
+    """The changes that `--engine` and `--ray-address` stand for.
+
+    >>> with_engine("", "10.0.0.1:6379")
+    ['engine="ray"', 'ray.address="10.0.0.1:6379"']
+    """
+    if ray_address and engine not in ("", "ray"):
+        raise OptionError(f"--ray-address belongs to --engine ray, not --engine {engine}")
+    address = [f"ray.address={json.dumps(ray_address)}"] if ray_address else []
+    name = engine or ("ray" if ray_address else "")
+    return [*([f"engine={json.dumps(name)}"] if name else []), *address]
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -38,6 +38,12 @@ class Split:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def take(self, samples: Tensor) -> Split:
+        """These samples of it."""
+        chosen = samples.to(self.inputs.device)
+        users = None if self.users is None else self.users[samples]
+        return Split(self.inputs[chosen], self.targets[chosen], users)
+
     def to(self, device: torch.device) -> Split:
         """The same samples on a device; `users` stay where they are."""
         return Split(self.inputs.to(device), self.targets.to(device), self.users)

@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Callable
 
 from fedwidth.client import Trainer
-from fedwidth.engines.choice import Choice, choose_engine, count_workers
+from fedwidth.engines.choice import Choice, choose_engine, count_workers, try_stack
 from fedwidth.engines.flat_engine import Crew, FlatEngine
 from fedwidth.engines.processes import ProcessEngine
 from fedwidth.engines.serial import SerialEngine
-from fedwidth.engines.slots import Slots, why_not
+from fedwidth.engines.slots import Slots, try_capture, why_not
 from fedwidth.engines.stacks import Stacks
 from fedwidth.rounds import Engine
 
@@ -23,8 +23,13 @@ def make_engine(trainer: Trainer) -> Engine:
     """The engine the settings name; for 'auto' the one `choose_engine` takes."""
     wanted = choose_engine(trainer).name
     if wanted in CREWS:
-        reason = why_not(trainer)
+        stacked = wanted == "vectorised"
+        reason = why_not(trainer, stacked=stacked) or (try_stack if stacked else try_capture)(trainer)
         if reason is None:
             return FlatEngine(trainer, CREWS[wanted](trainer))
         warnings.warn(f"the {wanted} engine falls back to one client at a time: {reason}", stacklevel=2)
+    if wanted == "ray":
+        from fedwidth.engines.ray_engine import RayEngine
+
+        return RayEngine(trainer)
     return ProcessEngine(trainer, count_workers(trainer)) if wanted == "processes" else SerialEngine(trainer)

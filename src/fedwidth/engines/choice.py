@@ -16,9 +16,11 @@ settings, the model and the data alone:
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedwidth.capacity import Capacities
@@ -28,6 +30,7 @@ from fedwidth.engines.processes import cannot_send
 from fedwidth.engines.slots import why_not
 from fedwidth.engines.stacks import couples_samples
 from fedwidth.narrow import skeleton
+from fedwidth.submodel import state_of
 
 SMALL_STEP = 1e6
 """Multiply-adds of a forward pass of one batch, up to which calling PyTorch costs more than the arithmetic."""
@@ -114,26 +117,36 @@ def why_not_stack(trainer: Trainer, work: Work) -> str | None:
     steps = torch.ceil(sizes / settings.training.batch_size)
     if not settings.training.steps and float(steps.double().mean()) < float(steps.max()) / 2:
         return "some clients take more than twice as many steps as most"
-    return why_not(trainer) or _try_stack(trainer)
+    return why_not(trainer) or try_stack(trainer)
 
 
-def _try_stack(trainer: Trainer) -> str | None:
+def try_stack(trainer: Trainer) -> str | None:
     """Take the gradient of two stacked copies: not every model can be stacked, and none says so beforehand."""
-    with torch.random.fork_rng(devices=[]):
-        module = skeleton(trainer.model, trainer.plan, {})
-        tensors = {n: torch.zeros((2, *p.shape), dtype=p.dtype) for n, p in module.named_parameters()}
-        buffers = {n: torch.stack([b, b]) for n, b in trainer.model.named_buffers()}
-        inputs = trainer.data.example()
-        targets = trainer.data.train.targets[: len(inputs)].long()
+    module = skeleton(trainer.model, trainer.plan, {}).to(trainer.device).train()
+    state = state_of(trainer.model)
+    own = {name: state[name] for name, tensor in module.named_parameters() if tensor.requires_grad}
+    rest = {name: tensor for name, tensor in state.items() if name not in own and name not in trainer.plan.tied}
+    inputs = trainer.data.example().to(trainer.device)
+    targets = trainer.data.train.targets[: len(inputs)].long().to(trainer.device)
 
-        def loss(own: dict[str, torch.Tensor], rest: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-            return masked_loss(functional_call(module, {**own, **rest}, (x,)), targets, None, "none")
+    def loss(own: dict[str, Tensor], rest: dict[str, Tensor], x: Tensor) -> Tensor:
+        return masked_loss(functional_call(module, {**own, **rest}, (x,)), targets, None, "none")
 
+    def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: torch.stack([tensor, tensor]) for name, tensor in tensors.items()}
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="There is a performance drop")
         try:
-            vmap(grad(loss))(tensors, buffers, torch.stack([inputs, inputs]))
+            vmap(grad(loss))(stacked(own), stacked(rest), torch.stack([inputs, inputs]))
+        except UserWarning:
+            return "it has operators that stacked clients would take one after the other"
         except Exception as error:  # a model may do anything in its forward pass
             return f"the model cannot be stacked ({type(error).__name__})"
-    return None
+    leaves = {name: tensor.requires_grad_() for name, tensor in own.items()}
+    found = torch.autograd.grad(loss(leaves, rest, inputs), list(leaves.values()), allow_unused=True)
+    unused = [name for name, gradient in zip(leaves, found, strict=True) if gradient is None]
+    return f"the loss does not depend on '{unused[0]}', and stacks would not notice" if unused else None
 
 
 def count_workers(trainer: Trainer) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedwidth.index import Index
 from fedwidth.plan.plan import Plan
@@ -39,8 +40,10 @@ class Layout:
 
     def __init__(self, plan: Plan, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         self.plan, self.dtype = plan, dtype
-        self.names = [n for n, t in state.items() if n not in plan.tied and t.dtype == dtype]
-        self.others = [n for n, t in state.items() if n not in plan.tied and t.dtype != dtype]
+        # In the plan's order, not the state's: a state read from a checkpoint has another, and sums would too.
+        own = [name for name in plan.shapes if name in state and name not in plan.tied]
+        self.names = [name for name in own if state[name].dtype == dtype]
+        self.others = [name for name in own if state[name].dtype != dtype]
         sizes = [math.prod(plan.shapes[n]) for n in self.names]
         self.offsets = dict(zip(self.names, _running(sizes), strict=True))
         self.size = sum(sizes)
@@ -95,12 +98,16 @@ class SubLayout:
 
     def where(self, index: Index) -> Tensor:
         """Positions in the full vector of every element of the sub-model at this index."""
-        result = self.constant
+        return self.wheres([index])[0]
+
+    def wheres(self, indexes: Sequence[Index]) -> Tensor:
+        """The same for several indexes of this size: [indexes, n]."""
+        result = self.constant.expand(len(indexes), self.size)
         if self.parts:
-            table = torch.cat([index[name][dim] for name, dim in self.parts])
-            table = torch.cat([(table * self.strides), torch.zeros(1, dtype=torch.long)]).to(result.device)
+            kept = [torch.cat([index[name][dim] for name, dim in self.parts]) for index in indexes]
+            tables = functional.pad(torch.stack(kept) * self.strides, (0, 1)).to(result.device)
             for pointer in self.pointers:
-                result = result + table[pointer]
+                result = result + tables.index_select(1, pointer)
         return result
 
     def labels(self, classes: int) -> Tensor:

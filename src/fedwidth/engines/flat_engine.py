@@ -7,7 +7,8 @@ order of sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -15,12 +16,16 @@ from torch import Tensor
 
 from fedwidth.aggregation import CohortSum, weigh
 from fedwidth.client import Trainer
+from fedwidth.engines.faults import named
 from fedwidth.engines.flat import FlatState, Layout, SubLayout
 from fedwidth.engines.flat_sums import FlatSum
-from fedwidth.engines.jobs import Done, Job, Size, make_jobs, size_of
+from fedwidth.engines.jobs import Done, Job, Order, Size, make_jobs, orders_of, size_of
+from fedwidth.engines.limits import changing
+from fedwidth.index import Index
 from fedwidth.methods import Task
 from fedwidth.methods.definition import average
 from fedwidth.rounds import Report
+from fedwidth.submodel import take
 
 
 class Crew(Protocol):
@@ -28,6 +33,8 @@ class Crew(Protocol):
 
     channels_last: bool
     """Whether convolution weights of sub-models lie in channels-last order."""
+    meanwhile: Callable[[], None]
+    """To be called once in a round, while the device is busy."""
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
         """Train every job; they come back in the order given."""
@@ -41,7 +48,12 @@ class FlatEngine:
 
     def __init__(self, trainer: Trainer, crew: Crew) -> None:
         self.trainer, self.crew = trainer, crew
+        self.ahead: Callable[[], tuple[Sequence[Task], int] | None] = lambda: None
+        """The next round's tasks and its number: asked for while the device trains this one's."""
+        self._orders: dict[tuple[int, int], Order] = {}
+        crew.meanwhile = self._work_ahead
         self._layout: Layout | None = None
+        self._changing: list[str] = []
         self._subs: dict[Size, SubLayout] = {}
         self._labels: dict[Size, Tensor] = {}
         self._where: dict[str, Tensor] = {}
@@ -55,11 +67,15 @@ class FlatEngine:
         self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int
     ) -> tuple[dict[str, FlatSum], list[Job]]:
         """The round's empty sums and its jobs."""
-        flat = self._flatten(state).flat
-        sums = self._make_sums(tasks)
-        starts = {key: torch.index_select(flat, 0, cohort.where) for key, cohort in sums.items()}
+        flat = self._flatten(state)
+        sums = self._make_sums(tasks, round)
+        starts = {key: torch.index_select(flat.flat, 0, cohort.where) for key, cohort in sums.items()}
         subs = [self._subs[size_of(task)] for task in tasks]
-        return sums, make_jobs(self.trainer, tasks, subs, [starts[task.index.key] for task in tasks], round)
+        cuts = [starts[task.index.key] for task in tasks]
+        jobs = make_jobs(self.trainer, tasks, subs, cuts, orders=self._take_orders(tasks, round), round=round)
+        if self._changing:
+            jobs = [replace(job, others=self._cut_others(flat, job.task.index)) for job in jobs]
+        return sums, jobs
 
     def finish(self, sums: dict[str, FlatSum], trained: Iterator[Done]) -> tuple[list[CohortSum], Report]:
         """Add the trained clients to the sums as they come."""
@@ -67,7 +83,8 @@ class FlatEngine:
         losses: list[Tensor] = []
         for done in trained:
             steps = len(done.job.order)
-            self._add(sums[done.job.task.index.key], done, steps)
+            with named("add", done.job.round, done.job.task):
+                self._add(sums[done.job.task.index.key], done, steps)
             passes.append(sum(done.job.lengths))
             losses.append(done.loss_sum / steps)
         if self.trainer.method.aggregate_with is not average:
@@ -81,25 +98,46 @@ class FlatEngine:
         for held in (self._subs, self._labels, self._where):
             held.clear()
 
+    def _work_ahead(self) -> None:
+        """Draw the next round's orders."""
+        coming = self.ahead()
+        if coming is not None:
+            tasks, round = coming
+            orders = orders_of(self.trainer, tasks, round)
+            self._orders = {(round, task.client): order for task, order in zip(tasks, orders, strict=True)}
+
+    def _take_orders(self, tasks: Sequence[Task], round: int) -> list[Order]:
+        """The clients' orders, drawn beforehand or now."""
+        drawn, self._orders = self._orders, {}
+        if all((round, task.client) in drawn for task in tasks):
+            return [drawn[round, task.client] for task in tasks]
+        return orders_of(self.trainer, tasks, round)
+
     def _flatten(self, state: Mapping[str, Tensor]) -> FlatState:
         if self._layout is None:
             self._layout = Layout(self.trainer.plan, state, next(self.trainer.model.parameters()).dtype)
+            self._changing = changing(self.trainer.model, self._layout.others)
         return self._layout.flatten(state)
 
-    def _make_sums(self, tasks: Sequence[Task]) -> dict[str, FlatSum]:
+    def _cut_others(self, state: FlatState, index: Index) -> dict[str, Tensor]:
+        """The sub-model's tensors that training may change and that are not in the vector."""
+        return {name: take(state.others[name], index, name) for name in self._changing}
+
+    def _make_sums(self, tasks: Sequence[Task], round: int) -> dict[str, FlatSum]:
         """An empty sum per index, with the positions it holds."""
         assert self._layout is not None
         sums: dict[str, FlatSum] = {}
         for task in tasks:
             index, size = task.index, size_of(task)
-            if size not in self._subs:
-                self._subs[size] = SubLayout(
-                    self._layout, index, self.trainer.device, channels_last=self.crew.channels_last
-                )
-            if index.key not in sums:
-                known = self._where.get(index.key)
-                where = known if known is not None else self._subs[size].where(index)
-                sums[index.key] = FlatSum(index, self._subs[size], where)
+            with named("cut", round, task):
+                if size not in self._subs:
+                    self._subs[size] = SubLayout(
+                        self._layout, index, self.trainer.device, channels_last=self.crew.channels_last
+                    )
+                if index.key not in sums:
+                    known = self._where.get(index.key)
+                    where = known if known is not None else self._subs[size].where(index)
+                    sums[index.key] = FlatSum(index, self._subs[size], where)
         self._where = {key: cohort.where for key, cohort in sums.items()}  # kept for methods whose windows stay
         return sums
 
@@ -114,6 +152,7 @@ class FlatEngine:
             if len(labels) < trainer.data.classes:
                 rows = self._rows(done.job.size, labels)
         cohort.add_flat(done.flat, weight, rows)
+        cohort.add_others(done.others, weight)
 
     def _rows(self, size: Size, labels: Tensor) -> Tensor:
         """1 for every element of the sub-model, 0 for those that belong to a class the client lacks."""

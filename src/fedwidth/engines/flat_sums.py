@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum, Weight, interpolate, ratio
+from fedwidth.aggregation import CohortSum, Weight, average_tensor, interpolate, ratio
+from fedwidth.engines.faults import named
 from fedwidth.engines.flat import FlatState, Layout, SubLayout
 from fedwidth.errors import UpdateError
 from fedwidth.index import Index
+from fedwidth.methods import Task
+from fedwidth.updates import accumulable
 
 
 class FlatSum(CohortSum):
@@ -37,6 +41,15 @@ class FlatSum(CohortSum):
             interpolate(self.flat_mean, flat, ratio(here, total))
             self.flat_weight = total
         self.clients += 1
+
+    def add_others(self, others: Mapping[str, Tensor], weight: float) -> None:
+        """Add the client's tensors that are not in the vector, one by one."""
+        for name, tensor in others.items():
+            value = accumulable(tensor)
+            if name in self.mean:
+                self._blend(name, value, weight)
+            else:
+                self.mean[name], self.weight[name] = value.clone(), weight
 
     def open(self) -> None:
         """Fill `mean` and `weight` by tensor."""
@@ -68,7 +81,10 @@ def average_flat(state: FlatState, sums: Sequence[FlatSum], layout: Layout) -> F
         interpolate(part, mean, ratio(weight, after))
         result[cohort.where] = part
         total[cohort.where] = after
-    return FlatState(result, layout, state.others)
+    others = dict(state.others)
+    for name in others.keys() & {name for cohort in sums for name in cohort.mean}:
+        others[name] = average_tensor(others[name], name, sums, layout.plan)
+    return FlatState(result, layout, others)
 
 
 def check_finite(vectors: Sequence[Tensor], subs: Sequence[SubLayout], clients: Sequence[int]) -> None:
@@ -85,3 +101,11 @@ def check_finite(vectors: Sequence[Tensor], subs: Sequence[SubLayout], clients: 
     raise UpdateError(
         f"client {clients[number]} sent a value in '{name}' that is not finite; the round keeps the old state"
     )
+
+
+def check_rows(rows: Tensor, sub: SubLayout, tasks: Sequence[Task], round: int | None = None) -> None:
+    """The same for the rows of one matrix: one sum, one answer; names the round too where it is given."""
+    if not bool(torch.isfinite(rows.sum(1)).all()):
+        for row, task in zip(rows, tasks, strict=True):
+            with named("add", round, task) if round is not None else nullcontext():
+                check_finite([row], [sub], [task.client])

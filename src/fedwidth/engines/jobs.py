@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ class Job:
     """Augmentation of each sample [steps, batch, 3], or None."""
     absent: Tensor | None
     learning_rate: float
+    round: int
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+    """What training may change beside the vector (counts of batches)."""
 
     @property
     def size(self) -> Size:
@@ -56,6 +59,8 @@ class Done:
     job: Job
     flat: Tensor
     loss_sum: Tensor
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+    """What became of the job's others."""
 
 
 def size_of(task: Task) -> Size:
@@ -92,21 +97,48 @@ def draws_of(order: Tensor, trainer: Trainer, client: int, round: int) -> Tensor
     return result
 
 
+Order = tuple[Tensor, Tensor | None]
+"""A client's `order` and `draws`."""
+
+
+def orders_of(trainer: Trainer, tasks: Sequence[Task], round: int) -> list[Order]:
+    """What each client draws from (seed, round, client): needs no device and no state, so may be done beforehand."""
+    settings = trainer.settings
+    found = []
+    for task in tasks:
+        generator = torch_generator(settings.seed, "order", round, task.client)
+        order = order_of(trainer.partition[task.client], settings.training, generator)
+        found.append((order, draws_of(order, trainer, task.client, round)))
+    return found
+
+
 def make_jobs(
-    trainer: Trainer, tasks: Sequence[Task], subs: Sequence[SubLayout], starts: Sequence[Tensor], round: int
+    trainer: Trainer,
+    tasks: Sequence[Task],
+    subs: Sequence[SubLayout],
+    starts: Sequence[Tensor],
+    *,
+    orders: Sequence[Order],
+    round: int,
 ) -> list[Job]:
     """A job for every task, in task order."""
-    settings, seed = trainer.settings, trainer.settings.seed
+    settings = trainer.settings
     rate = learning_rate(settings.training, round, settings.rounds)
-    jobs = []
-    for task, sub, start in zip(tasks, subs, starts, strict=True):
-        generator = torch_generator(seed, "order", round, task.client)
-        order = order_of(trainer.partition[task.client], settings.training, generator)
-        draws = draws_of(order, trainer, task.client, round)
-        labels = trainer.partition.labels[task.client]
-        absent = absent_classes(labels, trainer.data.classes, settings.training.mask, trainer.device)
-        jobs.append(Job(trainer, task, sub, start, order, draws, absent, rate))
-    return jobs
+    absent = _absent(trainer, tasks)
+    return [
+        Job(trainer, task, sub, start, order, draws, lacks, rate, round)
+        for task, sub, start, (order, draws), lacks in zip(tasks, subs, starts, orders, absent, strict=True)
+    ]
+
+
+def _absent(trainer: Trainer, tasks: Sequence[Task]) -> list[Tensor | None]:
+    """The classes each client lacks, moved to the device together."""
+    mask, classes = trainer.settings.training.mask, trainer.data.classes
+    labels = [trainer.partition.labels[task.client] for task in tasks]
+    lacks = [absent_classes(own, classes, mask, torch.device("cpu")) for own in labels]
+    known = [each for each in lacks if each is not None]
+    moved = iter(torch.stack(known).to(trainer.device)) if known else iter(())
+    return [None if each is None else next(moved) for each in lacks]
 
 
 def batches_of(jobs: Sequence[Job]) -> list[list[tuple[Tensor, Tensor]]]:

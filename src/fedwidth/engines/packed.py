@@ -1,114 +1,297 @@
 """Packed sweeps: many runs of one shape train as one batch on one device, so that a whole table is one job.
 
-Every run keeps its own loop, folder and checkpoint, in a thread of its own; only the training is shared. A run that
-has cut its sub-models waits until all others have too, then the clients of all of them are stacked by size and
-trained together. Results are those of the runs one by one, up to the order of sums inside a stacked product.
+All runs advance in step. In each round the clients of all runs are grouped by size, cut out of the runs' states with
+one gather, trained as one stack, and averaged run by run in task order, a few kernels for all runs together:
+
+    states[runs, N]    the global states, one in each row
+    rows[clients, n]   the sub-models of one size, of all runs
+
+The arithmetic is that of the runs one by one with the vectorised engine; only the order of sums inside a stacked
+product may differ, because more models take part in it. Work that is equal is done once: two runs with one state that
+hand the same sub-models to the same clients end the round with one state.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
-from fedwidth.client import Trainer
-from fedwidth.engines.flat_engine import Crew, FlatEngine
-from fedwidth.engines.jobs import Done, Job
+import torch
+from torch import Tensor
+
+from fedwidth.client import Trainer, absent_classes, learning_rate
+from fedwidth.data import Partition
+from fedwidth.engines.flat import FlatState, Layout, SubLayout
+from fedwidth.engines.flat_sums import check_rows
+from fedwidth.engines.jobs import NOBODY, Size, draws_of, order_of, size_of
+from fedwidth.engines.packed_sums import Members, average_runs
 from fedwidth.engines.slots import why_not
-from fedwidth.engines.stacks import Stacks
-from fedwidth.errors import OptionError
+from fedwidth.engines.stack import Lot
+from fedwidth.engines.stacks import Shape, Stacks
+from fedwidth.errors import OptionError, UpdateError
+from fedwidth.methods import Task
+from fedwidth.methods.definition import average
+from fedwidth.randomness import torch_generator
+from fedwidth.rounds import Report
 
-T = TypeVar("T")
+SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
+"""Training settings that a stack has one of."""
 
-
-class Meeting:
-    """Where runs bring their jobs: the last to come trains them all."""
-
-    def __init__(self, crew: Crew, runs: int) -> None:
-        self.crew = crew
-        self.runs = runs
-        self._condition = threading.Condition()
-        self._brought: dict[int, Sequence[Job]] = {}
-        self._trained: dict[int, list[Done]] = {}
-        self._error: BaseException | None = None
-
-    def train(self, run: int, jobs: Sequence[Job]) -> list[Done]:
-        """Bring the jobs of a round and wait for all of them to be trained."""
-        with self._condition:
-            self._brought[run] = jobs
-            self._train_if_complete()
-            self._condition.wait_for(lambda: run in self._trained or self._error is not None)
-            if self._error is not None:
-                raise self._error
-            return self._trained.pop(run)
-
-    def leave(self) -> None:
-        """A run has ended, or failed: the others no longer wait for it."""
-        with self._condition:
-            self.runs -= 1
-            self._train_if_complete()
-
-    def _train_if_complete(self) -> None:
-        if not self._brought or len(self._brought) < self.runs:
-            return
-        order = sorted(self._brought)  # not the order of arrival, which differs from time to time
-        try:
-            trained = self.crew.train([job for run in order for job in self._brought[run]])
-            for run in order:
-                self._trained[run] = [next(trained) for _ in self._brought[run]]
-        except BaseException as error:
-            self._error = error
-        self._brought = {}
-        self._condition.notify_all()
+MOST_GATHERED = 2**26
+"""Positions gathered at a time."""
 
 
-class Seat:
-    """One run's place at the meeting: a crew like any other to its engine."""
+@dataclass(frozen=True)
+class Part:
+    """One run's share of a round."""
 
-    def __init__(self, meeting: Meeting, run: int) -> None:
-        self.meeting, self.run = meeting, run
-        self.channels_last = meeting.crew.channels_last
+    trainer: Trainer
+    state: Mapping[str, Tensor]
+    tasks: Sequence[Task]
+    round: int
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
-        """Train together with all other runs."""
-        yield from self.meeting.train(self.run, jobs)
+
+@dataclass(frozen=True)
+class _Client:
+    """A task of a run, with what its training needs."""
+
+    run: int
+    place: int
+    """In the run's tasks."""
+    task: Task
+    order: int
+    steps: int
+    passes: int
+
+
+@dataclass(frozen=True)
+class _Orders:
+    """The orders of a round's clients, equal ones once."""
+
+    shares: dict[int, bytes]
+    """A digest of each partition."""
+    numbers: dict[object, int]
+    orders: list[Tensor]
+    draws: list[Tensor | None]
+    lengths: list[tuple[int, ...]]
+
+    def number(self, trainer: Trainer, client: int, round: int) -> int:
+        """Of the order in which a client takes its samples."""
+        training, seed = trainer.settings.training, trainer.settings.seed
+        key = (self.shares[id(trainer.partition)], seed, round, client, training.epochs, training.steps)
+        if key not in self.numbers:
+            generator = torch_generator(seed, "order", round, client)
+            order = order_of(trainer.partition[client], training, generator)
+            self.numbers[key] = len(self.orders)
+            self.orders.append(order)
+            self.draws.append(draws_of(order, trainer, client, round))
+            self.lengths.append(tuple((order != NOBODY).sum(1).tolist()))
+        return self.numbers[key]
+
+
+class Pack:
+    """The engine of a packed sweep."""
+
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        reason = why_not_pack(trainers)
+        if reason:
+            raise OptionError(f"these runs cannot train as one batch: {reason}")
+        self.crew = Stacks(trainers[0])
+        self.device = trainers[0].device
+        self._layout: Layout | None = None
+        self._subs: dict[Size, SubLayout] = {}
+        self._labels: dict[Size, Tensor] = {}
+        own = {id(trainer.partition): trainer.partition for trainer in trainers}
+        self._partitions = {key: _digest(partition) for key, partition in own.items()}
+        self._shared = {id(t): _what_counts(t, self._partitions[id(t.partition)]) for t in trainers}
+
+    def run(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
+        """Train a round of every run: the averaged states and what the clients reported.
+
+        Runs that do the same work get the same state, as one object.
+        """
+        keys = [self._key(part) for part in parts]
+        distinct = dict(zip(keys, parts, strict=True))
+        trained = dict(zip(distinct, self._train(list(distinct.values())), strict=True))
+        return [trained[key] for key in keys]
 
     def close(self) -> None:
-        """Leave the meeting."""
-        self.meeting.leave()
+        """Give the device's memory back."""
+        self.crew.close()
+        self._subs.clear()
+        self._labels.clear()
+
+    def flatten(self, trainer: Trainer, state: Mapping[str, Tensor]) -> FlatState:
+        """A state as one vector, as the other states of the pack."""
+        if self._layout is None:
+            self._layout = Layout(trainer.plan, state, next(trainer.model.parameters()).dtype)
+        return self._layout.flatten(state)
+
+    def _key(self, part: Part) -> object:
+        """What the outcome of a part depends on. States are compared as objects: equal work leaves one object."""
+        tasks = tuple((task.client, task.capacity, task.index.key) for task in part.tasks)
+        return id(part.state), part.round, self._shared[id(part.trainer)], tasks
+
+    def _train(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
+        states = [self.flatten(part.trainer, part.state) for part in parts]
+        flats = torch.stack([state.flat for state in states])
+        orders = _Orders(self._partitions, {}, [], [], [])
+        clients = [self._clients(part, run, orders) for run, part in enumerate(parts)]
+        first = self.crew.hold(orders.orders, orders.draws)
+        groups: dict[Size, dict[Shape, list[_Client]]] = {}
+        for client in (client for own in clients for client in own):
+            size = size_of(client.task)
+            shape = (size, orders.lengths[client.order] if self.crew.coupled else None)
+            groups.setdefault(size, {}).setdefault(shape, []).append(client)
+        losses: list[list[float]] = [[0.0] * len(own) for own in clients]
+        members = []
+        for shapes in groups.values():
+            for group in shapes.values():
+                group.sort(key=lambda client: -client.steps)
+            everyone = [client for group in shapes.values() for client in group]
+            member = self._cut(flats, everyone, parts)
+            sums, done = [], 0
+            for shape, group in shapes.items():
+                lot = _lot(group, parts, orders, first=first, lengths=shape[1])
+                rows = member.rows[done : done + len(group)]
+                sums.append(self.crew.train_lot(shape, group[0].task, member.sub, rows=rows, lot=lot))
+                done += len(group)
+            steps = torch.tensor([client.steps for client in everyone], device=self.device)
+            for client, loss in zip(everyone, (torch.cat(sums) / steps).tolist(), strict=True):
+                losses[client.run][client.place] = loss
+            _check(member, everyone, parts)
+            members.append(member)
+        averaged = average_runs(states, flats, members, [part.trainer for part in parts])
+        reports = [
+            Report(tuple(client.passes for client in own), tuple(loss))
+            for own, loss in zip(clients, losses, strict=True)
+        ]
+        return list(zip(averaged, reports, strict=True))
+
+    def _clients(self, part: Part, run: int, orders: _Orders) -> list[_Client]:
+        found = []
+        for place, task in enumerate(part.tasks):
+            order = orders.number(part.trainer, task.client, part.round)
+            lengths = orders.lengths[order]
+            found.append(_Client(run, place, task, order, len(lengths), sum(lengths)))
+        return found
+
+    def _cut(self, flats: Tensor, group: Sequence[_Client], parts: Sequence[Part]) -> Members:
+        """The sub-models of a group, one in each row, and where each comes from."""
+        task, size = group[0].task, size_of(group[0].task)
+        assert self._layout is not None
+        if size not in self._subs:
+            self._subs[size] = SubLayout(self._layout, task.index, self.device, channels_last=False)
+        sub = self._subs[size]
+        indexes = {client.task.index.key: client.task.index for client in group}
+        number = {key: place for place, key in enumerate(indexes)}
+        where = sub.wheres(list(indexes.values()))
+        which = torch.tensor([number[client.task.index.key] for client in group], device=self.device)
+        run = torch.tensor([client.run for client in group], device=self.device)
+        rows = flats.new_empty(len(group), sub.size)
+        each = max(1, MOST_GATHERED // sub.size)
+        for start in range(0, len(group), each):
+            part = slice(start, start + each)
+            positions = where[which[part]] + run[part, None] * flats.shape[1]
+            torch.index_select(flats.view(-1), 0, positions.view(-1), out=rows[part].view(-1))
+        labels = None
+        if any(part.trainer.settings.server.label_rows for part in parts) and self._layout.plan.label_axes:
+            classes = parts[0].trainer.data.classes
+            if size not in self._labels:
+                self._labels[size] = sub.labels(classes)
+            labels = self._labels[size]
+        return Members(
+            sub,
+            rows,
+            where,
+            which,
+            run,
+            labels,
+            [(client.run, client.place, client.task, client.steps) for client in group],
+        )
 
 
-def run_packed(trainers: Sequence[Trainer], run: Callable[[int, FlatEngine], T]) -> list[T]:
-    """Call `run(number, engine)` for every trainer at the same time, with engines that train together.
+def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
+    """Why these runs cannot train as one batch, or None where they can.
 
-    The runs must have one model, one data set and one way of training; seeds, methods, partitions, capacities and
-    learning rates may differ.
+    They must have one model, one data set and one way of training; seeds, methods, partitions, capacities and learning
+    rates may differ.
     """
     first = trainers[0]
     for trainer in trainers:
         reason = why_not(trainer) or _differs(first, trainer)
         if reason:
-            raise OptionError(f"these runs cannot train as one batch: {reason}")
-    meeting = Meeting(Stacks(first), len(trainers))
-    with ThreadPoolExecutor(len(trainers)) as pool:
-        started = [
-            pool.submit(run, number, FlatEngine(trainer, Seat(meeting, number)))
-            for number, trainer in enumerate(trainers)
-        ]
-        return [future.result() for future in started]
+            return reason
+    return None
 
 
 def _differs(first: Trainer, other: Trainer) -> str | None:
     """What keeps two runs from sharing a stack."""
-    shared = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
-    for name in shared:
+    for name in SHARED:
         if getattr(first.settings.training, name) != getattr(other.settings.training, name):
             return f"training.{name} differs"
-    if first.plan.shapes != other.plan.shapes:
+    if first.plan.shapes != other.plan.shapes or str(first.model) != str(other.model):
         return "their models differ"
     if first.data is not other.data:
         return "they do not share one data set in memory"
-    if first.device != other.device:
-        return "they are on different devices"
+    if (first.device, first.settings.precision) != (other.device, other.settings.precision):
+        return "they are on different devices or differ in precision"
     return None
+
+
+def _digest(partition: Partition) -> bytes:
+    """Of who has which training samples."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in (partition.train.samples, partition.train.offsets):
+        found.update(tensor.numpy().tobytes())
+    return found.digest()
+
+
+def _what_counts(trainer: Trainer, partition: bytes) -> str:
+    """What a round depends on besides state, tasks and round, as text."""
+    settings, method = trainer.settings, trainer.method
+    how = [] if method.aggregate_with is average else [method.name, method.values]
+    facts = [settings.seed, settings.rounds, asdict(settings.training), asdict(settings.server), how]
+    return json.dumps([partition.hex(), *facts], sort_keys=True, default=str)
+
+
+def _lot(
+    group: Sequence[_Client],
+    parts: Sequence[Part],
+    orders: _Orders,
+    *,
+    first: Sequence[int],
+    lengths: tuple[int, ...] | None,
+) -> Lot:
+    """What the training of these clients needs."""
+    rates = [learning_rate(p.trainer.settings.training, p.round, p.trainer.settings.rounds) for p in parts]
+    return Lot(
+        [first[client.order] for client in group],
+        [client.steps for client in group],
+        [rates[client.run] for client in group],
+        [_absent(parts[client.run].trainer, client.task) for client in group],
+        lengths or (max(max(orders.lengths[number]) for number in {client.order for client in group}),),
+    )
+
+
+def _check(member: Members, clients: Sequence[_Client], parts: Sequence[Part]) -> None:
+    """Refuse what is not finite, naming run and client; one answer from the device for all, more only if it is no."""
+    try:
+        check_rows(member.rows, member.sub, [client.task for client in clients])
+    except UpdateError:
+        for row, client in zip(member.rows, clients, strict=True):
+            part = parts[client.run]
+            run = f"{part.trainer.method.name} with seed {part.trainer.settings.seed}, round {part.round}"
+            try:
+                check_rows(row[None], member.sub, [client.task])
+            except UpdateError as error:
+                raise UpdateError(f"{run}: {error}") from None
+
+
+def _absent(trainer: Trainer, task: Task) -> Tensor | None:
+    mask = trainer.settings.training.mask
+    if mask == "none":
+        return None
+    return absent_classes(trainer.partition.labels[task.client], trainer.data.classes, mask, trainer.device)

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -26,8 +27,9 @@ from torch import Tensor, nn
 from fedwidth.aggregation import CohortSum, Update
 from fedwidth.client import Trainer
 from fedwidth.data import Data, Partition
+from fedwidth.engines.faults import describe, named
 from fedwidth.engines.serial import train_named
-from fedwidth.errors import OptionError
+from fedwidth.errors import ClientError, OptionError
 from fedwidth.index import Index
 from fedwidth.methods import Task, method
 from fedwidth.plan.plan import Plan
@@ -42,6 +44,9 @@ Packed = dict[str, tuple[Array, torch.dtype, tuple[int, ...]]]
 
 AHEAD = 8
 """Tasks for each worker in one stretch."""
+
+MOST_DEATHS = 3
+"""Times workers may die without any client having been trained in between."""
 
 _trainer: Trainer | None = None
 """In a worker process: what it trains with."""
@@ -59,12 +64,25 @@ class ProcessEngine:
 
     def run(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
         """Train all tasks and add their updates in task order."""
-        try:
-            return self._train(state, tasks, round)
-        except BrokenProcessPool:
-            # A worker died (killed, out of memory): start a new pool and train the round's clients again.
-            self.close()
-            return self._train(state, tasks, round)
+        sums: dict[str, CohortSum] = {}
+        facts: list[_Facts] = []
+        deaths = 0
+        while len(facts) < len(tasks):
+            counted = len(facts)
+            try:
+                self._go_on(state, tasks, round, sums=sums, facts=facts)
+            except BrokenProcessPool as error:
+                # Killed, perhaps for its memory. Who is in the sums already stays there, the others train (again).
+                self.close()
+                deaths = 1 if len(facts) > counted else deaths + 1
+                where = describe("train", round, tasks[len(facts)])
+                if deaths == MOST_DEATHS:
+                    raise ClientError(
+                        f"{where} or a later one: worker processes died {deaths} times (killed, or out of memory); "
+                        "use fewer workers or engine = 'serial'"
+                    ) from error
+                warnings.warn(f"{where}: a worker process died and is replaced", stacklevel=2)
+        return list(sums.values()), Report(tuple(f.passes for f in facts), tuple(f.loss for f in facts))
 
     def close(self) -> None:
         """End the workers."""
@@ -72,16 +90,23 @@ class ProcessEngine:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
 
-    def _train(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
-        sums: dict[str, CohortSum] = {}
-        facts = []
-        for task, future in self._submitted(state, tasks, round):
+    def _go_on(
+        self,
+        state: Mapping[str, Tensor],
+        tasks: Sequence[Task],
+        round: int,
+        *,
+        sums: dict[str, CohortSum],
+        facts: list[_Facts],
+    ) -> None:
+        """Train the tasks that have no facts yet; sums and facts grow by each that arrives."""
+        for task, future in self._submitted(state, tasks[len(facts) :], round):
             sub, fact = future.result()
             labels = None if fact.labels is None else torch.from_numpy(fact.labels)
-            update = Update(_unpack(sub), task.index, fact.weight, labels=labels, client=task.client)
-            sums.setdefault(task.index.key, CohortSum(task.index)).add(update, copy=False)
+            with named("add", round, task):
+                update = Update(_unpack(sub), task.index, fact.weight, labels=labels, client=task.client)
+                sums.setdefault(task.index.key, CohortSum(task.index)).add(update, copy=False)
             facts.append(fact)
-        return list(sums.values()), Report(tuple(f.passes for f in facts), tuple(f.loss for f in facts))
 
     def _submitted(
         self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int
@@ -101,7 +126,8 @@ class ProcessEngine:
             for place in sorted(range(len(stretch)), key=lambda n: -stretch[n].capacity):
                 task, key = stretch[place], stretch[place].index.key
                 if key not in packed:
-                    packed[key] = _pack(extract(state, self.trainer.plan, task.index))
+                    with named("cut", round, task):
+                        packed[key] = _pack(extract(state, self.trainer.plan, task.index))
                 futures[place] = self._pool.submit(_train, packed[key], _LightTask.of(task), round)
                 waiting[key] -= 1
                 if not waiting[key]:

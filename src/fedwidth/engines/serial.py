@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedwidth.aggregation import CohortSum
 from fedwidth.client import Trained, Trainer
-from fedwidth.errors import FedwidthError
+from fedwidth.engines.faults import named
 from fedwidth.methods import Task
 from fedwidth.rounds import Report
 from fedwidth.submodel import extract
@@ -30,9 +30,11 @@ class SerialEngine:
         for task in tasks:
             key = task.index.key
             if key not in subs:
-                subs[key] = extract(state, self.trainer.plan, task.index)
+                with named("cut", round, task):
+                    subs[key] = extract(state, self.trainer.plan, task.index)
             trained = train_named(self.trainer, subs[key], task, round)
-            sums.setdefault(key, CohortSum(task.index)).add(trained.update)
+            with named("add", round, task):
+                sums.setdefault(key, CohortSum(task.index)).add(trained.update)
             waiting[key] -= 1
             if not waiting[key]:  # where every client has its own index, a round would hold them all
                 del subs[key]
@@ -45,13 +47,8 @@ class SerialEngine:
 
 def train_named(trainer: Trainer, sub: dict[str, Tensor], task: Task, round: int) -> Trained:
     """Train one task; an exception says which round, client and width it came from."""
-    try:
+    with named("train", round, task):
         return trainer.train(sub, task, round)
-    except FedwidthError:
-        raise
-    except Exception as error:
-        error.add_note(f"in round {round}, client {task.client}, capacity {task.capacity:g}, local training")
-        raise
 
 
 def report_of(trained: Sequence[Trained]) -> Report:

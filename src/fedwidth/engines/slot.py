@@ -7,20 +7,27 @@ parameters are views of, instead of on a hundred tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedwidth.client import masked_loss
+from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.flat import SubLayout
 from fedwidth.engines.optimise import Vectors, clip, step
 from fedwidth.settings import TrainingSettings
 
 MOST_GRAPHS = 3
 """Batch sizes captured per slot (the full batch and common last batches); rarer ones run without a graph."""
+
+DRAWING = Lock()
+"""Layers draw from one generator of the device; who lends it another one must be alone."""
 
 
 class Slot:
@@ -38,23 +45,40 @@ class Slot:
     ) -> None:
         self.module, self.sub, self.settings, self.precision = module.train(), sub, settings, precision
         self.device = device
-        names = [name for name, _ in module.named_parameters()]
+        self.names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self.unused: list[str] = []
         dtype = sub.layout.dtype
-        self.vectors = Vectors.zeros((sub.size,), sub.mark(names).to(device), dtype=dtype, device=device)
+        self.vectors = Vectors.zeros((sub.size,), sub.mark(self.names).to(device), dtype=dtype, device=device)
         self.flat = self.vectors.flat
         self.loss_sum = torch.zeros((), dtype=dtype, device=device)
         self.absent = torch.zeros(classes, dtype=torch.bool, device=device)
-        _adopt(module, sub.views(self.flat))
-        self.parameters = list(module.parameters())
+        views = sub.views(self.flat)
+        _adopt(module, views)
+        self.others = {name: buffer for name, buffer in module.named_buffers() if name not in views}
+        """Buffers of other dtypes, which are not in the vector."""
+        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         gradients = sub.views(self.vectors.gradient)
-        self.gradients = [gradients[name] for name in names]
+        self.gradients = [gradients[name] for name in self.names]
+        self.generator = torch.Generator(device)
+        """What layers (dropout) draw from: one for each slot, so that the order of launches does not matter."""
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.graphs: dict[int, tuple[Tensor, Tensor, torch.cuda.CUDAGraph]] = {}
         """By batch size: where the step reads its batch and targets, and the captured step."""
 
-    def begin(self, flat: Tensor, *, learning_rate: float, absent: Tensor | None) -> None:
-        """Take over a client: its sub-model, the round's learning rate, the classes it lacks."""
+    def begin(
+        self,
+        flat: Tensor,
+        *,
+        learning_rate: float,
+        absent: Tensor | None,
+        seed: int = 0,
+        others: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Take over a client: its sub-model, the round's learning rate, the classes it lacks, the seed of its draws."""
         self.flat.copy_(flat)
+        for name, value in (others or {}).items():
+            self.others[name].copy_(value)
+        self.generator.manual_seed(seed)
         self.vectors.reset()
         self.loss_sum.zero_()
         self.vectors.learning_rate.fill_(learning_rate)
@@ -78,14 +102,40 @@ class Slot:
             size = len(batch)
             if size not in self.graphs and len(self.graphs) < MOST_GRAPHS:
                 held = batch.clone(), answers.clone()
-                self.graphs[size] = (*held, self._capture(*held))
+                with self._drawing():
+                    self.graphs[size] = (*held, self._capture(*held))
+
+    def why_not_capture(self, batch: Tensor, answers: Tensor) -> str | None:
+        """Why the step cannot be captured, or None; the slot is of no further use."""
+        try:
+            with self._drawing():
+                self._step(batch, answers)  # the first one may wait, to set things up
+                host = torch.random.get_rng_state(), random.getstate()
+                with _no_waiting():
+                    self._step(batch, answers)
+            if not torch.equal(torch.random.get_rng_state(), host[0]) or random.getstate() != host[1]:
+                return "it draws at random on the processor, which a captured step would not repeat"
+            with self._drawing():
+                self._capture(batch, answers)
+        except Exception as error:  # a model may do anything in its forward pass
+            if out_of_memory(error):
+                raise
+            message = str(error).partition("\n")[0]
+            return f"its step cannot be captured ({type(error).__name__}: {message})"
+        return None
 
     def train_all(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """One local step on each of these batches."""
+        if self.stream is None:
+            with self._drawing():
+                for batch, answers in batches:
+                    self._step(batch, answers)
+            return
         with self.queue():
             for batch, answers in batches:
                 if len(batch) not in self.graphs:
-                    self._step(batch, answers)
+                    with self._drawing():
+                        self._step(batch, answers)
                     continue
                 held_batch, held_answers, graph = self.graphs[len(batch)]
                 held_batch.copy_(batch)
@@ -93,9 +143,11 @@ class Slot:
                 graph.replay()
 
     def _capture(self, inputs: Tensor, targets: Tensor) -> torch.cuda.CUDAGraph:
-        """Record the step. Warm-up steps really train, so the client's vectors are put back afterwards."""
-        held = [self.flat, self.vectors.first, self.vectors.second, self.vectors.steps, self.loss_sum]
+        """Record the step. Warm-up steps really train, so all they change is put back afterwards."""
+        vectors = self.vectors
+        held = [self.flat, vectors.first, vectors.second, vectors.steps, self.loss_sum, *self.others.values()]
         before = [tensor.clone() for tensor in held]
+        drawn = self.generator.get_state()
         for _ in range(3):
             self._step(inputs, targets)
         torch.cuda.current_stream().synchronize()
@@ -104,25 +156,69 @@ class Slot:
             self._step(inputs, targets)
         for tensor, value in zip(held, before, strict=True):
             tensor.copy_(value)
+        self.generator.set_state(drawn)
         return graph
 
     def _step(self, inputs: Tensor, targets: Tensor) -> None:
-        if inputs.dim() == 4:
+        if self.sub.channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         with self._autocast():
             loss = masked_loss(self.module(inputs), targets, self.absent, self.settings.mask)
-        found = torch.autograd.grad(loss, self.parameters)
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         with torch.no_grad():
-            torch._foreach_copy_(self.gradients, list(found))
+            torch._foreach_copy_(self.gradients, self._filled(found))
             self.loss_sum += loss.detach()
             if self.settings.clip:
                 clip(self.vectors, self.settings.clip)
             step(self.vectors, self.settings)
 
+    def _filled(self, found: Sequence[Tensor | None]) -> list[Tensor]:
+        """Gradients with zeros for parameters the loss does not depend on, which then keep their values.
+
+        As in PyTorch's optimisers: not even weight decay moves them.
+        """
+        unused = [name for name, gradient in zip(self.names, found, strict=True) if gradient is None]
+        if unused != self.unused:  # in the first step; a captured one finds the mark it needs
+            self.unused = unused
+            used = [name for name in self.names if name not in unused]
+            self.vectors.trainable = self.sub.mark(used).to(self.device)
+        return [torch.zeros_like(own) if new is None else new for own, new in zip(self.gradients, found, strict=True)]
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Within it, layers draw from the slot's generator instead of the device's."""
+        with DRAWING:
+            if self.device.type == "cuda":
+                device = torch.cuda.default_generators[self.device.index or 0]
+                own = device.graphsafe_get_state()
+                device.graphsafe_set_state(self.generator)  # shared, not copied: a graph captured now draws from it
+                try:
+                    yield
+                finally:
+                    device.graphsafe_set_state(own)
+            else:
+                with torch.random.fork_rng(devices=[]):
+                    torch.default_generator.set_state(self.generator.get_state())
+                    yield
+                    self.generator.set_state(torch.default_generator.get_state())
+
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.precision != "bf16":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Within it, whatever makes the processor wait for the GPU raises: a captured step must not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says that this does not find everything
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
 
 def _adopt(module: nn.Module, views: dict[str, Tensor]) -> None:

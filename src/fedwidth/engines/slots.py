@@ -1,45 +1,69 @@
 """A crew of slots: many clients side by side on one GPU, each with a slot, a stream and a captured step.
 
-On the CPU the same code runs without graphs and streams, which is how it is tested where there is no GPU.
+On the CPU the same code runs without graphs and streams, which is how it is tested where there is no GPU. Where the
+device has no memory left, the crew goes on with fewer slots: their number changes no bit of the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import gc
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from fedwidth.client import Trainer
+from fedwidth.client import Trainer, dropout_seed
+from fedwidth.engines.faults import named, out_of_memory
+from fedwidth.engines.flat import Layout, SubLayout
 from fedwidth.engines.flat_sums import check_finite
 from fedwidth.engines.jobs import Done, Job, Size, batches_of
+from fedwidth.engines.limits import why_not
 from fedwidth.engines.slot import Slot
-from fedwidth.models import StaticBatchNorm2d, set_scaler
+from fedwidth.errors import UpdateError
+from fedwidth.index import Index
+from fedwidth.models import set_scaler
 from fedwidth.narrow import skeleton
+from fedwidth.submodel import state_of
+
+__all__ = ["Slots", "try_capture", "why_not"]
 
 LAUNCHERS = 10
 """Threads that launch captured steps."""
+
+Batches = list[tuple[Tensor, Tensor]]
+Wave = list[tuple[Job, Slot]]
 
 
 class Slots:
     """Slots pooled by size; clients of one size take turns."""
 
-    channels_last = True
-
     def __init__(self, trainer: Trainer) -> None:
+        self.channels_last = trainer.takes_channels_last
         self.trainer, self.device = trainer, trainer.device
         self.per_size = trainer.settings.slots
+        self.most = sys.maxsize
+        """Slots of all sizes together; lowered where the device has no memory for one of each size."""
         self._slots: dict[Size, list[Slot]] = {}
         self._threads = ThreadPoolExecutor(LAUNCHERS) if self.device.type == "cuda" else None
+        self.meanwhile: Callable[[], None] = lambda: None
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
-        """Train in waves: as many clients at a time as there are slots of their sizes."""
-        for wave in self._waves(jobs):
-            self._train_wave(wave)
-            slots = [slot for _, slot in wave]
-            check_finite([s.flat for s in slots], [s.sub for s in slots], [job.task.client for job, _ in wave])
-            yield from (Done(job, slot.flat, slot.loss_sum) for job, slot in wave)
+        """Train in waves: as many clients at a time as there are slots of their sizes.
+
+        A wave that runs out of memory has given nothing back yet, so its clients can train again: each counts once.
+        """
+        left = list(jobs)
+        while left:
+            wave = self._train_first(left)
+            if len(wave) == len(left):
+                self.meanwhile()
+            _check_finite(wave)  # waits for the device
+            yield from _results(wave)
+            left = left[len(wave) :]
+            wave.clear()  # the next one may need the slots' memory
 
     def close(self) -> None:
         """Give memory and threads back."""
@@ -47,70 +71,151 @@ class Slots:
         if self._threads is not None:
             self._threads.shutdown()
 
-    def _waves(self, jobs: Sequence[Job]) -> list[list[tuple[Job, Slot]]]:
-        """Jobs in order, each with a slot of its size; a wave ends when a size has no free slot left."""
-        waves: list[list[tuple[Job, Slot]]] = [[]]
-        used: dict[Size, int] = {}
-        for job in jobs:
-            if used.get(job.size, 0) == self.per_size:
-                waves.append([])
-                used = {}
-            waves[-1].append((job, self._slot(job, used.get(job.size, 0))))
-            used[job.size] = used.get(job.size, 0) + 1
-        return waves
+    def _train_first(self, jobs: Sequence[Job]) -> Wave:
+        """Train as many of the first jobs as there are slots for."""
+        while True:
+            wave: Wave = []
+            try:
+                wave.extend(self._places(jobs))
+                self._train_wave(wave)
+                return wave
+            except Exception as error:
+                if not out_of_memory(error) or (self.per_size, self.most) == (1, 1):
+                    raise
+            # Only here is the exception gone, and with it the tensors of the step that failed.
+            wave.clear()
+            self._shrink()
 
-    def _slot(self, job: Job, place: int) -> Slot:
+    def _places(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Slot]]:
+        """Jobs in order, each with a slot of its size, until a size has no free slot left."""
+        used: dict[Size, int] = {}
+        for number, job in enumerate(jobs):
+            place = used.get(job.size, 0)
+            if place == self.per_size or number == self.most:
+                return
+            used[job.size] = place + 1
+            with named("train", job.round, job.task):
+                yield job, self._slot(job, place, used)
+
+    def _slot(self, job: Job, place: int, used: dict[Size, int]) -> Slot:
         slots = self._slots.setdefault(job.size, [])
         if place == len(slots):
-            trainer = self.trainer
-            module = skeleton(trainer.model, trainer.plan, job.task.index.counts).to(self.device)
-            set_scaler(module, job.task.capacity if trainer.settings.training.scaler else 1.0)
-            slots.append(
-                Slot(
-                    module,
-                    job.sub,
-                    trainer.settings.training,
-                    classes=trainer.data.classes,
-                    device=self.device,
-                    precision=trainer.settings.precision,
-                )
-            )
+            self._make_room(used)
+            slots.append(_make_slot(self.trainer, job.task.index.counts, job.sub, job.task.capacity))
         return slots[place]
 
-    def _train_wave(self, wave: Sequence[tuple[Job, Slot]]) -> None:
+    def _make_room(self, used: dict[Size, int]) -> None:
+        """Let go of slots the wave does not use, if there may be no more of them."""
+        if sum(map(len, self._slots.values())) >= self.most:
+            self._wait()
+            for size, slots in self._slots.items():
+                del slots[used.get(size, 0) :]
+            self._free()
+
+    def _shrink(self) -> None:
+        """Go on with half the slots: of each size, and then of all sizes together."""
+        if self.per_size > 1:
+            self.per_size //= 2
+            left = f"{self.per_size} a width"
+        else:
+            self.most = max(1, min(self.most, sum(map(len, self._slots.values()))) // 2)
+            left = f"{self.most} for all widths together"
+        self._wait()
+        self._slots.clear()
+        self._free()
+        warnings.warn(f"out of memory on {self.device}: the cuda engine goes on with fewer slots, {left}", stacklevel=2)
+
+    def _wait(self) -> None:
+        """What was queued must be done before its memory is used for something else."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _free(self) -> None:
+        """Give the memory of slots that are gone back to the device."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _train_wave(self, wave: Wave) -> None:
         """Queue the whole training of a wave's clients, each on its slot's stream."""
         batches = batches_of([job for job, _ in wave])
         for (job, slot), own in zip(wave, batches, strict=True):
-            with slot.queue():
-                slot.begin(job.start, learning_rate=job.learning_rate, absent=job.absent)
+            with named("train", job.round, job.task), slot.queue():
+                seed = dropout_seed(job.trainer.settings.seed, job.round, job.task.client)
+                slot.begin(job.start, learning_rate=job.learning_rate, absent=job.absent, seed=seed, others=job.others)
                 slot.prepare(own)  # capturing a graph must not meet other threads' work
-        pairs = [(slot, own) for (_, slot), own in zip(wave, batches, strict=True)]
         if self._threads is None:
-            for slot, own in pairs:
-                slot.train_all(own)
+            for (job, slot), own in zip(wave, batches, strict=True):
+                _launch(job, slot, own)
             return
         # Launching a graph of hundreds of kernels keeps a processor busy for longer than narrow models need to train,
         # and happens outside Python's lock: several threads launch side by side.
-        list(self._threads.map(lambda pair: pair[0].train_all(pair[1]), pairs))
+        started = [
+            self._threads.submit(_launch, job, slot, own) for (job, slot), own in zip(wave, batches, strict=True)
+        ]
+        wait(started)  # also where one has failed: the others still use their slots
+        for future in started:
+            future.result()
         for _, slot in wave:
             torch.cuda.current_stream().wait_stream(slot.stream)  # type: ignore[arg-type]
 
 
-def why_not(trainer: Trainer) -> str | None:
-    """Why slots and stacks cannot train a model, or None where they can."""
-    model = trainer.model
-    if trainer.method.local_widths is not None:
-        return f"{trainer.method.title} trains another width at every step"
-    if len({p.dtype for p in model.parameters()}) > 1:
-        return "its parameters have several dtypes"
-    if not all(p.requires_grad for p in model.parameters()):
-        return "some parameters are frozen"
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            return f"'{name}' draws at random in every step"
-        if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
-            return f"'{name}' cannot be captured or stacked"
-        tracks = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
-        if tracks and not isinstance(module, StaticBatchNorm2d):
-            return f"'{name}' tracks running statistics while it trains"
-    return None
+def try_capture(trainer: Trainer) -> str | None:
+    """Record one step of the whole model on a GPU: not every model can be captured, and none says so beforehand."""
+    if trainer.device.type != "cuda":
+        return None
+    try:
+        return _try_capture(trainer)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        return None  # clients are narrower, and slots know how to do with less
+
+
+def _try_capture(trainer: Trainer) -> str | None:
+    state = state_of(trainer.model)
+    index = Index.whole(trainer.plan)
+    layout = Layout(trainer.plan, state, next(trainer.model.parameters()).dtype)
+    sub = SubLayout(layout, index, trainer.device, channels_last=trainer.takes_channels_last)
+    inputs = trainer.data.example()
+    targets = trainer.data.train.targets[: len(inputs)].long()
+    slot = _make_slot(trainer, index.counts, sub, rate=1.0)
+    with slot.queue():
+        slot.begin(sub.layout.flatten(state).flat[sub.where(index)], learning_rate=0.0, absent=None)
+        reason = slot.why_not_capture(inputs, targets)
+    torch.cuda.synchronize(trainer.device)
+    return reason
+
+
+def _make_slot(trainer: Trainer, counts: Mapping[str, int], sub: SubLayout, rate: float) -> Slot:
+    module = skeleton(trainer.model, trainer.plan, counts).to(trainer.device)
+    set_scaler(module, rate if trainer.settings.training.scaler else 1.0)
+    return Slot(
+        module,
+        sub,
+        trainer.settings.training,
+        classes=trainer.data.classes,
+        device=trainer.device,
+        precision=trainer.settings.precision,
+    )
+
+
+def _results(wave: Wave) -> Iterator[Done]:
+    for job, slot in wave:
+        yield Done(job, slot.flat, slot.loss_sum, {name: slot.others[name] for name in job.others})
+
+
+def _launch(job: Job, slot: Slot, batches: Batches) -> None:
+    with named("train", job.round, job.task):
+        slot.train_all(batches)
+
+
+def _check_finite(wave: Wave) -> None:
+    """Refuse what is not finite, naming the client: one answer from the device for all, more only if it is no."""
+    jobs, slots = zip(*wave, strict=True)
+    try:
+        check_finite([s.flat for s in slots], [s.sub for s in slots], [job.task.client for job in jobs])
+    except UpdateError:
+        for job, slot in wave:
+            with named("add", job.round, job.task):
+                check_finite([slot.flat], [slot.sub], [job.task.client])

@@ -1,0 +1,56 @@
+"""Where an exception came from: round, client, capacity and stage, whichever engine trained the client."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from fedwidth.errors import ClientError, FedwidthError
+from fedwidth.methods import Task
+
+
+@contextmanager
+def named(stage: str, round: int, *tasks: Task) -> Iterator[None]:
+    """Within it, exceptions say where they came from: stage "cut", "train" or "add".
+
+    An error of fedwidth keeps its type, any other becomes a `ClientError` with that one as its cause. Clients that
+    train as one stack are all named.
+    """
+    try:
+        yield
+    except ClientError:
+        raise
+    except FedwidthError as error:
+        raise type(error)(f"{error} ({describe(stage, round, *tasks)})") from error
+    except Exception as error:
+        raise ClientError(f"{describe(stage, round, *tasks)}: {_summarise(error)}") from error
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether the device had no memory left; some libraries on it say so in words only."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        if isinstance(error, RuntimeError) and "out of memory" in str(error).lower():
+            return True
+        error = error.__cause__
+    return False
+
+
+def describe(stage: str, round: int, *tasks: Task) -> str:
+    """Round, clients, capacities and stage, as messages name them."""
+    clients = ", ".join(str(task.client) for task in tasks)
+    capacities = ", ".join(f"{capacity:g}" for capacity in dict.fromkeys(float(task.capacity) for task in tasks))
+    return f"round {round}, client{'s' * (len(tasks) > 1)} {clients}, capacity {capacities}, stage {stage}"
+
+
+def _summarise(error: Exception) -> str:
+    """Type, message and line, for those who see the message alone: the last line that is not PyTorch's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(torch.__file__).parent not in Path(frame.filename).parents]
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,0 +1,200 @@
+"""One stack: the vectors of clients of one size as the rows of one matrix, and the step that moves them all.
+
+Rows are in order of their number of steps, most first, so that those still training are always the first ones: a step
+is taken by a prefix of the rows. On a GPU the step of a prefix is captured once and replayed; there are a few prefixes,
+and a row in one that has no step left (or no client at all) takes steps of length zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedwidth.client import Trainer, masked_loss
+from fedwidth.engines.flat import SubLayout
+from fedwidth.engines.optimise import Vectors, clip, step
+from fedwidth.engines.samples import Samples
+from fedwidth.methods import Task
+from fedwidth.models import set_scaler
+from fedwidth.narrow import skeleton
+
+PREFIXES = 16
+"""Captured steps of a stack; the more, the fewer rows go along that have no step left."""
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Clients of one size, one row each, those with the most steps first."""
+
+    tasks: Sequence[Task]
+    rounds: Sequence[int]
+    """Of each client: runs that train as one batch may be in different ones."""
+    first: Sequence[int]
+    """Each client's first row in the samples' orders."""
+    steps: Sequence[int]
+    rates: Sequence[float]
+    absent: Sequence[Tensor | None]
+    """Classes a client lacks, where they are masked."""
+    lengths: Sequence[int]
+    """Samples in the batch of each step that has most: of the widest batch, or (batch norm) of every batch."""
+
+    def __getitem__(self, part: slice) -> Lot:
+        cut = {f.name: getattr(self, f.name)[part] for f in fields(self) if f.name != "lengths"}
+        return Lot(**cut, lengths=self.lengths)
+
+
+class Stack:
+    """Room for `rows` clients of one size."""
+
+    def __init__(self, trainer: Trainer, task: Task, sub: SubLayout, samples: Samples, *, rows: int, pool: Any) -> None:
+        self.settings, self.device, self.samples = trainer.settings.training, trainer.device, samples
+        self.module = skeleton(trainer.model, trainer.plan, task.index.counts).to(self.device).train()
+        set_scaler(self.module, task.capacity if self.settings.scaler else 1.0)
+        self.names = [name for name, tensor in trainer.model.named_parameters() if tensor.requires_grad]
+        self.sub, self.rows = sub, rows
+        dtype = sub.layout.dtype
+        mark = sub.mark(self.names).to(self.device)
+        self.vectors = Vectors.zeros((rows, sub.size), mark, dtype=dtype, device=self.device)
+        self.loss_sum = torch.zeros(rows, dtype=dtype, device=self.device)
+        self.rates = torch.zeros(rows, 1, dtype=dtype, device=self.device)
+        self.absent = torch.zeros(rows, trainer.data.classes, dtype=torch.bool, device=self.device)
+        self.first = torch.zeros(rows, dtype=torch.long, device=self.device)
+        self.steps = torch.zeros(rows, dtype=torch.long, device=self.device)
+        self.number = torch.zeros((), dtype=torch.long, device=self.device)
+        """Of the step to come."""
+        self._pool = pool
+        self._prefixes: dict[int, Prefix] = {}
+        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+
+    def train(self, starts: Tensor, lot: Lot) -> tuple[Tensor, Tensor]:
+        """Train from these vectors [clients, n] to the end: the trained ones and their sums of losses, as views."""
+        clients = len(starts)
+        self.vectors.flat[:clients].copy_(starts)
+        self.vectors.reset()
+        self.loss_sum.zero_()
+        self.number.zero_()
+        self._fill(self.rates[:, 0], lot.rates)
+        self._fill(self.first, lot.first)
+        self._fill(self.steps, lot.steps)
+        if any(lacks is not None for lacks in lot.absent):
+            none = torch.zeros_like(self.absent[0])
+            self.absent[:clients].copy_(torch.stack([none if lacks is None else lacks for lacks in lot.absent]))
+        else:
+            self.absent.zero_()
+        left = clients
+        for number in range(lot.steps[0]):
+            while lot.steps[left - 1] <= number:
+                left -= 1
+            self._take_step(self._room(left), lot.lengths[min(number, len(lot.lengths) - 1)])
+        return self.vectors.flat[:clients], self.loss_sum[:clients]
+
+    def _fill(self, tensor: Tensor, values: Sequence[Any]) -> None:
+        """Copy values to the device; rows without a client get 0."""
+        padded = [*values, *[0] * (self.rows - len(values))]
+        tensor.copy_(torch.tensor(padded, dtype=tensor.dtype))
+
+    def _room(self, clients: int) -> int:
+        """Rows that take a step where so many clients do: as many, and on a GPU the next prefix that is captured."""
+        if self.device.type != "cuda":
+            return clients
+        unit = -(-self.rows // PREFIXES)
+        return min(self.rows, -(-clients // unit) * unit)
+
+    def _take_step(self, rows: int, longest: int) -> None:
+        if rows not in self._prefixes:
+            self._prefixes[rows] = Prefix.of(self, rows)
+        prefix = self._prefixes[rows]
+        if self.device.type != "cuda":
+            self._step(prefix, longest)
+            return
+        if (rows, longest) not in self.graphs:
+            self.graphs[rows, longest] = self._capture(prefix, longest)
+        self.graphs[rows, longest].replay()
+
+    def _capture(self, prefix: Prefix, longest: int) -> torch.cuda.CUDAGraph:
+        """Record the step on a side stream; warm-up steps really train, so the vectors are put back afterwards."""
+        vectors = prefix.vectors
+        held = [vectors.flat, vectors.first, vectors.second, vectors.steps, prefix.loss_sum, self.number]
+        before = [tensor.clone() for tensor in held]
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._step(prefix, longest)
+                self.number.copy_(before[-1])
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # One pool for all graphs: they run one after the other, and leave nothing in it.
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._step(prefix, longest)
+        for tensor, value in zip(held, before, strict=True):
+            tensor.copy_(value)
+        return graph
+
+    def _step(self, prefix: Prefix, longest: int) -> None:
+        """One step of the first rows."""
+        # A client that is done goes over its last batch again, with a learning rate of 0: its weights stay.
+        active = self.number < prefix.steps
+        inputs, targets = self.samples.batch(
+            prefix.first + torch.minimum(self.number, prefix.steps - 1).clamp(min=0), longest
+        )
+
+        def loss_of(own: dict[str, Tensor], rest: dict[str, Tensor], x: Tensor, y: Tensor, lacks: Any) -> Tensor:
+            logits = functional_call(self.module, {**own, **rest}, (x,))
+            return masked_loss(logits, y, lacks, self.settings.mask)
+
+        absent = None if self.settings.mask == "none" else prefix.absent
+        found, losses = vmap(grad_and_value(loss_of), in_dims=(0, 0, 0, 0, None if absent is None else 0))(
+            prefix.parameters, prefix.rest, inputs, targets, absent
+        )
+        vectors = prefix.vectors
+        torch._foreach_copy_(prefix.gradients, [found[name] for name in self.names])
+        if self.settings.clip:
+            clip(vectors, self.settings.clip)
+        torch.mul(prefix.rates, active[:, None], out=vectors.learning_rate)
+        step(vectors, self.settings)
+        prefix.loss_sum.add_(torch.where(active, losses.to(prefix.loss_sum.dtype), 0.0))
+        self.number.add_(1)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The first rows of a stack, as views."""
+
+    vectors: Vectors
+    parameters: dict[str, Tensor]
+    rest: dict[str, Tensor]
+    """Buffers and frozen parameters."""
+    gradients: list[Tensor]
+    loss_sum: Tensor
+    rates: Tensor
+    absent: Tensor
+    first: Tensor
+    steps: Tensor
+
+    @classmethod
+    def of(cls, stack: Stack, rows: int) -> Prefix:
+        """The first so many rows."""
+
+        def cut(field: str) -> Any:
+            value = getattr(stack.vectors, field)
+            return value if field == "trainable" or value is None else value[:rows]
+
+        vectors = Vectors(**{field.name: cut(field.name) for field in fields(Vectors)})
+        tensors, gradients = stack.sub.views(vectors.flat), stack.sub.views(vectors.gradient)
+        return cls(
+            vectors=vectors,
+            parameters={name: tensors[name] for name in stack.names},
+            rest={name: tensor for name, tensor in tensors.items() if name not in stack.names},
+            gradients=[gradients[name] for name in stack.names],
+            loss_sum=stack.loss_sum[:rows],
+            rates=stack.rates[:rows],
+            absent=stack.absent[:rows],
+            first=stack.first[:rows],
+            steps=stack.steps[:rows],
+        )

@@ -1,0 +1,53 @@
+"""What several runs share: each data set, partition and copy on a device is made once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from fedwidth.data import Data, Partition
+from fedwidth.experiment import Experiment
+from fedwidth.parts import find_device, load_data, split_data
+from fedwidth.settings import Settings
+
+
+class Shelf:
+    """Data and partitions by the settings that name them."""
+
+    def __init__(self) -> None:
+        self._data: dict[str, Data] = {}
+        self._placed: dict[tuple[str, str], Data] = {}
+        self._partitions: dict[str, Partition] = {}
+        self._costs: dict[str, Any] = {}
+
+    def data(self, settings: Settings) -> Data:
+        """The data the settings name."""
+        key = self.source(settings)
+        if key not in self._data:
+            self._data[key] = load_data(settings)
+        return self._data[key]
+
+    def partition(self, settings: Settings) -> Partition:
+        """The clients' shares of it."""
+        key = json.dumps([asdict(settings.data), settings.seed], sort_keys=True)
+        if key not in self._partitions:
+            self._partitions[key] = split_data(settings, self.data(settings))
+        return self._partitions[key]
+
+    def experiment(self, settings: Settings) -> Experiment:
+        """The experiment of these settings; runs on one device share the data there."""
+        device = find_device(settings.device)
+        key = (self.source(settings), settings.device)
+        if key not in self._placed:
+            data = self.data(settings)
+            self._placed[key] = data if device.type == "cpu" else data.to(device)
+        experiment = Experiment(settings, data=self._placed[key], partition=self.partition(settings))
+        model = json.dumps([key, asdict(settings.model)], sort_keys=True)
+        experiment.costs = self._costs.setdefault(model, experiment.costs)
+        return experiment
+
+    @staticmethod
+    def source(settings: Settings) -> str:
+        """What the data depend on."""
+        return json.dumps([settings.data.name, settings.data.root, settings.data.options], sort_keys=True)

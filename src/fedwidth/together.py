@@ -1,0 +1,202 @@
+"""Several runs as one batch: they advance in step, and each writes what it would write alone.
+
+while any run has rounds left:
+    choose      every run's sub-models; equal choices are made once
+    train       the clients of all runs together (`engines.packed`)
+    evaluate    the new states together, equal ones once
+    write       every run's metrics and checkpoint
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedwidth.engines.packed import SHARED, Pack, Part
+from fedwidth.errors import OptionError
+from fedwidth.evaluation import LocalScores, Score
+from fedwidth.evaluation_packed import PackedEvaluation, stack_states
+from fedwidth.experiment import Course, Experiment, Line, Measured, Result, Stopped
+from fedwidth.methods import History, Task
+from fedwidth.models.static_norm import norms_of
+from fedwidth.server import Server
+from fedwidth.settings import Settings
+
+
+def run_together(
+    experiments: Sequence[Experiment],
+    places: Sequence[Path | None] | None = None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    on_round: Callable[[int, Line], None] = lambda *_: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Result]:
+    """Run all to their last round, as `Experiment.run` does each, training as one batch.
+
+    They must have one model, one data set object and one way of training; seeds, methods, partitions, capacities,
+    learning rates and numbers of rounds may differ. `on_round(number, line)` is called for every round of every run.
+    """
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        pack = Pack([experiment.trainer for experiment in experiments])
+        stack.callback(pack.close)
+        courses = [
+            stack.enter_context(experiment.begin(place, resume=resume, overwrite=overwrite, packed=len(experiments)))
+            for experiment, place in zip(experiments, places or [None] * len(experiments), strict=True)
+        ]
+        _share_states(courses, pack)
+        judge = _Judge(experiments)
+        stopping = False
+        while not stopping and not all(course.ended for course in courses):
+            going = [number for number, course in enumerate(courses) if not course.ended]
+            _advance([courses[number] for number in going], pack, judge)
+            stopping = stop() and not all(course.ended for course in courses)
+            for number in going:
+                courses[number].save(always=stopping)
+                on_round(number, courses[number].lines[-1])
+        if stopping:
+            done = max(course.server.round for course in courses)
+            raise Stopped(f"stopped after round {done} of {experiments[0].settings.rounds}")
+        return [course.finish() for course in courses]
+
+
+def _advance(courses: Sequence[Course], pack: Pack, judge: _Judge) -> None:
+    """One round of all runs."""
+    choices = _Choices()
+    chosen = [choices.choose(course) for course in courses]
+    trained = pack.run(
+        [
+            Part(course.experiment.trainer, course.server.state, tasks, course.server.round)
+            for course, (tasks, _) in zip(courses, chosen, strict=True)
+        ]
+    )
+    servers: dict[object, Server] = {}
+    for course, (_, history), (aggregate, _) in zip(courses, chosen, trained, strict=True):
+        settings, server = course.experiment.settings.server, course.server
+        new = server.advance(aggregate, history, settings, course.experiment.plan.parameters)
+        servers[id(course)] = new
+    measured = judge.measure([(course, servers[id(course)]) for course in courses])
+    for course, (tasks, _), (_, report), found in zip(courses, chosen, trained, measured, strict=True):
+        course.note(servers[id(course)], tasks, report, found)
+
+
+class _Choices:
+    """The sub-models of a round: runs that differ only in what does not matter to the choice share it."""
+
+    def __init__(self) -> None:
+        self._cohorts: dict[object, list[tuple[int, float]]] = {}
+        self._known: dict[object, tuple[list[Task], History | None]] = {}
+
+    def choose(self, course: Course) -> tuple[list[Task], History | None]:
+        """The tasks of a run's round, and the history it leaves."""
+        experiment, server = course.experiment, course.server
+        method, seed, devices = experiment.method, experiment.settings.seed, experiment.settings.devices
+        cohort = (seed, server.round, len(experiment.partition), devices.per_round, devices.capacities, devices.dynamic)
+        if cohort not in self._cohorts:
+            self._cohorts[cohort] = experiment.cohort(server.round)
+        key = (cohort, method.name, repr(method.values), id(server.history))
+        if key not in self._known:
+            tasks = method.assign(experiment.plan, self._cohorts[cohort], server.round, server.history, seed)
+            history = History.of(experiment.plan, [task.index for task in tasks]) if method.remembers else None
+            self._known[key] = (tasks, history)
+        return self._known[key]
+
+
+class _Judge:
+    """Evaluates the runs' states."""
+
+    def __init__(self, experiments: Sequence[Experiment]) -> None:
+        first = experiments[0]
+        mask, self.tied = first.settings.training.mask, first.plan.tied
+        self.together = None if norms_of(first.model) else PackedEvaluation(first.model, first.data, mask=mask)
+
+    def measure(self, ended: Sequence[tuple[Course, Server]]) -> list[Measured | None]:
+        """What is measured after a round of every run; None where it is not evaluated."""
+        due = [course.experiment.is_measured(server.round) for course, server in ended]
+        if self.together is None:
+            return [c.experiment.measure(s) if is_due else None for (c, s), is_due in zip(ended, due, strict=True)]
+        states = {id(server.state): server.state for (_, server), is_due in zip(ended, due, strict=True) if is_due}
+        if not states:
+            return [None] * len(ended)
+        rows = dict(zip(states, range(len(states)), strict=True))
+        stacked = stack_states(list(states.values()), self.tied)
+        scores = self.together.scores(stacked)
+        local = self._local(stacked, rows, [pair for pair, is_due in zip(ended, due, strict=True) if is_due])
+        return [
+            self._describe(course, server, scores[rows[id(server.state)]], local) if is_due else None
+            for (course, server), is_due in zip(ended, due, strict=True)
+        ]
+
+    def _local(
+        self, stacked: Mapping[str, Tensor], rows: Mapping[int, int], ended: Sequence[tuple[Course, Server]]
+    ) -> dict[tuple[int, int], LocalScores]:
+        """Local scores by (partition, state), for the runs that ask for them; partition by partition."""
+        assert self.together is not None
+        wanted: dict[int, tuple[Any, dict[int, int]]] = {}
+        for course, server in ended:
+            if course.experiment.settings.evaluation.local:
+                partition = course.experiment.partition
+                wanted.setdefault(id(partition), (partition, {}))[1][id(server.state)] = rows[id(server.state)]
+        found = {}
+        for key, (partition, mine) in wanted.items():
+            chosen = torch.tensor(list(mine.values()))
+            part = {name: tensor[chosen.to(tensor.device)] for name, tensor in stacked.items()}
+            for state, scores in zip(mine, self.together.local(part, partition), strict=True):
+                found[key, state] = scores
+        return found
+
+    @staticmethod
+    def _describe(
+        course: Course, server: Server, score: Score, local: Mapping[tuple[int, int], LocalScores]
+    ) -> Measured:
+        experiment = course.experiment
+        return experiment.describe(server, score, local.get((id(experiment.partition), id(server.state))))
+
+
+def _share_states(courses: Sequence[Course], pack: Pack) -> None:
+    """Let runs whose states are equal, bit for bit, hold one: then equal work is found, also after a resume."""
+    known: dict[object, Mapping[str, Tensor]] = {}
+    histories: dict[object, History | None] = {}
+    for course in courses:
+        server = course.server
+        state = pack.flatten(course.experiment.trainer, server.state)
+        others = [state.others[name] for name in sorted(state.others)]
+        key = tuple(_digest(tensor) for tensor in (state.flat, *others))
+        history = server.history
+        seen = None if history is None else (history.clients, tuple(_digest(t) for t in history.seen.values()))
+        course.server = replace(server, state=known.setdefault(key, state), history=histories.setdefault(seen, history))
+
+
+def _digest(tensor: Tensor) -> bytes:
+    return hashlib.blake2b(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).digest()
+
+
+def for_packing(settings: Settings) -> Settings:
+    """The settings with the engine that packed runs train with."""
+    if settings.engine not in ("auto", "vectorised"):
+        raise OptionError(f"packed runs train as stacks, so engine must be auto or vectorised, not {settings.engine}")
+    if settings.precision == "bf16" and settings.device != "cpu":
+        raise OptionError("packed runs train as stacks, which have no bf16: set precision to tf32 or float32")
+    return replace(settings, engine="vectorised")
+
+
+def group_for_packing(all_settings: Sequence[Settings]) -> list[list[int]]:
+    """Numbers of the runs that go well together: of one length, and with clients of the same capacities."""
+    groups: dict[str, list[int]] = {}
+    for number, settings in enumerate(all_settings):
+        training = {name: getattr(settings.training, name) for name in SHARED}
+        source = [settings.data.name, settings.data.root, settings.data.options]
+        alike = [settings.rounds, asdict(settings.model), source, training, settings.devices.capacities]
+        key = json.dumps([*alike, settings.device, settings.precision], sort_keys=True)
+        groups.setdefault(key, []).append(number)
+    return list(groups.values())
