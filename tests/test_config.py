@@ -242,7 +242,7 @@ OPTIONS = st.dictionaries(
 def values_of(key):
     least = int(key.least or 0)
     shares = st.floats(0, 1, exclude_min=True)
-    numbers = shares if key.share else st.floats(least, allow_infinity=False, allow_nan=False)
+    numbers = shares if key.share else st.floats(key.least or 0, allow_infinity=False, allow_nan=False)
     strategies = {
         str: st.sampled_from(key.choices) if key.choices else st.text(),
         bool: st.booleans(),
@@ -292,12 +292,17 @@ def test_identity_changes_with_whatever_changes_results():
     for name in ("name", "answers", "checkpoint_every", "workers"):
         other = replace(settings, **{name: "x" if isinstance(getattr(settings, name), str) else 3})
         assert identity(other) == identity(settings), name
+    elsewhere = replace(settings.ray, address="auto", cpus=0.5)
+    on_ray = replace(settings, engine="ray")
+    assert identity(replace(on_ray, ray=elsewhere)) == identity(on_ray)
+    assert identity(replace(on_ray, ray=replace(elsewhere, engine="serial"))) != identity(on_ray)
+    assert identity(replace(on_ray, ray=replace(elsewhere, gpus=0.5))) != identity(on_ray)
     reseeded = replace(settings, seed=2)
     assert identity(reseeded) != identity(settings)
     assert settings_hash(reseeded) == settings_hash(settings)
     for part in dataclasses.fields(settings):
         section = getattr(settings, part.name)
-        if dataclasses.is_dataclass(section):
+        if dataclasses.is_dataclass(section) and part.name != "ray":
             for inner in dataclasses.fields(section):
                 changed = replace(settings, **{part.name: replace(section, **{inner.name: "changed"})})
                 assert settings_hash(changed) != settings_hash(settings), (part.name, inner.name)
@@ -327,3 +332,14 @@ def test_defaults_pass_their_own_checks():
 
 def test_recipes_come_with_the_package():
     assert "quickstart" in recipe_names()
+
+
+def test_with_only_a_change_need_not_make_sense_for_the_other_runs():
+    change = ["method.options.broadcast=0.2"]
+    with pytest.raises(OptionError, match="unknown option of method 'fedrolex' 'broadcast'"):
+        read_settings("quickstart", change)
+    recipe = read_settings("quickstart", change, only="fedbrb")
+    assert recipe.labels == ("fedbrb",)
+    assert recipe.main.method.options == {"broadcast": 0.2}
+    with pytest.raises(OptionError, match="run 'largest'|unknown option of method 'fedavg'"):
+        read_settings("quickstart", change, only="largest")

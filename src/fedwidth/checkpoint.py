@@ -54,6 +54,7 @@ def save_server(folder: Path, server: Server, *, identity: str, extra: dict[str,
         "history_clients": server.history.clients if server.history else None,
         **extra,
     }
+    facts["facts_checksum"] = _facts_checksum(facts)
     write_whole(folder / NAME, save(tensors, metadata={"fedwidth": json.dumps(facts)}))
 
 
@@ -62,19 +63,9 @@ def load_server(folder: Path, *, identity: str, device: torch.device) -> tuple[S
     path = folder / NAME
     if not path.exists():
         raise StateError(f"there is no checkpoint to resume in {folder}")
-    try:
-        with safe_open(path, "pt") as file:
-            facts = json.loads((file.metadata() or {}).get("fedwidth", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, OSError) as error:
-        raise StateError(f"{path} is damaged: {error}") from error
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        found = facts.get("format") if isinstance(facts, dict) else None
-        raise StateError(f"{path} was written by another version of fedwidth (format {found}, this one reads {FORMAT})")
+    facts, tensors = _read(path)
     if facts.get("identity") != identity:
         raise StateError(f"{path} belongs to a run with other settings or another model; resume it with its own")
-    if facts.get("checksum") != checksum(tensors):
-        raise StateError(f"{path} is damaged: its checksum does not fit its content")
 
     def part(prefix: str) -> Iterator[tuple[str, Tensor]]:
         return ((n.removeprefix(prefix), t.to(device)) for n, t in tensors.items() if n.startswith(prefix))
@@ -84,6 +75,14 @@ def load_server(folder: Path, *, identity: str, device: torch.device) -> tuple[S
     return Server(dict(part("state.")), facts["round"], history, dict(part("moment."))), facts
 
 
+def rounds_done(folder: Path) -> int:
+    """How many rounds the folder's checkpoint has done, 0 without one; refuses another version's or a damaged one."""
+    if not (folder / NAME).exists():
+        return 0
+    facts, _ = _read(folder / NAME)
+    return int(facts["round"])
+
+
 def checksum(tensors: Mapping[str, Tensor]) -> int:
     """CRC-32 of names and contents: safetensors notices a short file, but not a flipped bit."""
     total = 0
@@ -91,3 +90,27 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
         content = tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy()
         total = zlib.crc32(content, zlib.crc32(name.encode(), total))  # type: ignore[arg-type]
     return total
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Facts and tensors of a checkpoint of this version, unharmed."""
+    try:
+        with safe_open(path, "pt") as file:
+            facts = json.loads((file.metadata() or {}).get("fedwidth", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, OSError) as error:
+        raise StateError(f"{path} is damaged: {error}") from error
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        found = facts.get("format") if isinstance(facts, dict) else None
+        raise StateError(f"{path} was written by another version of fedwidth (format {found}, this one reads {FORMAT})")
+    # Checkpoints of the first days have no checksum of their facts.
+    whole = facts.get("facts_checksum", _facts_checksum(facts)) == _facts_checksum(facts)
+    if not whole or facts.get("checksum") != checksum(tensors) or not {"round", "history_clients"} <= facts.keys():
+        raise StateError(f"{path} is damaged: its checksum does not fit its content")
+    return facts, tensors
+
+
+def _facts_checksum(facts: Mapping[str, Any]) -> int:
+    """CRC-32 of the facts: a flipped digit of the round would go on from another place without a word."""
+    counted = {name: value for name, value in facts.items() if name != "facts_checksum"}
+    return zlib.crc32(json.dumps(counted, sort_keys=True).encode())

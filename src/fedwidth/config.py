@@ -37,23 +37,25 @@ __all__ = [
     "settings_toml",
 ]
 
-WITHOUT_INFLUENCE = ("name", "answers", "checkpoint_every", "workers", "slots")
+WITHOUT_INFLUENCE = ("name", "answers", "checkpoint_every", "workers", "slots", "ray")
 """Settings that do not change results: a run may be resumed with others."""
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
-def read_settings(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def read_settings(source: str | Path, overrides: Sequence[str] = (), *, only: str = "") -> Recipe:
     """Read a recipe: a file (*.toml), the name of a packaged recipe, or TOML text.
 
-    `overrides` are `key=value` texts, made to each of its runs; values are TOML, and bare words are text.
+    `overrides` are `key=value` texts, made to each of its runs; values are TOML, and bare words are text. `only` takes
+    the runs with this label alone (see `Recipe.only`), so that a change need not make sense for the others.
 
     >>> recipe = read_settings('rounds = 20', ["training.lr=0.5", "method.name=heterofl"])
     >>> recipe.main.rounds, recipe.main.training.lr, recipe.main.method.name
     (20, 0.5, 'heterofl')
     """
     recipe = read_recipe(_parse(source), [parse_override(text) for text in overrides])
+    recipe = recipe.only(only) if only else recipe
     for run in recipe.runs:
         try:
             check(run.settings)
@@ -234,4 +236,6 @@ def _quoted(text: str) -> str:
 
 def _fingerprint(settings: Settings, without: Sequence[str]) -> str:
     everything = {name: value for name, value in asdict(settings).items() if name not in without}
+    if settings.engine == "ray":  # of its own settings only these two influence results
+        everything["engine"] = f"ray {settings.ray.engine} {'cuda' if settings.ray.gpus else 'cpu'}"
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()

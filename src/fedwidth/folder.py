@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -11,13 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedwidth.checkpoint import NAME, write_whole
+from fedwidth.checkpoint import NAME, rounds_done, write_whole
 from fedwidth.config import WITHOUT_INFLUENCE, read_settings
 from fedwidth.errors import OptionError, StateError
 from fedwidth.settings import Settings
 
-CONFIG = "config.toml"
-FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", NAME, CONFIG)
+CONFIG, TRACKING = "config.toml", "tracking.json"
+FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", TRACKING, NAME, CONFIG)
 LOCK, GROUP_LOCK = ".lock", ".runs.lock"
 """Of one run, and of a folder that holds several."""
 
@@ -49,8 +50,12 @@ def check(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) ->
             break
         if place.exists() or place.is_symlink():
             raise OptionError(f"{place} is a file; give a folder as --out")
+    if (folder / LOCK).exists():
+        with locked(folder):  # one that is being written to is refused here already
+            pass
     if resume:
         check_same(folder, settings)
+        lines_done(folder, rounds_done(folder))
     elif not overwrite and holds_run(folder):
         raise OptionError(f"{folder} holds a run already; give --resume, --overwrite or another --out")
 
@@ -82,21 +87,38 @@ def _influences(settings: Settings) -> dict[str, str]:
     """What results depend on, as JSON by dotted key."""
     found: dict[str, str] = {}
     for name, value in asdict(settings).items():
+        if name in WITHOUT_INFLUENCE:
+            continue
         if isinstance(value, dict):
             found |= {f"{name}.{inner}": json.dumps(v, sort_keys=True) for inner, v in value.items()}
-        elif name not in WITHOUT_INFLUENCE:
+        else:
             found[name] = json.dumps(value)
     del found["data.root"]  # where the data lies does not matter
     return found
 
 
 def clear(folder: Path) -> None:
-    """Remove a previous run's files, and nothing else."""
+    """Remove a previous run's files, those of its seeds and of the runs it was compared with, and nothing else."""
+    _remove_files(folder)
+    for place in (*folder.glob("compare/*/seed-*"), *folder.glob("compare/*"), *folder.glob("seed-*")):
+        if not place.is_symlink() and holds_run(place):
+            with locked(place):  # refuses where another process is writing
+                _remove_files(place)
+                (place / LOCK).unlink()
+        with contextlib.suppress(OSError):  # anything else in it stays
+            place.rmdir()
+    with contextlib.suppress(OSError):
+        (folder / "compare").rmdir()
+
+
+def _remove_files(folder: Path) -> None:
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
         (folder / f"{name}.partial").unlink(missing_ok=True)
     for events in (folder / "tensorboard").glob("events.out.tfevents.*"):
         events.unlink()
+    with contextlib.suppress(OSError):
+        (folder / "tensorboard").rmdir()
 
 
 class Metrics:
@@ -105,21 +127,28 @@ class Metrics:
     def __init__(self, folder: Path, *, rounds: int) -> None:
         """Keep the lines of the first `rounds` rounds (a resumed run repeats the ones after its checkpoint)."""
         self.path = folder / "metrics.jsonl"
-        self.lines = [line for line in read_metrics(folder) if line["round"] <= rounds]
-        if [line["round"] for line in self.lines] != list(range(1, rounds + 1)):
-            raise StateError(f"{self.path} does not hold the rounds 1 to {rounds} that the checkpoint has done")
+        self.lines = lines_done(folder, rounds)
         write_whole(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def append(self, line: dict[str, Any]) -> None:
-        """Add the line of a round; it is on disk before the round's checkpoint is."""
+    def append(self, *lines: dict[str, Any]) -> None:
+        """Add the lines of rounds; they are on disk before the checkpoint of the last one is."""
         try:
             with open(self.path, "a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise StateError(f"cannot write {self.path}: {error.strerror or error}") from error
-        self.lines.append(line)
+        self.lines.extend(lines)
+
+
+def lines_done(folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """The metrics of the first so many rounds; refuses a file that lacks one of them."""
+    lines = [line for line in read_metrics(folder) if line["round"] <= rounds]
+    if [line["round"] for line in lines] != list(range(1, rounds + 1)):
+        path = folder / "metrics.jsonl"
+        raise StateError(f"{path} does not hold the rounds 1 to {rounds} that the checkpoint has done")
+    return lines
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -127,8 +156,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StateError(f"cannot read {path}: {error}") from error
     lines = []
-    for text in path.read_text().split("\n")[:-1]:
+    for text in content.split("\n")[:-1]:
         try:
             line = json.loads(text)
         except json.JSONDecodeError:

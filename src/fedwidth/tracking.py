@@ -1,23 +1,30 @@
-"""Optional loggers: TensorBoard, MLflow, Weights & Biases; each an extra, imported only when asked for."""
+"""Optional loggers: TensorBoard, MLflow, Weights & Biases; each an extra, imported only when asked for.
+
+A logger is told every round once. tracking.json in the run's folder remembers which of the logger's runs it is, so that
+`--resume` goes on in that one; rounds the logger lacks (it was killed too, or is new) come from metrics.jsonl.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+import json
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedwidth.checkpoint import write_whole
 from fedwidth.errors import OptionError, unknown
+from fedwidth.folder import TRACKING, read_metrics
+from fedwidth.loggers import BACKENDS, Backend
 from fedwidth.settings import Settings
 
-TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
+Line = dict[str, Any]
 
 
 class Tracker(Protocol):
     """Takes the metrics of each round."""
 
-    def log(self, line: dict[str, Any]) -> None:
+    def log(self, line: Line) -> None:
         """Log one round."""
 
     def close(self) -> None:
@@ -28,26 +35,29 @@ def check_tracker(name: str) -> None:
     """Refuse a tracker that is unknown or not installed; '' is none."""
     if not name:
         return
-    if name not in TRACKERS:
-        raise unknown("tracker", name, TRACKERS)
+    if name not in BACKENDS:
+        raise unknown("tracker", name, BACKENDS)
     try:
-        import_module(TRACKERS[name])
+        import_module(name)
     except ImportError:
         raise OptionError(f"--track {name} needs the extra: pip install 'fedwidth[{name}]'") from None
 
 
 def make_tracker(name: str, title: str, settings: Settings, folder: Path) -> Tracker:
-    """The tracker of this name for a run; it opens when the first round is logged."""
+    """The tracker of this name for a run; it opens when the first round is logged.
+
+    Refuses one that cannot be used as it is set up: no such store, no server, no key.
+    """
     check_tracker(name)
-    made: dict[str, Callable[[str, Settings, Path], Tracker]] = {
-        "tensorboard": _TensorBoard,
-        "mlflow": _MLflow,
-        "wandb": _Wandb,
-    }
-    return _Lazy(lambda: made[name](title, settings, folder)) if name else _Nothing()
+    if not name:
+        return _Nothing()
+    try:
+        return _Tracked(name, BACKENDS[name](title, settings, folder), settings.rounds, folder)
+    except Exception as error:  # these packages raise whatever their own parts raise
+        raise OptionError(f"--track {name} cannot be used: {_one_line(error)}") from error
 
 
-def numbers(line: dict[str, Any]) -> dict[str, float]:
+def numbers(line: Line) -> dict[str, float]:
     """The plain numbers of a round's metrics, nested ones as capacity_accuracy/0.25.
 
     >>> numbers({"round": 3, "clients": [1, 2], "global_loss": None, "capacity_accuracy": {"0.25": 0.5}})
@@ -56,73 +66,74 @@ def numbers(line: dict[str, Any]) -> dict[str, float]:
     flat: dict[str, float] = {}
     for key, value in line.items():
         if isinstance(value, dict):
-            flat |= {f"{key}/{inner}": float(v) for inner, v in value.items()}
+            flat |= {f"{key}/{inner}": v for inner, v in numbers(value).items()}
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             flat[key] = float(value)
     return flat
 
 
 class _Nothing:
-    def log(self, line: dict[str, Any]) -> None:
+    def log(self, line: Line) -> None:
         del line
 
     def close(self) -> None:
         pass
 
 
-class _Lazy:
-    def __init__(self, make: Callable[[], Tracker]) -> None:
-        self.make = make
-        self.tracker: Tracker | None = None
+class _Tracked:
+    """Hands a backend every round once, and keeps its failures from ending the training."""
 
-    def log(self, line: dict[str, Any]) -> None:
-        self.tracker = self.tracker or self.make()
-        self.tracker.log(line)
+    def __init__(self, name: str, backend: Backend, rounds: int, folder: Path) -> None:
+        self.name, self.backend, self.rounds, self.folder = name, backend, rounds, folder
+        self.opened = self.failed = False
+        self.last = 0
 
-    def close(self) -> None:
-        if self.tracker is not None:
-            self.tracker.close()
-
-
-class _TensorBoard:
-    def __init__(self, title: str, settings: Settings, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        del title, settings
-        self.writer = SummaryWriter(str(folder / "tensorboard"))
-
-    def log(self, line: dict[str, Any]) -> None:
-        for key, value in numbers(line).items():
-            self.writer.add_scalar(key, value, line["round"])
+    def log(self, line: Line) -> None:
+        if self.failed:
+            return
+        try:
+            missed = [] if self.opened else self._open(line["round"])
+            for each in (*missed, line):
+                if each["round"] > self.last:
+                    self.backend.log(numbers(each), each["round"])
+                    self.last = each["round"]
+        except Exception as error:  # as above; training goes on, and metrics.jsonl has it all
+            self._fail(error)
 
     def close(self) -> None:
-        self.writer.close()
+        if self.opened:
+            try:
+                self.backend.close(self.last == self.rounds)
+            except Exception as error:
+                self._fail(error)
+
+    def _open(self, round: int) -> list[Line]:
+        """Open the backend; the rounds before this one."""
+        known = _read_runs(self.folder)
+        run, self.last = self.backend.open(known.get(self.name, ""))
+        self.opened = True
+        write_whole(self.folder / TRACKING, json.dumps(known | {self.name: run}) + "\n")
+        return [line for line in read_metrics(self.folder) if line["round"] < round]
+
+    def _fail(self, error: Exception) -> None:
+        if self.failed:
+            return
+        self.failed = True
+        print(
+            f"warning: {self.name} failed after round {self.last}, and the run goes on without it"
+            f" ({self.folder / 'metrics.jsonl'} has every round): {_one_line(error)}",
+            file=sys.stderr,
+        )
 
 
-class _MLflow:
-    def __init__(self, title: str, settings: Settings, folder: Path) -> None:
-        import mlflow
-
-        del folder
-        self.mlflow = mlflow
-        mlflow.start_run(run_name=title)
-        mlflow.log_params({"method": settings.method.name, "seed": settings.seed})
-
-    def log(self, line: dict[str, Any]) -> None:
-        self.mlflow.log_metrics(numbers(line), step=line["round"])
-
-    def close(self) -> None:
-        self.mlflow.end_run()
+def _read_runs(folder: Path) -> dict[str, str]:
+    """Which of each logger's runs this one is; none where the file is missing or not ours."""
+    try:
+        found = json.loads((folder / TRACKING).read_text())
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(run) for name, run in found.items()} if isinstance(found, dict) else {}
 
 
-class _Wandb:
-    def __init__(self, title: str, settings: Settings, folder: Path) -> None:
-        import wandb
-
-        self.run = wandb.init(project="fedwidth", name=title, config=asdict(settings), dir=str(folder))
-
-    def log(self, line: dict[str, Any]) -> None:
-        self.run.log(numbers(line), step=line["round"])
-
-    def close(self) -> None:
-        self.run.finish()
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
