@@ -10,7 +10,9 @@ from fedwidth.config import read_settings, recipe_names
 from fedwidth.recipe import Paper
 from fedwidth.results import UNFINISHED, Record, estimate_seconds, read_all
 from fedwidth.results_cells import Cell, find_cells, judge
+from fedwidth.results_clients import read_clients
 from fedwidth.results_exact import METHODS, SHARES, WIDEST, agrees, cost_rows, coverage
+from fedwidth.results_figures import figure_texts
 
 REMARKS = "remarks.md"
 REPORTED = {
@@ -38,7 +40,7 @@ def write_page(results: Path) -> str:
     """The whole page."""
     records = read_all(results)
     stopped = read_all(results / UNFINISHED)
-    tables = {name: find_cells(name, records, stopped) for name in recipe_names() if name != "quickstart"}
+    tables = find_tables(records, stopped)
     begun = {name: cells for name, cells in tables.items() if any(c.records or c.unfinished for c in cells)}
     parts = ["# Results", "What the published tables come to when they are run with fedwidth."]
     parts += ["## In short", "\n".join(_summary(tables, begun))]
@@ -50,8 +52,14 @@ def write_page(results: Path) -> str:
         parts.append("## Trained")
     for name, cells in begun.items():
         parts += _table(name, cells, records)
+    parts += ["## Figures", *figure_texts(tables, read_clients(results))]
     parts += ["## What remains", *_remaining(tables, records)]
     return "\n\n".join(parts) + "\n"
+
+
+def find_tables(records: Sequence[Record], stopped: Sequence[Record] = ()) -> dict[str, list[Cell]]:
+    """The cells of every recipe that answers to a paper."""
+    return {name: find_cells(name, records, stopped) for name in recipe_names() if name != "quickstart"}
 
 
 def _summary(tables: dict[str, list[Cell]], begun: dict[str, list[Cell]]) -> Iterator[str]:

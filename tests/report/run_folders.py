@@ -39,8 +39,19 @@ def lines(rounds, *, every=2, accuracy=lambda round: 0.5 + 0.03 * round):
     return found
 
 
-def write_run(folder: Path, name="", *, finished=True, rounds=12, done=None, metrics=None, clients=True, **settings):
-    """A run folder; `metrics` replaces its lines."""
+def write_run(
+    folder: Path,
+    name="",
+    *,
+    finished=True,
+    rounds=12,
+    done=None,
+    metrics=None,
+    clients=True,
+    counts=True,
+    **settings,
+):
+    """A run folder; `metrics` replaces its lines. Without `counts` it is one of an earlier version."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text(config(name, rounds=rounds, **settings))
     metrics = metrics if metrics is not None else lines(done or rounds)
@@ -56,5 +67,7 @@ def write_run(folder: Path, name="", *, finished=True, rounds=12, done=None, met
             {"client": c, "capacity": CAPACITIES[c % 3], "samples": 10 + c, "labels": [c % 4, 9], "accuracy": 0.8}
             for c in range(6)
         ]
+        for row in rows if counts else ():
+            row["counts"] = [row["samples"] - 6, 6]
         (folder / "clients.json").write_text(json.dumps(rows))
     return folder

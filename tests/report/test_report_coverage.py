@@ -1,4 +1,5 @@
 import base64
+import zlib
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from run_folders import CAPACITIES, lines, write_run
 from fedwidth.coverage import measure_coverage
 from fedwidth.methods import methods
 from fedwidth.report import read_runs
-from fedwidth.report.coverage_view import best_layer, count_training, frame_rounds, layers, pack, pool
+from fedwidth.report.coverage_view import Frame, best_layer, count_training, frame_rounds, layers, pack, pool
 from fedwidth.report.rebuild import Rebuilt, Workshop
 
 
@@ -33,19 +34,23 @@ def test_counts_agree_with_the_coverage_of_the_same_devices(tmp_path, workshop, 
             assert torch.equal(grid.double(), counts[layer].double().expand(*grid.shape))
 
 
+def unpack(layer):
+    return zlib.decompress(base64.b64decode(layer["frames"]))
+
+
 def test_grids_shrink_to_cells_of_means_and_bytes(tmp_path, workshop):
     (run,) = read_runs([write_run(tmp_path / "a", method="heterofl")])
     built = workshop.rebuild(run)
     frames = count_training(run, built)
-    (view,) = pack([(0, "", frames)])
+    (view,) = pack([(0, built.plan, frames)])
     assert view["rounds"] == [frame.round for frame in frames]
     for layer in view["layers"].values():
         rows, columns = layer["cells"]
         assert max(rows, columns) <= 64
-        assert len(base64.b64decode(layer["frames"])) == rows * columns * len(frames)
+        assert len(unpack(layer)) == rows * columns * len(frames)
     # HeteroFL trains the first quarter of the units in every update and the last half in one of three.
     two_way = next(layer for layer in view["layers"].values() if layer["shape"] == [6, 12])
-    last = base64.b64decode(two_way["frames"])[-72:]
+    last = unpack(two_way)[-72:]
     assert (last[0], last[-1]) == (255, 85)
 
 
@@ -54,6 +59,32 @@ def test_pooling_keeps_the_mean():
     assert pool(grid, 64).shape == (64, 64)
     assert pool(grid, 64).mean() == pytest.approx(float(grid.double().mean()))
     assert pool(torch.ones(3, 5), 64).shape == (3, 5)
+    # blocks of 3, 3, 3, 4 columns; the page tells the reader the same bounds
+    assert pool(torch.arange(13.0)[None], 4).tolist() == [[1.0, 4.0, 7.0, 10.5]]
+
+
+def test_however_many_layers_and_entries_the_grids_fit(tmp_path, workshop):
+    """Noise cannot be compressed: grids shrink until they fit."""
+    (run,) = read_runs([write_run(tmp_path / "a")])
+    plan = workshop.rebuild(run).plan
+    noise = torch.Generator().manual_seed(0)
+    (name,) = layers(plan, 1)
+    frames = [Frame(r, 255, 1.0, 1.0, {name: torch.randint(1, 256, (64, 64), generator=noise)}) for r in range(1, 201)]
+    for entries, side in ((1, 64), (8, 32)):
+        views = pack([(place, plan, frames) for place in range(entries)])
+        assert {tuple(view["layers"][name]["cells"]) for view in views} == {(side, side)}
+        assert sum(len(view["layers"][name]["frames"]) for view in views) < 3_000_000
+
+
+def test_the_stops_of_a_run_in_progress_stay_where_they_are(tmp_path, workshop):
+    def stops(done):
+        (run,) = read_runs([write_run(tmp_path / str(done), rounds=400, finished=False, done=done)])
+        return [frame.round for frame in count_training(run, workshop.rebuild(run))]
+
+    early, later = stops(40), stops(90)
+    assert early[-1] == 40
+    assert later[-1] == 90
+    assert set(early[:-1]) <= set(later)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 24, 25, 2500])

@@ -70,6 +70,25 @@ def test_the_split_draws_a_sample_of_many_clients(tmp_path):
     assert split_view(read_runs([with_clients(tmp_path / "b", [{"labels": "all"}, 3])])[0]) is None
 
 
+def test_the_split_counts_samples_of_labels(tmp_path):
+    rows = [
+        {"client": 0, "labels": [7, 2], "counts": [3, 11], "samples": 14},
+        {"client": 1, "labels": [120, 2], "counts": [5, 40], "samples": 45},
+    ]
+    view = split_view(read_runs([with_clients(tmp_path / "a", rows)])[0])
+    assert view["most"] == 40
+    assert [(client["labels"], client["counts"]) for client in view["clients"]] == [([2, 7], [11, 3]), ([2], [40])]
+
+
+@pytest.mark.parametrize("counts", [None, [3], [3, -1], [3, 1.5], [3, True], "34", [3, 10**400]])
+def test_a_split_whose_counts_make_no_sense_shows_labels_alone(tmp_path, counts):
+    rows = [{"labels": [0, 1], "counts": [3, 4], "samples": 7}, {"labels": [0, 1], "counts": counts, "samples": 4}]
+    view = split_view(read_runs([with_clients(tmp_path / "a", rows)])[0])
+    assert view["most"] == 0
+    assert [client["labels"] for client in view["clients"]] == [[0, 1], [0, 1]]
+    assert all("counts" not in client for client in view["clients"])
+
+
 def test_equal_views_are_shown_once():
     found = once([(0, {"x": 1}), (1, {"x": 2}), (2, {"x": 1}), (3, None)])
     assert found == [{"x": 1, "entries": [0, 2]}, {"x": 2, "entries": [1]}]

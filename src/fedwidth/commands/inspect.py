@@ -18,6 +18,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Shape = Annotated[str, typer.Option("--shape", help="Shape of one input, e.g. 3x32x32.")]
 Options = Annotated[list[str] | None, typer.Option("--set", help="Option of the model, key=value.")]
 Rounding = Annotated[str, typer.Option("--rounding", help="floor or ceil")]
+Heads = Annotated[str, typer.Option("--heads", help="Slice inside attention heads (within) or whole heads (whole).")]
+Seed = Annotated[int, typer.Option("--seed", help="What is random comes from it.")]
 
 
 def list_methods(as_json: Json = False) -> None:
@@ -56,7 +58,7 @@ def list_methods(as_json: Json = False) -> None:
     print_table(["method", "title", "paper", "equation", "options"], rows)
 
 
-def show_plan(model: Model, shape: Shape = "", options: Options = None, heads: str = "within") -> None:
+def show_plan(model: Model, shape: Shape = "", options: Options = None, heads: Heads = "within") -> None:
     """Show which axes of a model share a width."""
     _, plan, _ = _traced(model, shape, options, heads)
     print(plan)
@@ -119,7 +121,7 @@ def show_coverage(
     method: Annotated[str, typer.Option("--method", help="Method, as listed by `fedwidth methods`.")] = "fedrolex",
     capacity: Annotated[str, typer.Option("--capacity", help="Capacity of the clients; several: 1,1/4")] = "1/4",
     rounds: Annotated[int, typer.Option("--rounds", help="Rounds to count over.")] = 512,
-    seed: int = 0,
+    seed: Seed = 0,
     rounding: Rounding = "floor",
     shape: Shape = "",
     options: Options = None,
@@ -182,8 +184,8 @@ def show_partition(
     kind: Annotated[
         str, typer.Option("--kind", help="iid, labels, random_labels (the thesis), dirichlet, natural")
     ] = "iid",
-    clients: int = 10,
-    seed: int = 1,
+    clients: Annotated[int, typer.Option("--clients", help="Number of clients.")] = 10,
+    seed: Seed = 1,
     options: Annotated[list[str] | None, typer.Option("--set", help="Option of the partition, key=value.")] = None,
     root: Annotated[str, typer.Option("--data", help="Folder of the data.")] = "",
 ) -> None:

@@ -33,12 +33,12 @@ function lineChart(title, spec, height = 300) {
   const plot = h('div');
   host.append(plot);
   const tip = tooltip(host);
-  let place = null; // where the crosshair is, in values of x
+  let place = null; // where the crosshair is, in values of x; a live page puts it there again
   let frame = null;
 
   function lay() {
     const { lines: all, x, y, marker } = spec();
-    const lines = all.filter((line) => !hidden.has(line.entry));
+    const lines = all.filter((line) => !isHidden(line.entry));
     const width = Math.max(240, host.clientWidth);
     const tall = width < 480 ? Math.min(height, 250) : height;
     const box = { left: 50, right: width - 14, top: 10, bottom: tall - 40 };
@@ -131,12 +131,14 @@ function lineChart(title, spec, height = 300) {
     });
     const focused = plot.contains(document.activeElement);
     plot.replaceChildren(svg);
-    if (focused) svg.focus();
-    point(null);
+    if (focused) svg.focus({ preventScroll: true });
+    point(state.pointer && state.pointer.title === title && frame.lines.length ? state.pointer.value : null);
   }
 
   function point(value) {
     place = value;
+    if (value !== null) state.pointer = { title, value };
+    else if (state.pointer && state.pointer.title === title) state.pointer = null;
     const group = plot.querySelector('.pointer');
     if (!group) return '';
     group.replaceChildren();

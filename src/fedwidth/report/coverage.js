@@ -14,12 +14,16 @@ function shade(share) {
   const [a, b] = t < 1 ? [heat.stops[0], heat.stops[1]] : [heat.stops[1], heat.stops[2]];
   return a.map((v, at) => Math.round(v + (b[at] - v) * (t < 1 ? t : t - 1)));
 }
-function bytesOf(text) {
-  const raw = atob(text);
-  return Uint8Array.from(raw, (letter) => letter.charCodeAt(0));
+async function unpack(layer) { // once; the cells of all frames, a byte each
+  if (!layer || layer.bytes) return;
+  const packed = Uint8Array.from(atob(layer.frames), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('deflate'));
+  layer.bytes = new Uint8Array(await new Response(stream).arrayBuffer());
 }
+const firstLayer = (views) => (views.some((view) => view.layers[state.layer]) ? state.layer : views[0].first);
+const unpackShown = (found) => Promise.all(found.coverage.views.map((view) => unpack(view.layers[firstLayer(found.coverage.views)])));
 
-function heatScale() {
+function heatBar() {
   const bar = h('canvas', { width: 128, height: 1, 'aria-hidden': 'true' });
   redraws.push(() => {
     readPaint();
@@ -29,61 +33,72 @@ function heatScale() {
       context.fillRect(x, 0, 1, 1);
     }
   });
-  return h('span', { class: 'scale' }, h('span', { class: 'never' }), 'never', h('span', {}, 'rarely'), bar, 'in every client update');
+  return bar;
 }
+const heatScale = () => h('span', { class: 'scale' }, h('span', { class: 'never' }), 'never', h('span', {}, 'rarely'), heatBar(), 'in every client update');
 
-function heatGrid(view, state) {
-  const canvas = h('canvas', { role: 'img' });
+function heatGrid(view, shown) {
+  const canvas = h('canvas', { role: 'img', tabindex: 0 });
   const words = h('p', { class: 'small' });
   const entry = data.entries[view.entry];
   const host = h('div', { class: 'figure' }, entryHead(view.entry), canvas, words);
-  words.style.margin = '0';
   const tip = tooltip(host);
-  const decoded = new Map();
+  let cell = [0, 0];
 
   function frameAt() { // the last frame not after the slider's round
     let at = 0;
-    view.rounds.forEach((round, place) => { if (round <= state.round) at = place; });
+    view.rounds.forEach((round, place) => { if (round <= shown.round) at = place; });
     return at;
   }
   function draw() {
-    const layer = view.layers[state.layer];
+    const layer = view.layers[shown.layer];
     canvas.hidden = !layer;
     tip.hide();
     if (!layer) { words.textContent = 'no such layer in this model'; return; }
-    if (!decoded.has(state.layer)) decoded.set(state.layer, bytesOf(layer.frames));
+    if (!layer.bytes) { unpack(layer).then(draw); return; }
     const [rows, columns] = layer.cells;
     const at = frameAt();
-    const cells = decoded.get(state.layer).subarray(at * rows * columns, (at + 1) * rows * columns);
+    const cells = layer.bytes.subarray(at * rows * columns, (at + 1) * rows * columns);
     canvas.width = columns;
     canvas.height = rows;
     canvas.style.aspectRatio = String(Math.max(0.8, Math.min(6, layer.shape[1] / layer.shape[0])));
     const image = new ImageData(columns, rows);
-    cells.forEach((cell, place) => {
-      image.data.set([...(cell ? shade(cell / 255) : heat.never), 255], place * 4);
+    cells.forEach((value, place) => {
+      image.data.set([...(value ? shade(value / 255) : heat.never), 255], place * 4);
     });
     canvas.getContext('2d').putImageData(image, 0, 0);
-    words.textContent = `${show.percent(view.share[at], view.share[at] > 0.9995 || view.share[at] < 0.0005 ? 0 : 1)} of the model trained · evenness ${show.plain(view.evenness[at])}`;
-    canvas.setAttribute('aria-label', `${entry.label}, ${state.layer}, after round ${view.rounds[at]}: ${words.textContent}`);
+    words.textContent = `${show.percent(view.share[at], view.share[at] > 0.9995 || view.share[at] < 0.0005 ? 0 : 1)} trained · evenness ${show.plain(view.evenness[at])}`;
+    canvas.setAttribute('aria-label', `${entry.label}, ${shown.layer}, after round ${view.rounds[at]}: ${words.textContent}. Arrow keys read cells.`);
+  }
+  function point(row, column, x, y) {
+    const layer = view.layers[shown.layer];
+    if (!layer || !layer.bytes) return '';
+    const [rows, columns] = layer.cells;
+    cell = [Math.min(rows - 1, Math.max(0, row)), Math.min(columns - 1, Math.max(0, column))];
+    const at = frameAt();
+    const share = layer.bytes[at * rows * columns + cell[0] * columns + cell[1]] / 255;
+    const span = (place, cells, size) => {
+      const [first, last] = [Math.floor((place * size) / cells), Math.max(0, Math.floor(((place + 1) * size) / cells) - 1)];
+      return first >= last ? `${first}` : `${first}–${last}`;
+    };
+    const place = `out ${span(cell[0], rows, layer.shape[0])} × in ${span(cell[1], columns, layer.shape[1])}`;
+    const found = share ? `trained in about ${show.percent(share, 0)} of ${plural(view.updates[at], 'client update')}` : 'never trained so far';
+    tip.show(x ?? canvas.offsetLeft + ((cell[1] + 0.5) / columns) * canvas.offsetWidth, y ?? canvas.offsetTop + ((cell[0] + 0.5) / rows) * canvas.offsetHeight + 12, [h('b', {}, place), h('div', {}, found)]);
+    return `${place}: ${found}`;
   }
   canvas.addEventListener('pointermove', (event) => {
-    const layer = view.layers[state.layer];
     const area = canvas.getBoundingClientRect();
-    const [rows, columns] = layer.cells;
-    const row = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - area.top) / area.height) * rows)));
-    const column = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - area.left) / area.width) * columns)));
-    const at = frameAt();
-    const share = decoded.get(state.layer)[at * rows * columns + row * columns + column] / 255;
-    const span = (place, cells, size) => {
-      const [first, last] = [Math.floor((place * size) / cells), Math.max(0, Math.ceil(((place + 1) * size) / cells) - 1)];
-      return first === last ? `${first}` : `${first}–${last}`;
-    };
     const box = host.getBoundingClientRect();
-    tip.show(event.clientX - box.left, event.clientY - box.top + 12, [
-      h('b', {}, `out ${span(row, rows, layer.shape[0])} × in ${span(column, columns, layer.shape[1])}`),
-      h('div', {}, share ? `trained in about ${show.percent(share, 0)} of ${plural(view.updates[at], 'client update')}` : 'never trained so far')]);
+    const [rows, columns] = view.layers[shown.layer].cells;
+    point(Math.floor(((event.clientY - area.top) / area.height) * rows), Math.floor(((event.clientX - area.left) / area.width) * columns), event.clientX - box.left, event.clientY - box.top + 12);
   });
-  canvas.addEventListener('pointerleave', () => tip.hide());
+  canvas.addEventListener('keydown', (event) => {
+    const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    say(point(cell[0] + move[0], cell[1] + move[1]));
+  });
+  for (const name of ['pointerleave', 'blur']) canvas.addEventListener(name, () => tip.hide());
   redraws.push(draw);
   return { host, draw };
 }
@@ -99,53 +114,63 @@ function coverageSection() {
   if (!views.length) return [h('p', { class: 'intro' }, 'There is no picture of the weights here.'), reasons];
   const names = [...new Set(views.flatMap((view) => Object.keys(view.layers)))];
   const rounds = [...new Set(views.flatMap((view) => view.rounds))].sort((a, b) => a - b);
-  const start = Math.max(0, names.indexOf(views[0].first));
-  const state = { layer: names[start], round: rounds[rounds.length - 1] };
-  const grids = views.map((view) => heatGrid(view, state));
+  const last = rounds.length - 1;
+  const start = state.round === null ? last : Math.max(0, rounds.findLastIndex((round) => round <= state.round));
+  const shown = { layer: firstLayer(views), round: rounds[start] };
+  const grids = views.map((view) => heatGrid(view, shown));
   const label = h('output', { class: 'small' });
-  let curves = 'evenness';
   const chart = lineChart('Evenness of training over rounds', () => ({
-    lines: views.map((view) => ({ entry: view.entry, x: view.rounds.map(Math.log2), y: view[curves] })),
-    x: { title: 'round (logarithmic)', one: 'round', show: (v) => show.round(2 ** v), ticks: logRounds(rounds[rounds.length - 1]) },
-    y: { show: curves === 'share' ? show.percent : show.plain, tick: curves === 'share' ? percentTick : show.plain, floor: 0, ceiling: 1.001 },
-    marker: Math.log2(state.round),
+    lines: views.map((view) => ({ entry: view.entry, x: view.rounds.map(Math.log2), y: view[state.measure] })),
+    x: { title: 'round (logarithmic)', one: 'round', show: (v) => show.round(2 ** v), ticks: logRounds(rounds[last]) },
+    y: { show: state.measure === 'share' ? show.percent : show.plain, tick: state.measure === 'share' ? percentTick : show.plain, floor: 0, ceiling: 1.001 },
+    marker: Math.log2(shown.round),
   }), 250);
   const drawChart = redraws[redraws.length - 1];
-  const update = () => {
-    label.textContent = `after round ${show.round(state.round)}`;
+  const tell = () => {
+    label.textContent = `after round ${show.round(shown.round)}`;
     slider.setAttribute('aria-valuetext', label.textContent);
+  };
+  const update = () => {
+    tell();
     grids.forEach((grid) => grid.draw());
     drawChart();
   };
-  const slider = h('input', { type: 'range', min: 0, max: rounds.length - 1, value: rounds.length - 1, 'aria-label': 'Round', oninput: () => { state.round = rounds[slider.value]; update(); } });
+  const move = (place) => {
+    slider.value = place;
+    shown.round = rounds[place];
+    state.round = place === last ? null : shown.round; // at the end the slider follows a run in progress
+    update();
+  };
+  const slider = h('input', { type: 'range', min: 0, max: last, value: start, 'aria-label': 'Round', oninput: () => move(Number(slider.value)) });
   let playing = null;
-  const stop = () => { clearInterval(playing); playing = null; play.textContent = 'Play'; };
+  const stop = () => { clearInterval(playing); playing = null; state.busy.delete('playing'); play.textContent = 'Play'; };
   const play = h('button', { type: 'button', onclick: () => {
     if (playing) { stop(); return; }
-    if (Number(slider.value) === rounds.length - 1) slider.value = -1;
+    let place = Number(slider.value) === last ? -1 : Number(slider.value);
     play.textContent = 'Pause';
+    state.busy.add('playing');
     playing = setInterval(() => {
-      slider.value = Number(slider.value) + 1;
-      state.round = rounds[slider.value];
-      update();
-      if (Number(slider.value) === rounds.length - 1) stop();
+      place += 1;
+      move(Math.min(place, last));
+      if (place >= last) stop();
     }, 350);
   } }, 'Play');
-  label.textContent = `after round ${show.round(state.round)}`;
+  tell();
   const short = views.filter((view) => view.rounds[view.rounds.length - 1] < data.runs.find((run) => run.entry === view.entry).done);
   return [
     h('p', { class: 'intro' }, 'One layer of the server’s model, a cell for each weight (or block of weights): rows are units out, columns units in. Colour says how often the weight was part of what a client trained. Move the slider to see it from the first round on.'),
     h('div', { class: 'controls' }, choose('Layer', names.map((name) => {
       const shape = views.map((view) => view.layers[name]).find(Boolean).shape;
       return `${name} (${shape[0]} × ${shape[1]})`;
-    }), (place) => { state.layer = names[place]; update(); }, start), play, slider, label),
+    }), (place) => { state.layer = names[place]; shown.layer = names[place]; update(); }, names.indexOf(shown.layer)), play, slider, label),
     h('div', { class: 'grids' }, grids.map((grid) => grid.host)),
     h('p', { class: 'note' }, heatScale()),
     h('div', { class: 'head sub' }, h('h3', {}, 'How evenly, and how much of the model'),
-      segments('Measure', [['evenness', 'Evenness'], ['share', 'Share ever trained']], curves, (value) => { curves = value; drawChart(); })),
+      segments('Measure', [['evenness', 'Evenness'], ['share', 'Share ever trained']], state.measure, (value) => { state.measure = value; drawChart(); })),
     chart,
     h('p', { class: 'note' }, 'Counted again from the settings and the clients each round wrote down (first seed of each line), so it is what was trained, not a model of it. Evenness is Jain’s index over all weights: 1 when every weight was trained equally often. Large matrices are shown in cells, each the mean over its weights.',
-      short.length > 0 && ` Counted over the first rounds only: ${short.map((view) => `${data.entries[view.entry].label} to round ${view.rounds[view.rounds.length - 1]}`).join(', ')}.`),
+      views[0].left_out > 0 && ` ${plural(views[0].left_out, 'layer')} of ${plural(views[0].left_out + Object.keys(views[0].layers).length, 'layer')} left out.`,
+      short.length > 0 && ` Not counted to the end: ${short.map((view) => `${data.entries[view.entry].label} up to round ${view.rounds[view.rounds.length - 1]}`).join(', ')}.`),
     reasons];
 }
 function logRounds(last) {

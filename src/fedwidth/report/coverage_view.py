@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +25,10 @@ from fedwidth.report.rebuild import Rebuilt
 from fedwidth.report.runs import Run, number
 
 FRAMES = 24
-LAYERS = 4
+MOST_LAYERS = 40
 MOST_SIDE, LEAST_SIDE = 64, 16
-MOST_CELLS = 1_500_000
-"""Over all frames, layers and entries of a page: keeps it far below its 6 MB."""
+MOST_BYTES = 2_200_000
+"""Of all compressed grids of a page, which is to stay below 6 MB. The smallest grids of 8 entries fit uncompressed."""
 MOST_UPDATES, MOST_WORK = 6_000, 20_000_000_000
 """Clients counted for one entry, and times the counts of the model: a longer run is counted over its first rounds."""
 MOST_HELD = 500
@@ -46,7 +47,7 @@ class Frame:
     evenness: float
     """Jain's index of the counts: 1 when every weight was trained equally often."""
     grids: dict[str, Tensor]
-    """Counts of the layers shown, rows out and columns in."""
+    """Counts of each layer, rows out and columns in; those of large layers are means over blocks."""
 
 
 def count_training(run: Run, built: Rebuilt) -> list[Frame]:
@@ -59,7 +60,9 @@ def count_training(run: Run, built: Rebuilt) -> list[Frame]:
     }
     shown, history, updates, frames = layers(plan), None, 0, []
     cohorts = _affordable(_cohorts(run), sum(t.numel() for t in counts.values()))
-    stops = frame_rounds(len(cohorts))
+    # While a run goes on, the stops are those of the whole run, so that they stay where they are.
+    whole = len(cohorts) if run.done > len(cohorts) else max(len(cohorts), run.rounds)
+    stops = {stop for stop in frame_rounds(whole) if stop < len(cohorts)} | {len(cohorts)}
     held: list[Index] = []
     for round, cohort in enumerate(cohorts):
         tasks = built.method.assign(plan, cohort, round, history, built.settings.seed)
@@ -70,7 +73,7 @@ def count_training(run: Run, built: Rebuilt) -> list[Frame]:
             _add(counts, plan, held)
             held = []
         if round + 1 in stops:
-            grids = {name: _grid(counts[name], plan.shapes[name]).clone() for name in shown}
+            grids = {name: pool(_grid(counts[name], plan.shapes[name]), MOST_SIDE).float() for name in shown}
             frames.append(Frame(round + 1, updates, *_evenness(counts, plan), grids))
     return frames
 
@@ -105,8 +108,9 @@ def _affordable(cohorts: list[list[tuple[int, float]]], size: int) -> list[list[
     return cohorts[: max(1, int(np.searchsorted(updates, min(MOST_UPDATES, MOST_WORK // max(1, size)), side="right")))]
 
 
-def layers(plan: Plan, most: int = LAYERS) -> list[str]:
-    """The matrices and kernels to show: those sliced both ways before those sliced one way, spread over the depth."""
+def layers(plan: Plan, most: int = MOST_LAYERS) -> list[str]:
+    """The matrices and kernels to show: all that are sliced; of too many those sliced both ways before those sliced one
+    way, spread over the depth."""
     both: list[str] = []
     one: list[str] = []
     for name, axes in plan.axes.items():
@@ -138,25 +142,29 @@ def frame_rounds(rounds: int, most: int = FRAMES) -> list[int]:
     return sorted({round(rounds ** (step / (most - 1))) for step in range(most)})
 
 
-def pack(views: Sequence[tuple[int, str, list[Frame]]]) -> list[dict[str, Any]]:
-    """What the page needs of each entry (its number, the layer to show first, its frames), with grids pooled so that
-    all of them fit."""
-    grids = sum(len(frames) * len(frames[0].grids) for _, _, frames in views)
-    side = max(LEAST_SIDE, min(MOST_SIDE, math.isqrt(MOST_CELLS // max(1, grids))))
-    return [{"entry": entry, "first": first, **_pack(frames, side)} for entry, first, frames in views]
+def pack(views: Sequence[tuple[int, Plan, list[Frame]]]) -> list[dict[str, Any]]:
+    """What the page needs of each entry (its number, the plan of its model, its frames), with grids pooled until all of
+    them together fit."""
+    side, packed = 2 * MOST_SIDE, None
+    while packed is None or (side > LEAST_SIDE and _bytes(packed) > MOST_BYTES):
+        side //= 2
+        packed = [{"entry": entry, **_pack(plan, frames, side)} for entry, plan, frames in views]
+    return packed
 
 
-def pool(grid: Tensor, side: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def pool(grid: Tensor, side: int) -> Tensor:
     """Means over equal blocks, so that no dimension exceeds `side`.
 
     >>> pool(torch.tensor([[1, 3, 5, 7]]), 2).tolist()
     [[2.0, 6.0]]
     """
     found = grid.double().numpy()
-    for dim in (0, 1):
-        blocks = np.array_split(np.arange(found.shape[dim]), min(side, found.shape[dim]))
-        found = np.stack([found.take(block, axis=dim).mean(axis=dim) for block in blocks], axis=dim)
-    return found
+    for dim, size in enumerate(found.shape):
+        if size > side:
+            starts = np.arange(side) * size // side
+            sizes = np.diff(starts, append=size)
+            found = np.add.reduceat(found, starts, axis=dim) / np.expand_dims(sizes, 1 - dim)
+    return torch.from_numpy(found)
 
 
 def quantise(share: np.ndarray[Any, Any]) -> bytes:
@@ -168,22 +176,28 @@ def quantise(share: np.ndarray[Any, Any]) -> bytes:
     return bytes(np.ceil(share * 255).clip(0, 255).astype(np.uint8))
 
 
-def _pack(frames: list[Frame], side: int) -> dict[str, Any]:
+def _pack(plan: Plan, frames: list[Frame], side: int) -> dict[str, Any]:
     shown: dict[str, Any] = {}
-    for name, last in frames[-1].grids.items():
-        pooled = [pool(frame.grids[name], side) / max(1, frame.updates) for frame in frames]
+    for name in frames[-1].grids:
+        pooled = [(pool(frame.grids[name], side) / max(1, frame.updates)).numpy() for frame in frames]
         shown[name] = {
-            "shape": list(last.shape),
+            "shape": list(plan.shapes[name][:2]),
             "cells": list(pooled[0].shape),
-            "frames": base64.b64encode(b"".join(map(quantise, pooled))).decode(),
+            "frames": base64.b64encode(zlib.compress(b"".join(map(quantise, pooled)))).decode(),
         }
     return {
+        "first": best_layer(plan, list(shown)),
+        "left_out": len(layers(plan, len(plan.axes))) - len(shown),
         "rounds": [frame.round for frame in frames],
         "updates": [frame.updates for frame in frames],
         "share": [frame.share for frame in frames],
         "evenness": [frame.evenness for frame in frames],
         "layers": shown,
     }
+
+
+def _bytes(packed: Sequence[dict[str, Any]]) -> int:
+    return sum(3 * len(layer["frames"]) // 4 for view in packed for layer in view["layers"].values())
 
 
 def _cohorts(run: Run) -> list[list[tuple[int, float]]]:

@@ -1,8 +1,14 @@
 // Elements, words and colours. Whatever comes from data becomes a text node or an attribute, never markup.
-const data = JSON.parse(document.getElementById('data').textContent);
+let data = JSON.parse(document.getElementById('data').textContent);
+const LIVE = document.documentElement.dataset.live; // names the state of the data where a server has more
 const SVG = 'http://www.w3.org/2000/svg';
-const hidden = new Set();
-const redraws = [];
+// What the reader chose. Sections are built anew when a live page gets new data; this stays.
+const state = {
+  hidden: new Set(), axis: 'rounds', accuracy: 'global_accuracy', loss: null, log: 'auto',
+  layer: null, round: null /* the last */, measure: 'evenness', split: null, sort: null, open: new Set(), pointer: null, busy: new Set(),
+};
+let redraws = []; // of the section that is being built
+const isHidden = (entry) => state.hidden.has(data.entries[entry].id);
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -64,7 +70,9 @@ function segments(title, choices, chosen, change) {
     h('label', {}, h('input', { type: 'radio', name, value, checked: value === chosen, onchange: () => change(value) }), text)));
 }
 function choose(title, choices, change, chosen = 0) {
-  return h('label', { class: 'small' }, `${title} `, h('select', { onchange: (event) => change(Number(event.target.value)) },
+  const opened = () => state.busy.add('choosing'); // an open list must not be replaced under the reader's hand
+  const closed = () => state.busy.delete('choosing');
+  return h('label', { class: 'small' }, `${title} `, h('select', { onpointerdown: opened, onblur: closed, onchange: (event) => { closed(); change(Number(event.target.value)); } },
     choices.map((text, place) => h('option', { value: place, selected: place === chosen }, text))));
 }
 

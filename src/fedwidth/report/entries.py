@@ -87,21 +87,21 @@ def curve_of(entry: Entry, metric: str) -> Curve | None:
 
     A mean over seeds of which one is not finite is not finite either: a run that diverged stays visible as a gap.
     """
-    at: dict[int, list[tuple[float, float, float]]] = {}
-    for run in entry.runs:
-        for line, (sent, macs) in zip(run.metrics, run.spent, strict=True):
-            if line.get(metric) is not None:
-                at.setdefault(line["round"], []).append((number(line[metric]), sent, macs))
-    if not at:
+    found = [
+        (line["round"], number(line[metric]), *spent)
+        for run in entry.runs
+        for line, spent in zip(run.metrics, run.spent, strict=True)
+        if line.get(metric) is not None
+    ]
+    if not found:
         return None
-    rounds = sorted(at)
-    seeds = np.array([len(at[round]) for round in rounds])
-    values = np.concatenate([at[round] for round in rounds])
+    values = np.array(found)
+    values = values[values[:, 0].argsort(kind="stable")]
     values[~np.isfinite(values)] = math.nan
-    starts = np.cumsum(seeds) - seeds
-    mean, sent, macs = (np.add.reduceat(values, starts) / seeds[:, None]).T
-    low, high = np.minimum.reduceat(values[:, 0], starts), np.maximum.reduceat(values[:, 0], starts)
-    return Curve(np.array(rounds), sent, macs, mean, low, high)
+    rounds, starts, seeds = np.unique(values[:, 0].astype(np.int64), return_index=True, return_counts=True)
+    mean, sent, macs = (np.add.reduceat(values[:, 1:], starts) / seeds[:, None]).T
+    low, high = np.minimum.reduceat(values[:, 1], starts), np.maximum.reduceat(values[:, 1], starts)
+    return Curve(rounds, sent, macs, mean, low, high)
 
 
 def drawn(curve: Curve, most: int) -> Curve:

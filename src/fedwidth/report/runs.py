@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from typing import Any
 from fedwidth.errors import OptionError
 
 Table = dict[str, Any]
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+FILES = ("config.toml", "metrics.jsonl", "summary.json", "clients.json")
+"""What a run folder says about its run."""
 
 _SEED_FOLDER = re.compile(r"seed-\d+", re.ASCII)
 
@@ -40,6 +45,8 @@ class Run:
     clients: list[Table]
     notes: tuple[str, ...]
     """What could not be read, or is odd."""
+    stamp: Stamp = ()
+    """What its files were like just before they were read."""
 
     def setting(self, name: str, default: Any = None) -> Any:
         """A setting by its dotted name, or the default where the config lacks it or holds another kind of value."""
@@ -99,7 +106,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         if not folder.is_dir():
             what = "is a file" if folder.exists() else "does not exist"
             raise OptionError(f"{folder} {what}; give a folder that holds a run (config.toml and metrics.jsonl)")
-        found = [run for place in _walk(folder) if (run := _read_run(place, folder)) is not None]
+        found = [run for place in find_places(folder) if (run := read_run(place, folder)) is not None]
         if not found:
             raise OptionError(f"{folder} holds no run: neither it nor a folder in it has config.toml and metrics.jsonl")
         for run in found:
@@ -121,7 +128,7 @@ def number(value: Any) -> float:
         return math.inf
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def find_places(folder: Path) -> Iterator[Path]:
     """Folders with a config.toml, parents first, in order of their names (numbers by value); the main run's seeds come
     before what it is compared with."""
 
@@ -134,8 +141,23 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield Path(place)
 
 
-def _read_run(folder: Path, asked: Path) -> Run | None:
+def stamp_of(folder: Path) -> Stamp:
+    """What changes when the files of a run folder do: number, size and time of each, None for one that is not there."""
+
+    def look(path: Path) -> tuple[int, int, int] | None:
+        try:
+            found = path.lstat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    return tuple(look(folder / name) for name in FILES)
+
+
+def read_run(folder: Path, asked: Path) -> Run | None:
+    """The run in a folder at or below the one that was asked for; None where there is none."""
     notes: list[str] = []
+    stamp = stamp_of(folder)
     text = _read_text(folder / "config.toml", notes) or ""
     try:
         config = tomllib.loads(text)
@@ -157,6 +179,7 @@ def _read_run(folder: Path, asked: Path) -> Run | None:
         summary=summary,
         clients=[row for row in clients if isinstance(row, dict)],
         notes=tuple(notes),
+        stamp=stamp,
     )
 
 
@@ -195,10 +218,16 @@ def _read_json(path: Path, kind: type, notes: list[str]) -> Any:
 
 
 def _read_text(path: Path, notes: list[str]) -> str | None:
+    """The text of a plain file. A link could show a file from outside the folder, and a pipe could wait for ever."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                notes.append(f"{path.name} is no plain file")
+                return None
+            return file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:
-        notes.append(f"{path.name} cannot be read: {error.strerror or error}")
+        why = "is a link" if path.is_symlink() else f"cannot be read: {error.strerror or error}"
+        notes.append(f"{path.name} {why}")
         return None

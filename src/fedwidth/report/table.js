@@ -20,24 +20,32 @@ function runsSection() {
   const tbody = h('tbody');
   const heads = COLUMNS.map(([title, , , kind], place) => h('th', { class: kind, scope: 'col' }, h('button', { type: 'button', onclick: () => sort(place) }, title)));
   let order = data.runs.slice();
-  let sorted = [null, 1];
   const cell = (run, [, value, words]) => (words ? words(value(run), run) : value(run) || '–');
   const fillRows = () => tbody.replaceChildren(...order.map((run) => h('tr', {}, COLUMNS.map((column) => h('td', { class: column[3] },
     column[0] === 'Run' && swatchInline(run.entry), cell(run, column), column[0] === 'Run' && !run.finished && [' ', h('span', { class: 'badge' }, 'unfinished')])))));
+  const numeric = (place) => data.runs.some((run) => known(COLUMNS[place][1](run)));
   function sort(place) {
-    const value = COLUMNS[place][1];
-    const numeric = data.runs.some((run) => known(value(run)));
-    sorted = [place, sorted[0] === place ? -sorted[1] : numeric && COLUMNS[place][0] !== 'Seed' ? -1 : 1];
-    order = data.runs.slice().sort((a, b) => {
-      const [left, right] = [value(a), value(b)];
-      if (!numeric) return sorted[1] * String(left).localeCompare(String(right));
-      return known(left) && known(right) ? sorted[1] * (left - right) : known(right) - known(left); // unknown ones last
-    });
-    heads.forEach((head, at) => (at === place ? head.setAttribute('aria-sort', sorted[1] > 0 ? 'ascending' : 'descending') : head.removeAttribute('aria-sort')));
-    fillRows();
+    const first = numeric(place) && COLUMNS[place][0] !== 'Seed' ? -1 : 1;
+    state.sort = { place, direction: state.sort && state.sort.place === place ? -state.sort.direction : first };
+    arrange();
     say(`sorted by ${COLUMNS[place][0]}`);
   }
-  fillRows();
+  function arrange() {
+    order = data.runs.slice();
+    if (state.sort) {
+      const { place, direction } = state.sort;
+      const value = COLUMNS[place][1];
+      const numbers = numeric(place);
+      order.sort((a, b) => {
+        const [left, right] = [value(a), value(b)];
+        if (!numbers) return direction * String(left).localeCompare(String(right));
+        return known(left) && known(right) ? direction * (left - right) : known(right) - known(left); // unknown ones last
+      });
+      heads.forEach((head, at) => (at === place ? head.setAttribute('aria-sort', direction > 0 ? 'ascending' : 'descending') : head.removeAttribute('aria-sort')));
+    }
+    fillRows();
+  }
+  arrange();
   const clean = (text) => String(text).replace(/[\t\r\n]+/g, ' ');
   const asText = () => [COLUMNS.map(([title]) => title), ...order.map((run) => COLUMNS.map(([, value]) => { const v = value(run); return v === null ? '' : clean(v); }))].map((row) => row.join('\t')).join('\n');
   return [
@@ -48,7 +56,7 @@ function runsSection() {
 function repeatSection() {
   return [
     h('p', { class: 'intro' }, 'Equal settings and an equal seed give equal results. The paths are as seen from where this report was made; the configuration below each command is the whole of it.'),
-    data.runs.map((run) => h('details', {},
+    data.runs.map((run) => h('details', { open: state.open.has(run.folder), ontoggle: (event) => (event.currentTarget.open ? state.open.add(run.folder) : state.open.delete(run.folder)) },
       h('summary', {}, swatchInline(run.entry), ` ${data.entries[run.entry].label}, seed ${run.seed}`),
       h('pre', { tabindex: 0 }, run.command), copier('Copy command', () => run.command),
       h('pre', { tabindex: 0 }, run.config || 'config.toml could not be read'), copier('Copy config.toml', () => run.config)))];

@@ -1,4 +1,4 @@
-// What was compared, who gains, devices, and who holds which data.
+// What was compared, who gains, and devices.
 function rankingSection() {
   const order = data.entries.map((_, place) => place).filter((place) => known(data.entries[place].accuracy.mean))
     .sort((a, b) => data.entries[b].accuracy.mean - data.entries[a].accuracy.mean);
@@ -6,7 +6,7 @@ function rankingSection() {
   const most = 16;
   const shown = order.slice(0, most);
   const host = h('div', { class: 'figure' });
-  redraws.push(() => {
+  if (shown.length) redraws.push(() => {
     const width = Math.max(260, host.clientWidth);
     const narrow = width < 620;
     const row = narrow ? 46 : 32;
@@ -14,7 +14,7 @@ function rankingSection() {
     const values = shown.flatMap((place) => [data.entries[place].accuracy.low, data.entries[place].accuracy.high]);
     let [low, high] = [Math.min(...values), Math.max(...values)];
     const slack = Math.max((high - low) * 0.08, 0.005);
-    [low, high] = [Math.max(0, low - slack), Math.min(1, high + slack)];
+    [low, high] = [Math.min(low, Math.max(0, low - slack)), Math.max(high, Math.min(1, high + slack))];
     const px = (v) => box.left + ((v - low) / (high - low)) * (box.right - box.left);
     const tall = shown.length * row + 26;
     const ticks = niceTicks(low, high, narrow ? 4 : 6);
@@ -75,7 +75,16 @@ function gainsSection() {
 }
 function gainsPanel(view) {
   const host = h('div', { class: 'figure' });
+  const plot = h('div');
   const entry = data.entries[view.entry];
+  host.append(entryHead(view.entry), plot);
+  const tip = tooltip(host);
+  const words = (level) => [
+    h('b', {}, `width ${show.capacity(level.capacity)}, ${plural(level.clients, 'client')}`),
+    h('div', {}, `mean ${show.percent(level.mean)}, median ${show.percent(level.quantiles[2])}`),
+    h('div', {}, `middle half ${show.percent(level.quantiles[1])} – ${show.percent(level.quantiles[3])}`),
+    h('div', {}, `lowest ${show.percent(level.quantiles[0])}, highest ${show.percent(level.quantiles[4])}`)];
+  let chosen = -1;
   redraws.push(() => {
     const width = Math.max(220, host.clientWidth);
     const row = 40;
@@ -83,7 +92,23 @@ function gainsPanel(view) {
     const tall = view.levels.length * row + 22;
     const { low } = data.gains;
     const px = (v) => box.left + ((v - low) / (1 - low)) * (box.right - box.left);
-    const svg = s('svg', { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: 'img', 'aria-label': `${entry.label}: ${view.levels.map((level) => `capacity ${show.capacity(level.capacity)} mean ${show.percent(level.mean)}`).join(', ')}` });
+    const svg = s('svg', { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: 'img', tabindex: 0, 'aria-label': `${entry.label}: ${view.levels.map((level) => `width ${show.capacity(level.capacity)} mean ${show.percent(level.mean)}`).join(', ')}. Arrow keys read values.` });
+    const point = (at, x) => {
+      chosen = Math.max(0, Math.min(view.levels.length - 1, at));
+      tip.show(x, plot.offsetTop + (chosen + 1) * row, words(view.levels[chosen]));
+    };
+    svg.addEventListener('pointermove', (event) => {
+      const area = svg.getBoundingClientRect();
+      point(Math.floor((event.clientY - area.top) / row), event.clientX - area.left);
+    });
+    svg.addEventListener('keydown', (event) => {
+      const move = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+      if (!move) return;
+      event.preventDefault();
+      point(chosen + move, box.left);
+      say(words(view.levels[chosen]).map((part) => part.textContent).join(', '));
+    });
+    for (const name of ['pointerleave', 'blur']) svg.addEventListener(name, () => { chosen = -1; tip.hide(); });
     svg.append(...[low, (low + 1) / 2, 1].flatMap((v) => [
       s('line', { class: 'gridline', x1: px(v), x2: px(v), y1: 0, y2: tall - 20 }),
       s('text', { x: px(v), y: tall - 5, 'text-anchor': v === 1 ? 'end' : 'middle' }, `${Math.round(1000 * v) / 10} %`)]));
@@ -94,14 +119,14 @@ function gainsPanel(view) {
       const bars = level.bins.map((count, bin) => (count ? `M${(box.left + bin * step + 0.5).toFixed(1)},${base}v${(-Math.max(1.5, (count / top) * (row - 12))).toFixed(1)}h${(step - 1).toFixed(1)}V${base}z` : '')).join('');
       const [, lower, , upper] = level.quantiles;
       svg.append(
-        s('g', {}, s('title', {}, `capacity ${show.capacity(level.capacity)}: ${plural(level.clients, 'client')}, mean ${show.percent(level.mean)}, middle half ${show.percent(lower)} to ${show.percent(upper)}, lowest ${show.percent(level.quantiles[0])}`),
+        s('g', {},
           s('rect', { x: 0, y: at * row, width, height: row, fill: 'transparent' }),
           s('text', { class: 'strong', x: box.left - 8, y: base - 6, 'text-anchor': 'end' }, show.capacity(level.capacity)),
           s('path', { d: bars, fill: colour(view.entry), opacity: 0.45 }),
           s('line', { x1: px(lower), x2: px(upper), y1: base + 3, y2: base + 3, stroke: colour(view.entry), 'stroke-width': 3, 'stroke-linecap': 'round' }),
           s('circle', { cx: px(level.mean), cy: base + 3, r: 4, fill: colour(view.entry), stroke: 'var(--surface)', 'stroke-width': 1.5 })));
     });
-    host.replaceChildren(entryHead(view.entry), svg);
+    plot.replaceChildren(svg);
   });
   return host;
 }
@@ -119,8 +144,6 @@ function devicesSection() {
         h('td', { class: 'text' }, bar, ` ${show.percent(level.count / total, 0)}`), h('td', {}, level.count.toLocaleString('en')),
         costed && [h('td', {}, show.count(level.parameters)), h('td', {}, show.percent(level.share, 1)), h('td', {}, show.bytes(level.bytes)), h('td', {}, show.count(level.macs)), h('td', {}, full && full.macs ? show.percent(level.macs / full.macs, 1) : '–')]);
     });
-    const mean = (key) => view.levels.reduce((sum, level) => sum + level[key] * level.count, 0) / total;
-    const smallest = view.levels[view.levels.length - 1];
     return h('div', { class: 'block' },
       h('h3', {}, names.slice(0, 6).join(', '), names.length > 6 && ` and ${names.length - 6} more`),
       view.levels.length > 0 && h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': `Devices of ${names[0]}` }, h('table', {},
@@ -128,54 +151,25 @@ function devicesSection() {
           costed && ['Parameters', 'of full', 'Sent each way', 'Multiply-adds', 'of full'].map((t) => h('th', { scope: 'col' }, t)))),
         h('tbody', {}, rows))),
       view.width !== 1 && h('p', { class: 'note' }, `The server’s own model is ${show.capacity(view.width)} as wide as the one named; widths are shares of it.`),
-      costed && full && view.levels.length > 1 && h('p', { class: 'note' }, `Per client the mix sends ${show.bytes(mean('bytes'))} each way a round on average: ${show.percent(mean('bytes') / full.bytes, 0)} of what all clients at full width would (${show.bytes(full.bytes)}), ${(mean('bytes') / smallest.bytes).toFixed(1)} times what all at ${show.capacity(smallest.capacity)} would (${show.bytes(smallest.bytes)}). Multiply-adds are of one forward pass of one sample: ${show.count(mean('macs'))} on average, against ${show.count(full.macs)} and ${show.count(smallest.macs)}.`),
+      costed && full && view.mean && view.levels.length > 1 && costsTable(view, names[0]),
       known(view.sent) && h('p', { class: 'note' }, `Measured: ${show.bytes(view.sent)} sent, both ways together`, known(view.macs) && `, and ${show.count(view.macs)} multiply-adds of training`, ', per client and round.'),
       !costed && view.reason && h('p', { class: 'note' }, `What each width costs is not shown: ${view.reason}.`));
   });
 }
 
-function splitSection() {
-  if (!data.splits.length) return [h('p', { class: 'intro' }, 'Not recorded: it needs a finished run with evaluation.local and at most 10,000 clients.')];
-  let view = data.splits[0];
-  const host = h('div', { class: 'figure' });
-  const plot = h('div');
-  const words = h('p', { class: 'note' });
-  host.append(plot);
-  const tip = tooltip(host);
-  const draw = () => {
-    const width = Math.max(260, host.clientWidth);
-    const { clients, drawn } = view;
-    const box = { left: 58, right: width - 4, top: 4 };
-    const step = (box.right - box.left) / clients.length;
-    const row = Math.max(3, Math.min(20, 220 / drawn));
-    const gap = step > 4 && row > 4 ? 1 : 0;
-    const base = box.top + drawn * row;
-    const most = Math.max(...clients.map((client) => client.samples || 0), 1);
-    const cells = clients.map((client, at) => client.labels.map((label) => `M${(box.left + at * step).toFixed(1)},${(box.top + label * row).toFixed(1)}h${Math.max(0.5, step - gap).toFixed(1)}v${row - gap}h${-Math.max(0.5, step - gap).toFixed(1)}z`).join('')).join('');
-    const bars = clients.map((client, at) => `M${(box.left + at * step).toFixed(1)},${base + 50}v${(-(40 * (client.samples || 0)) / most).toFixed(1)}h${Math.max(0.5, step - gap).toFixed(1)}V${base + 50}z`).join('');
-    const tall = base + 84;
-    const every = drawn <= 20 ? (row < 11 ? 2 : 1) : Math.ceil(drawn / 10);
-    const svg = s('svg', { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: 'img', 'aria-label': `Labels of ${clients.length} clients` },
-      s('rect', { x: box.left, y: box.top, width: box.right - box.left, height: drawn * row, fill: 'var(--raised)' }),
-      s('path', { d: cells, fill: 'var(--c0)' }), s('path', { d: bars, fill: 'var(--c2)' }),
-      clients.map((client, at) => known(client.capacity) && s('rect', { x: box.left + at * step, y: base + 54, width: Math.max(0.5, step - gap), height: 9, fill: 'var(--c4)', opacity: 0.15 + 0.85 * Math.max(0, 1 + Math.log2(client.capacity) / 5) })),
-      [...Array(drawn).keys()].filter((label) => label % every === 0).map((label) => s('text', { x: box.left - 7, y: box.top + label * row + row / 2 + 4, 'text-anchor': 'end' }, label)),
-      s('text', { x: box.left - 7, y: base + 34, 'text-anchor': 'end' }, 'samples'), s('text', { x: box.left - 7, y: base + 63, 'text-anchor': 'end' }, 'width'),
-      s('text', { x: (box.left + box.right) / 2, y: tall - 4, 'text-anchor': 'middle' }, 'clients'));
-    svg.addEventListener('pointermove', (event) => {
-      const area = svg.getBoundingClientRect();
-      const client = clients[Math.floor((event.clientX - area.left - box.left) / step)];
-      if (!client) { tip.hide(); return; }
-      const labels = client.labels.join(', ');
-      tip.show(event.clientX - area.left, event.clientY - area.top + 10, [h('b', {}, `client ${client.client}`), h('div', {}, `${known(client.samples) ? plural(client.samples, 'sample') : 'samples unknown'}${known(client.capacity) ? `, width ${show.capacity(client.capacity)}` : ''}`), h('div', {}, `labels ${clip(labels, 90)}`)]);
-    });
-    svg.addEventListener('pointerleave', () => tip.hide());
-    plot.replaceChildren(svg);
-    words.textContent = `${clients.length < view.total ? `${clients.length} of ${view.total.toLocaleString('en')} clients, evenly spaced` : `All ${plural(view.total, 'client')}`}; ${drawn < view.labels ? `the first ${drawn} of ${view.labels} labels` : plural(view.labels, 'label')}. Rows are labels; a filled cell means the client has samples of it. Below: its number of samples, and its device’s width (the stronger the colour, the wider).`;
+// FedRolex Table 7: what the mix costs a client on average, between the two homogeneous cases.
+function costsTable({ full, mean, smallest, levels }, name) {
+  const narrowest = levels[levels.length - 1];
+  const cases = [[`all at ${show.capacity(narrowest.capacity)}`, smallest], ['this mix, on average', mean], ['all at full width', full]];
+  const kinds = [['Parameters', 'parameters', show.count], ['Sent each way, a round', 'bytes', show.bytes], ['Multiply-adds, a sample forward', 'macs', show.count]];
+  const cell = (found, key, words) => {
+    const bar = h('span', { class: 'bar' });
+    bar.style.width = `${Math.max(0.5, (100 * found[key]) / full[key])}%`;
+    return h('td', {}, h('div', { class: 'amount' }, h('span', {}, words(found[key])), h('span', { class: 'small' }, show.percent(found[key] / full[key], found[key] < 0.1 * full[key] ? 1 : 0))), h('div', { class: 'track' }, bar));
   };
-  redraws.push(draw);
-  const names = data.splits.map((split) => split.entries.map((entry) => data.entries[entry].label).slice(0, 3).join(', ') + (split.entries.length > 3 ? ` and ${split.entries.length - 3} more` : ''));
   return [
-    data.splits.length > 1 && h('div', { class: 'controls' }, choose('Split of', names, (place) => { view = data.splits[place]; draw(); })),
-    host, words];
+    h('h3', { class: 'sub' }, 'What a client spends, against everyone at the smallest and at the full width'),
+    h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': `Costs of ${name}` }, h('table', { class: 'costs' },
+      h('thead', {}, h('tr', {}, h('th', { class: 'text', scope: 'col' }, 'Per client'), cases.map(([title]) => h('th', { class: 'text', scope: 'col' }, title)))),
+      h('tbody', {}, kinds.map(([title, key, words]) => h('tr', {}, h('th', { class: 'text', scope: 'row' }, title), cases.map(([, found]) => cell(found, key, words)))))))];
 }

@@ -99,6 +99,8 @@ def devices_view(entry: Entry, built: Rebuilt | str) -> View:
         "width": number(run.setting("model.width", 1.0)),
         "levels": [{"capacity": c, "count": mix[c], **costs.get(c, {})} for c in sorted(mix, reverse=True)],
         "full": costs.get(1.0),
+        "mean": _mean(costs, mix),
+        "smallest": costs.get(min(mix)) if mix else None,
         "sent": _per(sent, updates),
         "macs": _per(macs, updates),
         "reason": reason,
@@ -106,27 +108,42 @@ def devices_view(entry: Entry, built: Rebuilt | str) -> View:
 
 
 def split_view(run: Run) -> View | None:
-    """Which client holds which labels and how many samples; a sample of clients where there are many."""
+    """Which client holds how many samples of which labels; a sample of clients where there are many.
+
+    Runs of earlier versions say which labels only; `most` (samples of one label that a client has) is then 0.
+    """
     rows = [row for row in run.clients if isinstance(row.get("labels"), list) and row["labels"]]
     if not rows:
         return None
-    held = [sorted({label for label in row["labels"] if type(label) is int and label >= 0}) for row in rows]
-    labels = 1 + max((labels[-1] for labels in held if labels), default=0)
+    held = [_held(row) for row in rows]
+    labels = 1 + max((max(mine) for mine in held if mine), default=0)
     places = sorted({int(p) for p in np.linspace(0, len(rows) - 1, min(len(rows), MOST_CLIENTS_DRAWN)).round()})
+    counted = all(count > 0 for mine in held for count in mine.values())
+    most = max((count for mine in held for count in mine.values()), default=0) if counted else 0
     return {
         "total": len(rows),
         "labels": labels,
         "drawn": min(labels, MOST_LABELS_DRAWN),
+        "most": most,
         "clients": [
             {
                 "client": rows[place].get("client", place),
                 "capacity": _capacity(rows[place]),
                 "samples": number(rows[place].get("samples")),
-                "labels": [label for label in held[place] if label < MOST_LABELS_DRAWN],
+                "labels": (drawn := [label for label in sorted(held[place]) if label < MOST_LABELS_DRAWN]),
+                **({"counts": [held[place][label] for label in drawn]} if most else {}),
             }
             for place in places
         ],
     }
+
+
+def _held(row: View) -> dict[int, int]:
+    """Label -> samples of it; 0 where that is not recorded."""
+    labels, counts = row["labels"], _list(row.get("counts"))
+    known = len(counts) == len(labels) and all(type(count) is int and 0 < count < 2**53 for count in counts)
+    pairs = zip(labels, counts if known else [0] * len(labels), strict=True)
+    return {label: count for label, count in pairs if type(label) is int and label >= 0}
 
 
 def once(views: Iterable[tuple[int, View | None]]) -> list[View]:
@@ -156,6 +173,13 @@ def _costs(built: Rebuilt | str, capacities: Iterable[float]) -> tuple[dict[floa
         }
         for capacity, cost in costs.items()
     }, None
+
+
+def _mean(costs: dict[float, View], mix: Counter[float]) -> View | None:
+    """What the mix costs a client on average (FedRolex Table 7)."""
+    if not costs or not mix:
+        return None
+    return {key: sum(costs[c][key] * count for c, count in mix.items()) / mix.total() for key in costs[1.0]}
 
 
 def _capacity_accuracies(run: Run) -> Iterator[View]:

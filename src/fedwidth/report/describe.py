@@ -1,0 +1,148 @@
+"""Everything the page shows about some entries, as one block of data that page and figures are drawn from."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import fedwidth
+from fedwidth.methods import methods
+from fedwidth.plan.plan import Plan
+from fedwidth.report.coverage_view import Frame, count_training, pack
+from fedwidth.report.entries import CURVES, Entry, curve_of, drawn, spread
+from fedwidth.report.rebuild import Rebuilt, Workshop, said
+from fedwidth.report.runs import Run
+from fedwidth.report.views import devices_view, gains_views, once, split_view, widths_views
+
+MOST_POINTS, LEAST_POINTS, POINTS_IN_ALL = 400, 120, 12_000
+"""Of one line, of one line of many, and of all lines of one metric: 50 lines still load at once."""
+MOST_GRIDS = 8
+MOST_REBUILT = 24
+
+Description = dict[str, Any]
+Recall = Callable[[Hashable, Sequence[Run], Callable[[], Any]], Any]
+"""(what, about which runs, how to make it): what was made before of runs that have not changed, or made now."""
+
+
+def make_now(what: Hashable, runs: Sequence[Run], make: Callable[[], Any]) -> Any:
+    """A `Recall` that remembers nothing."""
+    del what, runs
+    return make()
+
+
+def describe(entries: Sequence[Entry], *, workshop: Workshop | None = None, recall: Recall = make_now) -> Description:
+    """Everything the page shows."""
+    workshop = workshop or Workshop()
+    most = max(LEAST_POINTS, min(MOST_POINTS, POINTS_IN_ALL // max(1, len(entries))))
+    late = f"only the first {MOST_REBUILT} entries are rebuilt"
+    built = [
+        recall("model", entry.runs[:1], partial(workshop.rebuild, entry.first)) if place < MOST_REBUILT else late
+        for place, entry in enumerate(entries)
+    ]
+    runs = [run for entry in entries for run in entry.runs]
+    return {
+        "version": fedwidth.__version__,
+        "points": most,
+        "entries": [recall(("entry", e.label, most), e.runs, partial(_entry, e, most)) for e in entries],
+        "runs": [_run(run, place) for place, entry in enumerate(entries) for run in entry.runs],
+        "gains": gains_views(entries),
+        "widths": widths_views(entries, built),
+        "devices": once((place, devices_view(entry, built[place])) for place, entry in enumerate(entries)),
+        "splits": once((place, split_view(entry.first)) for place, entry in enumerate(entries)),
+        "coverage": recall("coverage", runs, partial(_coverage, entries, built, recall)),
+    }
+
+
+def _coverage(entries: Sequence[Entry], built: Sequence[Rebuilt | str], recall: Recall) -> Description:
+    views: list[tuple[int, Plan, list[Frame]]] = []
+    skipped = []
+    for place, (entry, model) in enumerate(zip(entries, built, strict=True)):
+        if isinstance(model, str):
+            skipped.append({"entry": place, "reason": model})
+        elif len(views) == MOST_GRIDS:
+            skipped.append({"entry": place, "reason": f"the page shows {MOST_GRIDS} at most"})
+        elif isinstance(frames := recall("frames", entry.runs[:1], partial(_frames, entry.first, model)), str):
+            skipped.append({"entry": place, "reason": frames})
+        else:
+            views.append((place, model.plan, frames))
+    return {"views": pack(views), "skipped": skipped}
+
+
+def _frames(run: Run, model: Rebuilt) -> list[Frame] | str:
+    try:
+        return count_training(run, model) or "its metrics do not say which clients trained"
+    except Exception as error:  # metrics may name what the method refuses
+        return said(error)
+
+
+def _entry(entry: Entry, most: int) -> dict[str, Any]:
+    run = entry.first
+    known = methods().get(run.method)
+    curves = {}
+    for metric in CURVES:
+        if (curve := curve_of(entry, metric)) is not None:
+            seen = drawn(curve, most)
+            banded = bool((seen.low != seen.high).any()) and len(entry.runs) > 1
+            curves[metric] = {
+                "measured": len(curve.rounds),
+                "rounds": seen.rounds.tolist(),
+                "bytes": [_short(v) for v in seen.sent],
+                "macs": [_short(v) for v in seen.macs],
+                "mean": [_short(v) for v in seen.mean],
+                "band": [[_short(v) for v in side] for side in (seen.low, seen.high)] if banded else None,
+            }
+    return {
+        "id": str(run.folder),
+        "label": entry.label,
+        "method": run.method,
+        "title": known.title if known else run.method,
+        "answers": run.setting("answers", ""),
+        "data": run.setting("data.name", "") or "unknown data",
+        "partition": run.setting("data.partition", ""),
+        "model": run.setting("model.name", ""),
+        "width": run.setting("model.width", 1.0),
+        "capacities": run.setting("devices.capacities", ""),
+        "clients": run.setting("data.clients", 0) or None,
+        "per_round": run.setting("devices.per_round", 0) or None,
+        "rounds": run.rounds,
+        "seeds": [r.seed for r in entry.runs],
+        "unfinished": [{"seed": r.seed, "done": r.done, "rounds": r.rounds} for r in entry.runs if not r.finished],
+        "accuracy": spread([r.final("global_accuracy") for r in entry.runs]),
+        "local": spread([r.final("local_accuracy") for r in entry.runs]),
+        "loss": spread([r.final("global_loss") for r in entry.runs]),
+        "seconds": spread([r.final("seconds") for r in entry.runs]),
+        "curves": curves,
+        "notes": [f"{r.folder.name}: {note}" for r in entry.runs for note in r.notes],
+    }
+
+
+def _run(run: Run, entry: int) -> dict[str, Any]:
+    accuracies = [line["global_accuracy"] for line in run.metrics if isinstance(line.get("global_accuracy"), float)]
+    version = (run.summary or {}).get("version")
+    folder = str(run.folder)
+    return {
+        "entry": entry,
+        "seed": run.seed,
+        "done": run.done,
+        "rounds": run.rounds,
+        "finished": run.finished,
+        "accuracy": run.final("global_accuracy"),
+        "best": max((a for a in accuracies if math.isfinite(a)), default=math.nan),
+        "local": run.final("local_accuracy"),
+        "loss": run.final("global_loss"),
+        "sent": run.spent[-1][0] if run.spent else math.nan,
+        "macs": run.spent[-1][1] if run.spent else math.nan,
+        "seconds": run.final("seconds"),
+        "version": version if isinstance(version, str) else "",
+        "folder": folder,
+        "command": f"fedwidth run {shlex.quote(folder + '/config.toml')} --out {shlex.quote(folder + '-again')}",
+        "config": run.config_text,
+    }
+
+
+def _short(value: float) -> float:
+    """Five digits: what a screen can show."""
+    return float(f"{value:.5g}")

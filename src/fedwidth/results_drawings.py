@@ -1,0 +1,176 @@
+"""How the papers' figures are drawn from recorded runs, and which runs each shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedwidth.methods import History, method
+from fedwidth.models import build, example_inputs
+from fedwidth.plan import Plan, trace
+from fedwidth.report.canvas import COLOURS, Line, heat_maps, new_panels, plot_lines
+from fedwidth.report.coverage_view import pool
+from fedwidth.results_cells import Cell
+from fedwidth.results_clients import Kept, key_of
+from fedwidth.results_exact import METHODS, MODEL
+
+Tables = Mapping[str, Sequence[Cell]]
+"""The cells of each recipe."""
+
+DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "stackoverflow": "Stack Overflow"}
+MIXES = {"a0-e1": "e", "a0-d1-e1": "d", "a0-c1-e1": "c", "a0-b1-e1": "b"}
+"""FedBRB Figure 5: the mix a0-x1-e1 and its x."""
+LOCAL = [f"fedrolex/table4-{data}-{kind}" for data in ("cifar10", "cifar100") for kind in ("high", "low")]
+"""FedRolex Figure 5: devices spread as household incomes."""
+KINDS = ("non-iid-2", "non-iid-5", "iid")
+ROUNDS, CAPACITY = (32, 128, 512), 0.25
+
+
+def numbered_cells(tables: Tables, recipes: Sequence[str], prefix: str) -> list[Cell]:
+    """The runs of these recipes whose labels begin so."""
+    return [cell for name in recipes for cell in tables.get(name, ()) if cell.run.label.startswith(prefix)]
+
+
+def draw_numbered(tables: Tables, kept: Kept, *, recipes: Sequence[str], prefix: str, x: str, log: bool = False) -> Any:
+    """Accuracy over the number in the runs' labels, such as rho-0.3/high; a panel for each data set."""
+    del kept
+    shown = [name for name in recipes if any(cell.records for cell in numbered_cells(tables, [name], prefix))]
+    figure, plots = new_panels(1, len(shown), 3.6, 3.0)
+    for plot, name in zip(plots[0], shown, strict=True):
+        found: dict[str, dict[float, Cell]] = {}
+        for cell in numbered_cells(tables, [name], prefix):
+            number, _, line = cell.run.label.removeprefix(prefix).partition("/")
+            found.setdefault(line, {})[float(number)] = cell
+        if prefix == "gamma-":
+            _add_whole(tables, name, found)
+        lines = [_line(place, label, cells) for place, (label, cells) in enumerate(found.items())]
+        plot_lines(plot, [line for line in lines if len(line[2])], log=log, ticks=_whole if log else None)
+        plot.set(xlabel=x, ylabel="test accuracy [%]")
+        plot.set_title(DATA[name.split("-")[-1]], fontsize=9)
+    return figure
+
+
+def _add_whole(tables: Tables, name: str, found: dict[str, dict[float, Cell]]) -> None:
+    """Gamma 1 of Figure 4 is the largest homogeneous run of Table 3."""
+    for line, cells in found.items():
+        kind = name.removeprefix("fedrolex/figure4-") + (f"-{line.split('/')[0]}" if "/" in line else "")
+        for cell in tables.get(f"fedrolex/table3-{kind}", ()):
+            if cell.run.label == "largest":
+                cells[1.0] = cell
+
+
+def _line(place: int, label: str, cells: Mapping[float, Cell]) -> Line:
+    known = [(number, cells[number].final) for number in sorted(cells) if cells[number].records]
+    several = any(len(values) > 1 for _, values in known)
+    return (
+        place,
+        label.replace("/", ", "),
+        np.array([number for number, _ in known]),
+        np.array([mean(values) for _, values in known]),
+        [np.array([pick(values) for _, values in known]) for pick in (min, max)] if several else None,
+    )
+
+
+def local_cells(tables: Tables) -> list[Cell]:
+    """The runs whose single clients FedRolex Figure 5 shows."""
+    return [cell for name in LOCAL for cell in tables.get(name, ()) if cell.run.label in ("fedrolex", "smallest")]
+
+
+def local_accuracies(cell: Cell, kept: Kept) -> list[float]:
+    """Accuracies of the clients of all seeds of a cell, in percent."""
+    return [100 * a for record in cell.records for a in kept.get(key_of(record.settings), [])]
+
+
+def draw_local(tables: Tables, kept: Kept) -> Any:
+    """FedRolex Figure 5: how many clients reach which accuracy; a panel for each data set and split."""
+    cells = local_cells(tables)
+    panels: dict[tuple[str, int], list[Cell]] = {}
+    for cell in cells:
+        data = cell.run.settings.data
+        panels.setdefault((data.name, data.partition_options["per_client"]), []).append(cell)
+    shown = {key: mine for key, mine in panels.items() if any(local_accuracies(cell, kept) for cell in mine)}
+    figure, plots = new_panels(1, len(shown), 2.9, 2.6)
+    for plot, ((data_name, labels), mine) in zip(plots[0], shown.items(), strict=True):
+        for cell in mine:
+            colour, title = (COLOURS[1], "FedRolex") if cell.run.label == "fedrolex" else (COLOURS[0], "all at 1/16")
+            if accuracies := local_accuracies(cell, kept):
+                plot.hist(accuracies, bins=25, range=(0, 100), color=colour, alpha=0.6, label=title)
+        plot.set(xlabel="local accuracy [%]", ylabel="clients")
+        plot.set_title(f"{DATA[data_name]}, {labels} labels per client", fontsize=9)
+        plot.legend(fontsize="small")
+    return figure
+
+
+def mix_cells(tables: Tables) -> list[Cell]:
+    """The runs FedBRB Figure 5 shows."""
+    wanted = [f"{mix}/{kind}/fedbrb" for kind in KINDS for mix in MIXES]
+    return [cell for cell in tables.get("fedbrb/table3-cifar10-dynamic", ()) if cell.run.label in wanted]
+
+
+def draw_mixes(tables: Tables, kept: Kept) -> Any:
+    """FedBRB Figure 5: ours filled, published hollow; the line is the smallest model trained as a whole."""
+    del kept
+    cells = {cell.run.label: cell for cell in mix_cells(tables)}
+    kinds = [kind for kind in KINDS if any(cells[f"{mix}/{kind}/fedbrb"].records for mix in MIXES)]
+    figure, plots = new_panels(1, len(kinds), 3.2, 2.8)
+    for plot, kind in zip(plots[0], kinds, strict=True):
+        for place, mix in enumerate(MIXES):
+            cell = cells[f"{mix}/{kind}/fedbrb"]
+            if cell.records:
+                plot.plot([place] * len(cell.final), cell.final, ".", color=COLOURS[7], markersize=4)
+                plot.plot(place, mean(cell.final), "o", color=COLOURS[7], label="ours")
+            if cell.paper.number is not None:
+                plot.plot(place, cell.paper.number, "o", mfc="none", color=COLOURS[7], label="paper")
+        if kind == "non-iid-2":
+            (whole,) = tables["fedbrb/figure5-cifar10"]
+            if whole.records:
+                plot.axhline(mean(whole.final), color=COLOURS[0], label="1/16 trained whole, ours")
+            plot.axhline(whole.paper.number, color=COLOURS[0], linestyle=":", label="1/16 trained whole, paper")
+        plot.set_xticks(range(len(MIXES)), list(MIXES.values()))
+        plot.set(xlabel="x in a0-x1-e1", ylabel="test accuracy [%]")
+        plot.set_title(kind, fontsize=9)
+        handles, labels = plot.get_legend_handles_labels()
+        once = dict(zip(labels, handles, strict=True))
+        plot.legend(list(once.values()), list(once), fontsize=7)
+    return figure
+
+
+def trained(plan: Plan, name: str, tensor: str, rounds: Sequence[int]) -> list[NDArray[np.float64]]:
+    """How often each weight of a tensor was trained by a client of capacity 1/4 a round, as shares, after each of these
+    numbers of rounds."""
+    chosen, history = method(name), None
+    counts = torch.zeros(plan.shapes[tensor][:2])
+    found = []
+    for round in range(max(rounds)):
+        (task,) = chosen.assign(plan, [(0, CAPACITY)], round, history, 0)
+        history = History.of(plan, [task.index]) if chosen.remembers else None
+        out, into = task.index[tensor][:2]
+        counts[out[:, None], into] += 1
+        if round + 1 in rounds:
+            found.append((counts / (round + 1)).double().numpy())
+    return found
+
+
+def draw_coverage(tables: Tables, kept: Kept) -> Any:
+    """FedBRB Figure 3d, for every method it compares."""
+    del tables, kept
+    plan = trace(build(MODEL), example_inputs(MODEL))
+    tensor = [name for name, shape in plan.shapes.items() if shape[:2] == (512, 512)][-1]
+    grids, columns = {}, []
+    for column, name in enumerate(METHODS):
+        frames = trained(plan, name, tensor, ROUNDS)
+        share = float(np.mean(frames[-1] > 0))
+        columns.append(f"{method(name).title}, {100 if share == 1 else min(100 * share, 99.9):.3g} %")
+        for row, frame in enumerate(frames):
+            grids[row, column] = pool(torch.from_numpy(frame), 128).numpy()
+    rows = [f"after {rounds} rounds" for rounds in ROUNDS]
+    return heat_maps(grids, columns, rows, "a 512 × 512 tensor of PreResNet18, one client of width 1/4 a round")
+
+
+def _whole(value: float) -> str:
+    return f"{value:g}"

@@ -1,0 +1,157 @@
+"""The papers' figures drawn from the runs recorded in results/, and which of them lack their runs.
+
+Nothing is drawn that was not run: a figure without any recorded run is left out, and points of runs that are not
+recorded are left out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedwidth.config import read_settings
+from fedwidth.report.canvas import save
+from fedwidth.results_cells import Cell
+from fedwidth.results_clients import Kept
+from fedwidth.results_drawings import (
+    DATA,
+    LOCAL,
+    Tables,
+    draw_coverage,
+    draw_local,
+    draw_mixes,
+    draw_numbered,
+    local_accuracies,
+    local_cells,
+    mix_cells,
+    numbered_cells,
+)
+from fedwidth.settings import Settings
+
+FOLDER = "images/results"
+"""Where the page looks for the figures, as seen from it."""
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """A published figure, what it shows, and the runs it needs."""
+
+    name: str
+    title: str
+    shows: str
+    draw: Callable[[Tables, Kept], Any] | None
+    needs: Callable[[Tables], list[Cell]] = lambda _: []
+    exact: bool = False
+    """It needs no runs."""
+    lacks: str = ""
+    """Why it cannot be drawn at all."""
+
+    def state(self, tables: Tables, kept: Kept) -> tuple[int, int]:
+        """(runs that are recorded, runs it needs)"""
+        cells = self.needs(tables)
+        if self.name == FIGURE_5:
+            return sum(bool(local_accuracies(cell, kept)) for cell in cells), len(cells)
+        return sum(bool(cell.records) for cell in cells), len(cells)
+
+    def is_drawn(self, tables: Tables, kept: Kept) -> bool:
+        """Whether there is anything to draw."""
+        return self.exact or (not self.lacks and self.state(tables, kept)[0] > 0)
+
+
+def write_figures(tables: Tables, kept: Kept, out: Path, *, figures: Sequence[PaperFigure] | None = None) -> list[Path]:
+    """Draw the figures (else all) whose runs are recorded into the folder `out`; returns the files."""
+    drawn = [figure for figure in figures or FIGURES if figure.is_drawn(tables, kept)]
+    return [path for figure in drawn for path in save(out, figure.name, figure.draw, tables, kept)]
+
+
+def figure_texts(tables: Tables, kept: Kept) -> list[str]:
+    """The section of the page: each figure that is drawn, and a list of those that are not and why."""
+    texts, missing = [], []
+    for figure in FIGURES:
+        done, needed = figure.state(tables, kept)
+        if figure.is_drawn(tables, kept):
+            count = "" if figure.exact else f" Drawn from {done} of the {needed} runs it needs."
+            texts.append(f"### {figure.title}\n\n{figure.shows}{count}")
+            texts.append(f"![{figure.title}]({FOLDER}/{figure.name}.png)")
+        else:
+            why = figure.lacks or f"none of its {needed} runs is recorded"
+            missing.append(f"- {figure.title}: {why}. It shows: {figure.shows}")
+    if missing:
+        texts += ["### Not drawn", "\n".join(missing)]
+    return texts
+
+
+def _make(number: int, shows: str, *, prefix: str, x: str, data: Iterable[str], log: bool = False) -> PaperFigure:
+    recipes = [f"fedrolex/figure{number}-{name}" for name in data]
+    return PaperFigure(
+        name=f"fedrolex-figure{number}",
+        title=f"FedRolex Figure {number}",
+        shows=shows,
+        needs=partial(numbered_cells, recipes=recipes, prefix=prefix),
+        draw=partial(draw_numbered, recipes=recipes, prefix=prefix, x=x, log=log),
+    )
+
+
+FIGURE_5 = "fedrolex-figure5"
+
+FIGURES = (
+    _make(
+        3,
+        "Accuracy over the share of clients at full width, the others at 1/16.",
+        prefix="rho-",
+        x="share ρ of clients at full width",
+        data=DATA,
+    ),
+    _make(
+        4,
+        "Accuracy of a server model γ times as wide as every client's.",
+        prefix="gamma-",
+        x="γ",
+        data=DATA,
+        log=True,
+    ),
+    PaperFigure(
+        name=FIGURE_5,
+        title="FedRolex Figure 5",
+        shows="Local accuracies of single clients, FedRolex beside the smallest homogeneous model.",
+        needs=local_cells,
+        draw=draw_local,
+    ),
+    _make(
+        6,
+        "Accuracy over the overlap r of the windows of consecutive rounds.",
+        prefix="r-",
+        x="overlap r",
+        data=("cifar10", "cifar100"),
+    ),
+    PaperFigure(
+        name="fedbrb-figure3d",
+        title="FedBRB Figure 3d",
+        shows="Which weights of a 512 × 512 tensor are trained when every client has width 1/4 (exact, no training);"
+        " the percentage is the share trained at least once in 512 rounds.",
+        draw=draw_coverage,
+        exact=True,
+    ),
+    PaperFigure(
+        name="fedbrb-figure5",
+        title="FedBRB Figure 5",
+        shows="FedBRB with mixes a0-x1-e1 against the smallest model trained as a whole, CIFAR-10, dynamic.",
+        needs=mix_cells,
+        draw=draw_mixes,
+    ),
+    PaperFigure(
+        name="fedbrb-figure6",
+        title="FedBRB Figure 6",
+        shows="FedBRB with and without the updates of its smallest clients, CIFAR-10, fixed.",
+        draw=None,
+        lacks="no recipe yet throws away the updates of some clients",
+    ),
+)
+
+
+def local_settings() -> list[Settings]:
+    """The settings of the runs whose single clients Figure 5 shows."""
+    return [run.settings for name in LOCAL for run in read_settings(name).runs]
