@@ -1,0 +1,185 @@
+"""Draw the pictures of the methods' pages: which weights of one small layer are trained in which round.
+
+    python docs/make_pictures.py
+
+Nothing is made up: the windows come from `Method.assign`, what is changed elsewhere from `Method.aggregate`. The layer
+has 8 units in and 8 out, so a picture is a few kilobytes of SVG; a test compares the files with what this draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import fedwidth
+from fedwidth.methods import Method, Task
+
+FOLDER = Path(__file__).parent / "images" / "methods"
+UNITS, SHOWN, ROUNDS = 8, 4, 64
+LAYER = "2.weight"
+ROWS = (
+    ("one client of capacity 1/2", (1 / 2,)),
+    ("one client of capacity 1/4", (1 / 4,)),
+    ("four clients of capacity 1/4", (1 / 4,) * 4),
+)
+ORDER = ("fedavg", "heterofl", "fjord", "feddropout", "fedminoccurances", "fedrolex", "fedcover", "fedstack", "fedbrb")
+CELL, GAP, EDGE, TOP = 10, 16, 14, 34
+SIDE = UNITS * CELL
+WIDTH = 2 * EDGE + (SHOWN + 1) * SIDE + SHOWN * GAP
+STEP = SIDE + 46
+PALE, DARK = (214, 227, 250), (23, 74, 173)
+STYLE = (
+    "text{font:12px system-ui,sans-serif;fill:#1f2937}.b{font-weight:600}.s{font-size:11px;fill:#4b5563}"
+    ".m{text-anchor:middle}.e{text-anchor:end}"
+)
+
+MODEL = nn.Sequential(nn.Linear(UNITS, UNITS), nn.ReLU(), nn.Linear(UNITS, UNITS), nn.ReLU(), nn.Linear(UNITS, UNITS))
+PLAN = fedwidth.trace(MODEL, torch.zeros(2, UNITS))
+
+
+def rounds_of(method: Method, capacities: tuple[float, ...]) -> Iterator[list[Task]]:
+    """The tasks of one round after the other, the history handed on where the method keeps one."""
+    history = None
+    for round in range(ROUNDS):
+        tasks = method.assign(PLAN, list(enumerate(capacities)), round, history)
+        history = fedwidth.History.of(PLAN, [task.index for task in tasks]) if method.remembers else None
+        yield tasks
+
+
+def trained(method: Method, tasks: list[Task], round: int) -> Tensor:
+    """For every weight of the layer, the share of the round's clients (and of their local steps) that train it."""
+    grid = torch.zeros(UNITS, UNITS)
+    for task in tasks:
+        widths = method.local_widths(task.capacity, method.values) if method.local_widths else [task.capacity]
+        for width in widths:
+            narrower = width != task.capacity
+            index = method.select(PLAN, capacity=width, round=round) if narrower else task.index
+            rows, columns = index[LAYER]
+            grid[rows[:, None], columns] += 1 / len(widths)
+    return grid / len(tasks)
+
+
+def changed(method: Method, tasks: list[Task]) -> Tensor:
+    """The weights of the layer that are not what they were after clients that add 1 to all they hold."""
+    state = {name: torch.zeros_like(tensor) for name, tensor in fedwidth.state_of(MODEL).items()}
+    sums = {}
+    for task in tasks:
+        held = {name: tensor + 1 for name, tensor in fedwidth.extract(state, PLAN, task.index).items()}
+        sums.setdefault(task.index.key, fedwidth.CohortSum(task.index)).add(fedwidth.Update(held, task.index, 1.0))
+    return method.aggregate(state, list(sums.values()), PLAN)[LAYER] != 0
+
+
+def draw_method(method: Method) -> str:
+    """The picture of one method: a row for each cohort, a column for each of the first rounds, and the sum of all."""
+    height = TOP + len(ROWS) * STEP
+    parts = [_text(_left(column) + SIDE / 2, 20, f"round {column}", "m") for column in range(SHOWN)]
+    parts.append(_text(_left(SHOWN) + SIDE / 2, 20, f"{ROUNDS} rounds", "m b"))
+    for row, (title, capacities) in enumerate(ROWS):
+        top = TOP + row * STEP
+        parts.append(_text(EDGE, top + 14, title, "b"))
+        total = torch.zeros(UNITS, UNITS)
+        for round, tasks in enumerate(rounds_of(method, capacities)):
+            share = trained(method, tasks, round)
+            total += share
+            if round < SHOWN:
+                parts.append(_grid(_left(round), top + 22, share, changed(method, tasks) & (share == 0)))
+        parts.append(_grid(_left(SHOWN), top + 22, total / total.max()))
+        parts.append(_text(WIDTH - EDGE, top + 36 + SIDE, _summary(total), "s e"))
+    parts.append(_text(EDGE, height - 10, "columns: units in, rows: units out", "s"))
+    if _broadcasts(method):
+        parts.append(_text(EDGE, height + 8, "dots: changed by the broadcast alone", "s"))
+        height += 18
+    return _svg(height, f"{method.title}: the weights of one layer that clients train, round by round", parts)
+
+
+def draw_overview(methods: list[Method]) -> str:
+    """One tile for each method: four clients of capacity 1/4, all rounds."""
+    columns, side = 3, 128
+    apart = (WIDTH - 2 * EDGE - columns * side) / (columns - 1)
+    height = 2 * EDGE + -(-len(methods) // columns) * (side + 56) - 16
+    parts = []
+    for number, method in enumerate(methods):
+        left = EDGE + number % columns * (side + apart)
+        top = EDGE + number // columns * (side + 56)
+        tasks = enumerate(rounds_of(method, ROWS[-1][1]))
+        total = torch.stack([trained(method, found, round) for round, found in tasks]).sum(0)
+        parts.append(_text(left, top + 12, method.title, "b"))
+        parts.append(_grid(left, top + 20, total / total.max(), cell=side // UNITS))
+        parts.append(_text(left, top + side + 35, _summary(total), "s"))
+    title = f"The weights of one layer that four clients of capacity 1/4 train in {ROUNDS} rounds, method by method"
+    return _svg(height, title, parts)
+
+
+def _broadcasts(method: Method) -> bool:
+    """Whether the first round changes weights that nobody trained."""
+    tasks = next(rounds_of(method, ROWS[0][1]))
+    return bool((changed(method, tasks) & (trained(method, tasks, 0) == 0)).any())
+
+
+def _summary(total: Tensor) -> str:
+    """The share of weights that were trained, and Jain's index of how often."""
+    share = (total > 0).double().mean()
+    evenness = total.double().mean().square() / total.double().square().mean()
+    return f"{100 * share:.0f} %, evenness {evenness:.2f}"
+
+
+def _grid(left: float, top: float, share: Tensor, dots: Tensor | None = None, *, cell: int = CELL) -> str:
+    """Cells from pale to dark by their share, none where it is zero; a dot where a weight changed untrained."""
+    side = UNITS * cell
+    parts = [f'<g transform="translate({left:g} {top:g})">', f'<path fill="#fff" d="M0 0h{side}v{side}h-{side}z"/>']
+    for value in sorted({round(float(each), 2) for each in share.flatten() if each > 0}):
+        cells = (share * 100).round() == round(value * 100)
+        path = "".join(f"M{column * cell} {row * cell}h{cell}v{cell}h-{cell}z" for row, column in cells.nonzero())
+        parts.append(f'<path fill="{_shade(value)}" d="{path}"/>')
+    if dots is not None and bool(dots.any()):
+        middle = cell // 2 - 1
+        path = "".join(f"M{column * cell + middle} {row * cell + middle}h2v2h-2z" for row, column in dots.nonzero())
+        parts.append(f'<path fill="{_shade(0.7)}" d="{path}"/>')
+    lines = "".join(f"M{at} 0v{side}M0 {at}h{side}" for at in range(0, side + 1, cell))
+    parts.append(f'<path stroke="#cbd5e1" stroke-width=".6" fill="none" d="{lines}"/></g>')
+    return "".join(parts)
+
+
+def _shade(value: float) -> str:
+    mixed = (round(pale + (dark - pale) * value) for pale, dark in zip(PALE, DARK, strict=True))
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+
+
+def _left(column: int) -> float:
+    return EDGE + column * (SIDE + GAP)
+
+
+def _text(x: float, y: float, text: str, kind: str) -> str:
+    return f'<text x="{x:g}" y="{y:g}" class="{kind}">{text}</text>'
+
+
+def _svg(height: float, title: str, parts: list[str]) -> str:
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
+        f' role="img"><title>{title}</title><style>{STYLE}</style>'
+        f'<rect width="{WIDTH}" height="{height:g}" rx="6" fill="#f8fafc"/>'
+    )
+    return "\n".join([head, *parts, "</svg>\n"])
+
+
+def draw_all() -> dict[str, str]:
+    """Every picture by its file name."""
+    found = fedwidth.methods()
+    ordered = sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    pictures = {f"{name}.svg": draw_method(found[name]) for name in ordered}
+    return pictures | {"overview.svg": draw_overview([found[name] for name in ordered])}
+
+
+def main() -> None:
+    """Write them."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in draw_all().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+        print(f"{name}: {len(text) / 1000:.1f} kB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Write the tables of settings and of commands into their pages, from the code.
+
+    python docs/make_tables.py
+
+Each page keeps its own text; what stands between `<!-- made by ... -->` and `<!-- end -->` is replaced.
+A test compares.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedwidth.cli import app
+from fedwidth.schema import Key, keys, sections, shown
+
+DOCS = Path(__file__).parent
+BEGIN, END = "<!-- made by docs/make_tables.py -->\n", "<!-- end -->"
+
+
+def settings_text() -> str:
+    """A table for every section of the settings."""
+    parts = []
+    for section, about in {"": "The run as a whole.", **sections()}.items():
+        rows = [_setting(key) for name, key in keys().items() if name.rpartition(".")[0] == section]
+        title = f"`[{section}]`" if section else "The run"
+        parts.append(f"### {title}\n\n{about}\n\n" + _table(("key", "default", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def _setting(key: Key) -> tuple[str, ...]:
+    expected = "" if key.expected == "text" else f" ({key.expected})"
+    return f"`{key.name}`", f"`{_toml(key.default)}`", key.help + expected
+
+
+def _toml(value: Any) -> str:
+    return "{}" if value == {} else shown(value)
+
+
+def commands_text() -> str:
+    """A table of the arguments and options of every command."""
+    group: Any = typer.main.get_command(app)
+    parts = []
+    for name, command in group.commands.items():
+        rows, words = [], []
+        for option in command.params:
+            if option.param_type_name == "argument":
+                word = option.name.upper()
+                words.append(word if option.required else f"[{word}]")
+                rows.append((f"`{word}`", option.help or ""))
+            else:
+                rows.append((f"`{', '.join(option.opts)}`", _option_help(option)))
+        usage = " ".join(["fedwidth", name, *words])
+        # One line of help for everybody: what follows the first blank line is for --help.
+        about = " ".join((command.help or "").split("\n\n")[0].split())
+        parts.append(f"### `{usage}`\n\n{about}\n" + ("\n" + _table(("option", "meaning"), rows) if rows else ""))
+    return "\n".join(parts)
+
+
+def _option_help(option: Any) -> str:
+    default = option.default
+    plain = isinstance(default, (str, int, float, Path)) and not isinstance(default, bool) and default != ""
+    said = [(option.help or "").rstrip("."), f"default {default}" if plain else ""]
+    return "; ".join(part for part in said if part)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def with_text(page: str, text: str) -> str:
+    """The page with the part between the two marks replaced."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
+
+
+TABLES = {"settings.md": settings_text, "command-line.md": commands_text}
+
+
+def main() -> None:
+    """Write them."""
+    for name, write in TABLES.items():
+        page = DOCS / name
+        page.write_text(with_text(page.read_text(encoding="utf-8"), write()), encoding="utf-8")
+        print(page.name)
+
+
+if __name__ == "__main__":
+    main()
