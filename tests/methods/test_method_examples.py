@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedwidth.aggregation import sum_cohorts
@@ -144,13 +144,15 @@ def test_fjord_draws_from_the_widths_it_can_hold():
 
 
 @given(st.integers(1, 300), st.fractions(Fraction(1, 100), 1), st.sampled_from(["floor", "ceil"]))
+@example(2, Fraction(54053395982524057, 54053395983192800), "floor")
 @settings(deadline=None)
 def test_units_are_floor_or_ceil_of_capacity_times_size(size, capacity, rounding):
     plan = plan_of({"layer": (Units("layer", size),)})
     exact = capacity * size
     wanted = max(1, exact.__floor__() if rounding == "floor" else exact.__ceil__())
-    for given_capacity in (capacity, float(capacity)):
-        assert plan.counts(given_capacity, rounding)["layer"] == wanted
+    assert plan.counts(capacity, rounding)["layer"] == wanted
+    if capacity.denominator <= 10_000:  # closer to a whole number of units, a float cannot be told from its noise
+        assert plan.counts(float(capacity), rounding)["layer"] == wanted
 
 
 def test_bad_arguments_are_one_clear_sentence():

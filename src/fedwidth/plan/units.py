@@ -37,13 +37,14 @@ def check_rounding(rounding: str) -> None:
 
 
 def count_units(size: int, capacity: float | Fraction, rounding: str) -> int:
-    """floor or ceil of capacity * size, at least one; forgiving of float noise (0.29 * 100 is 29 units).
+    """floor or ceil of capacity * size, at least one; forgiving of a float's noise (0.29 * 100 is 29 units).
 
     >>> count_units(10, 0.25, "floor"), count_units(10, 0.25, "ceil"), count_units(3, 1 / 16, "floor")
     (2, 3, 1)
     """
-    exact = float(capacity * size)
-    units = math.floor(exact + 1e-9) if rounding == "floor" else math.ceil(exact - 1e-9)
+    exact = capacity * size
+    noise = 0 if isinstance(capacity, Fraction) else 1e-9
+    units = math.floor(exact + noise) if rounding == "floor" else math.ceil(exact - noise)
     return max(1, min(size, units))
 
 
