@@ -114,9 +114,9 @@ def measure(wanted: dict) -> dict:
     }
 
 
-def resident(which: str = "VmRSS") -> float:
-    """Megabytes of this process: now, or at most so far (VmHWM)."""
-    with open("/proc/self/status") as file:
+def resident(which: str = "VmRSS", process: int | str = "self") -> float:
+    """Megabytes of a process, by default this one: now, or at most so far (VmHWM)."""
+    with open(f"/proc/{process}/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(which)) / 1024
 
 

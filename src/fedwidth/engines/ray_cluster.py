@@ -1,0 +1,152 @@
+"""The Ray cluster a run uses: one of its own on this machine, or the one at an address. Ray is imported here alone."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fedwidth.engines.ray_worker import Worker
+from fedwidth.errors import OptionError
+from fedwidth.settings import Settings
+
+
+class Cluster:
+    """A connection to Ray, and how many workers of the wanted size it has room for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        with _signals_kept():
+            self.ray = _import_ray()
+            self._ours = not self.ray.is_initialized()
+            if self._ours:
+                self._connect(settings.ray.address)
+
+    def close(self) -> None:
+        """Leave the cluster; one of our own ends."""
+        if self._ours:
+            with _signals_kept():
+                self.ray.shutdown()
+
+    def start(self) -> Any:
+        """A new worker, as Ray's handle of it; it may have to wait for a free place."""
+        wanted = self.settings.ray
+        # Restarts are not left to Ray: an actor that waits for a place keeps its work, though others could do it.
+        options = {"num_cpus": wanted.cpus, "num_gpus": wanted.gpus, "max_restarts": 0, "max_task_retries": 0}
+        return self.ray.remote(Worker).options(**options, scheduling_strategy="SPREAD").remote()
+
+    def room(self) -> int:
+        """How many workers fit on the nodes there are now."""
+        wanted = self.settings.ray
+        return sum(_fit(node["Resources"], wanted.cpus, wanted.gpus) for node in self._nodes())
+
+    def wanted(self) -> int:
+        """How many workers the run should have now: as set, or as many as fit, and no more than clients."""
+        return min(self.settings.workers or self.room(), self.settings.devices.per_round)
+
+    def check_room(self) -> None:
+        """Refuse a worker that no node could ever hold."""
+        if not self.room():
+            wanted, nodes = self.settings.ray, self._nodes()
+            most = {kind: max((n["Resources"].get(kind, 0) for n in nodes), default=0) for kind in ("CPU", "GPU")}
+            raise OptionError(
+                f"a worker of ray.cpus = {wanted.cpus:g} and ray.gpus = {wanted.gpus:g} fits on no node of the cluster:"
+                f" the largest have {most['CPU']:g} CPUs and {most['GPU']:g} GPUs"
+            )
+
+    def check_store(self, bytes: int) -> None:
+        """Say so where the data set does not fit the object store of some node."""
+        least = min((node["Resources"].get("object_store_memory", math.inf) for node in self._nodes()), default=0)
+        if bytes > least:
+            warnings.warn(
+                f"the data set has {bytes / 1e9:.1f} GB, but Ray's object store on some node only {least / 1e9:.1f} GB:"
+                " Ray will keep it on that node's disk, which is slower (see `ray start --object-store-memory`)",
+                stacklevel=2,
+            )
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self.ray.nodes() if node["Alive"]]
+
+    def _connect(self, address: str) -> None:
+        if not address:
+            needed = math.ceil(self.settings.workers * self.settings.ray.cpus)
+            # "local", or a cluster that ran here before and left its file behind may be waited for.
+            with _path_shared():
+                self.ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    num_cpus=max(_count_cores(), needed),
+                    logging_level="WARNING",
+                )
+            return
+        try:
+            _knock(address)
+            self.ray.init(address=address, logging_level="WARNING")
+        except (OSError, RuntimeError, ValueError, self.ray.exceptions.RayError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise OptionError(
+                f"no Ray cluster could be joined at ray.address = '{address}' ({first}); if it asks for a token, set"
+                " RAY_AUTH_MODE=token here too"
+            ) from error
+
+
+def _knock(address: str) -> None:
+    """Ray itself waits for minutes where nobody answers."""
+    host, colon, port = address.rpartition(":")
+    if colon and "//" not in host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+
+
+def _fit(resources: dict[str, float], cpus: float, gpus: float) -> int:
+    """How many workers of this size a node holds."""
+    fits = [resources.get(kind, 0.0) / share for kind, share in (("CPU", cpus), ("GPU", gpus)) if share]
+    return math.floor(min(fits) + 1e-9)
+
+
+def _count_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _import_ray() -> Any:
+    # Ray asks on its first start whether it may report usage; a library does not answer for its user.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise OptionError("engine = 'ray' needs the package ray: pip install 'fedwidth[ray]'") from error
+    return ray
+
+
+@contextmanager
+def _path_shared() -> Iterator[None]:
+    """Processes started here find the same modules as this one: a model may come from beside the user's script."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(part or os.getcwd() for part in sys.path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Importing Ray takes over SIGTERM, with which a run is asked to finish its round and save."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,247 @@
+"""Ray workers, on one machine or many: each trains parcels of clients with a fast engine and answers with their sums.
+
+The state goes into Ray's object store once a round and every worker cuts its sub-models out of it. Parcels of tasks
+(see `ray_parcels`) are handed to whoever has least to do, those that take longest first, and their sums merged in the
+order of tasks: who trained what changes nothing. If a worker is lost, its parcels are trained again by others; a parcel
+counts when its answer is there, so no client counts twice.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fedwidth
+from fedwidth.aggregation import CohortSum
+from fedwidth.client import Trainer
+from fedwidth.engines.faults import describe
+from fedwidth.engines.ray_cluster import Cluster
+from fedwidth.engines.ray_ledger import Ledger
+from fedwidth.engines.ray_parcels import Costs, Parcel, divide
+from fedwidth.engines.ray_records import About, Answer, Kit, Work, pack
+from fedwidth.engines.ray_worker import choose_inner
+from fedwidth.errors import ClientError, FedwidthError, OptionError
+from fedwidth.methods import Task
+from fedwidth.rounds import Report
+
+AHEAD = 2
+"""Parcels a worker holds, so that it need not wait for the next one."""
+
+MOST_LOSSES = 3
+"""Workers that may be lost over one parcel; by then it is likely to be what kills them (too large for memory)."""
+
+TICK, PATIENCE = 5.0, 120.0
+"""Seconds after which to look for new nodes, and without any worker after which a round fails."""
+
+
+@dataclass(eq=False)
+class Hand:
+    """The driver's side of a worker: Ray's handle, and the answers it owes."""
+
+    actor: Any
+    ready: Any
+    """The answer to `prepare`, while it is awaited."""
+    about: About | None = None
+    held: dict[Any, tuple[Parcel, float]] = field(default_factory=dict)
+    """Parcels it has, by the reference of the answer, and the seconds each is expected to take."""
+    warm: bool = False
+    """Whether it has trained before; the first parcel also loads code."""
+    busy: float = 0.0
+    """Seconds it trained in this round."""
+
+    @property
+    def load(self) -> float:
+        """Seconds of work it holds."""
+        return sum(seconds for _, seconds in self.held.values())
+
+
+class RayEngine:
+    """Trains the tasks of a round on a Ray cluster."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.inner, self.device = choose_inner(trainer)
+        self.watch: Callable[[int, int], None] = lambda *_: None
+        """Called whenever a worker has answered, with the clients trained so far and all of the round."""
+        self.costs = Costs()
+        self.hands: list[Hand] = []
+        self.lost = 0
+        """Workers lost so far."""
+        self._calls, self._manned, self._why_lost = 0, time.monotonic(), ""
+        self._cluster = Cluster(trainer.settings)
+        try:
+            self._cluster.check_room()
+            kit = Kit.of(trainer)
+            self._cluster.check_store(kit.bytes)
+            self._kit = self._put(kit)
+            self._hire()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
+        """Train all tasks and merge their sums in task order."""
+        tied = self.trainer.plan.tied
+        shared = self._cluster.ray.put(pack({name: tensor for name, tensor in state.items() if name not in tied}))
+        ledger = Ledger(tasks, divide(tasks, self.inner), next(iter(state.values())).device)
+        samples = {parcel.number: self._samples(parcel, tasks) for parcel in ledger.parcels}
+        waiting = sorted(ledger.parcels, key=lambda parcel: -self.costs.estimate(samples[parcel.number]))
+        losses: Counter[int] = Counter()
+        self._calls, self._manned = self._calls + 1, time.monotonic()
+        for hand in self.hands:
+            hand.held, hand.busy = {}, 0.0  # what an earlier round that failed has left
+        self._hire()
+        while not ledger.complete:
+            for hand, parcel in choose(self.hands, waiting):
+                work = Work.of([tasks[number] for number in parcel.tasks], round, self._calls)
+                seconds = self.costs.estimate(samples[parcel.number])
+                hand.held[hand.actor.train.remote(shared, work)] = parcel, seconds
+            for hand, parcel, answer in self._answers(round):
+                if answer is None:
+                    losses[parcel.number] += 1
+                    if losses[parcel.number] == MOST_LOSSES:
+                        where = describe("train", round, *(tasks[number] for number in parcel.tasks))
+                        raise ClientError(
+                            f"{where}: {MOST_LOSSES} Ray workers were lost (killed, or out of memory);"
+                            " use fewer workers a node, with larger ray.cpus"
+                        )
+                    waiting.insert(0, parcel)
+                    continue
+                hand.busy += answer.seconds
+                if hand.warm:
+                    self.costs.learn(samples[parcel.number], answer.seconds)
+                hand.warm = True
+                ledger.enter(parcel, answer)
+                self.watch(ledger.done, len(tasks))
+        return ledger.sums(), ledger.report()
+
+    def close(self) -> None:
+        """End the workers, and Ray if it was started for this run."""
+        for hand in self.hands:
+            self._cluster.ray.kill(hand.actor)
+        self.hands = []
+        self._kit = None
+        self._cluster.close()
+
+    def _samples(self, parcel: Parcel, tasks: Sequence[Task]) -> dict[float, int]:
+        """Training samples of a parcel by capacity."""
+        training, found = self.trainer.settings.training, Counter[float]()
+        for task in (tasks[number] for number in parcel.tasks):
+            size = len(self.trainer.partition[task.client])
+            found[task.capacity] += training.steps * training.batch_size or training.epochs * size
+        return dict(found)
+
+    def _answers(self, round: int) -> Iterator[tuple[Hand, Parcel, Answer | None]]:
+        """Wait until something happens. Answers that have come; None for parcels whose worker was lost."""
+        ray, owners = self._cluster.ray, self._owners()
+        for ref in self._wait(list(owners), round):
+            hand = owners[ref]
+            if hand not in self.hands:
+                continue  # lost, with all it held, a moment ago
+            try:
+                answer = ray.get(ref)
+            except ray.exceptions.RayTaskError as error:
+                raise _cause(error, hand) from error
+            except ray.exceptions.RayError as error:
+                if getattr(error, "actor_init_failed", False):
+                    raise RuntimeError(f"a worker could not start: {error}") from None
+                parcels = self._lose(hand, error)
+                yield from ((hand, parcel, None) for parcel in parcels)
+                continue
+            if hand.about is None:
+                hand.about = _checked(answer)
+                continue
+            parcel, _ = hand.held.pop(ref)
+            yield hand, parcel, answer
+
+    def _owners(self) -> dict[Any, Hand]:
+        """Whose answer each awaited reference is."""
+        owners = {ref: hand for hand in self.hands for ref in hand.held}
+        return owners | {hand.ready: hand for hand in self.hands if hand.about is None}
+
+    def _wait(self, awaited: list[Any], round: int) -> list[Any]:
+        """The references that have been answered, at least one of them; none after some seconds, to look again."""
+        done: list[Any] = []
+        if awaited:
+            done, _ = self._cluster.ray.wait(awaited, timeout=TICK)
+        else:
+            time.sleep(TICK)  # all workers are lost, and their nodes too
+        now = time.monotonic()
+        if any(hand.about for hand in self.hands):
+            self._manned = now
+        elif now - self._manned > PATIENCE:
+            raise RuntimeError(
+                f"in round {round}, the Ray cluster had no worker for {PATIENCE:.0f} s: its nodes are gone, or other"
+                f" work holds their CPUs (see `ray status`){self._why_lost}"
+            )
+        if not done:
+            self._hire()
+        return done
+
+    def _lose(self, hand: Hand, error: Exception) -> list[Parcel]:
+        """Let a lost worker go and start another where there is room; the parcels it held."""
+        self.hands.remove(hand)
+        self._cluster.ray.kill(hand.actor)
+        self._why_lost = f"; the last one was lost: {' '.join(str(error).split())}"
+        if hand.about is not None:  # one that never began may have been sent to a node that is gone: others come later
+            self.lost += 1
+            warnings.warn(f"a Ray worker was lost ({hand.about}); others train what it held", stacklevel=2)
+            self._hire()
+        return [parcel for parcel, _ in hand.held.values()]
+
+    def _hire(self) -> None:
+        """Start workers up to the number wanted now; nodes may have come or gone."""
+        for _ in range(self._cluster.wanted() - len(self.hands)):
+            actor = self._cluster.start()
+            self.hands.append(Hand(actor, actor.prepare.remote(self._kit, self.inner, self.device)))
+
+    def _put(self, kit: Kit) -> Any:
+        try:
+            return self._cluster.ray.put(kit)
+        except (TypeError, AttributeError, ValueError) as error:  # what pickling fails with
+            reason = str(error).strip().splitlines()[0]
+            raise OptionError(f"the model cannot be sent to Ray's workers ({reason}); use engine = 'serial'") from error
+
+
+def choose(hands: Sequence[Hand], waiting: list[Parcel]) -> Iterator[tuple[Hand, Parcel]]:
+    """Parcels to send now, in the order they wait, each to the worker with least to do, unless that has enough.
+
+    The caller gives the worker what it gets before it asks for the next.
+    """
+    ready = [hand for hand in hands if hand.about is not None]
+    while waiting and ready:
+        hand = min(ready, key=lambda hand: hand.load)
+        if len(hand.held) >= AHEAD:
+            return
+        yield hand, waiting.pop(0)
+
+
+def _cause(error: Any, hand: Hand) -> Exception:
+    """What went wrong in a worker, as it was raised there."""
+    cause: Exception = error.cause if isinstance(error.cause, Exception) else error
+    if hand.about is None and not isinstance(cause, FedwidthError):
+        last = str(cause).strip().splitlines()[-1]
+        return OptionError(
+            f"a Ray worker cannot take the model or the data ({last}); what they are made of must be installed on every"
+            " node"
+        )
+    return cause
+
+
+def _checked(about: About) -> About:
+    """Refuse a worker that has other versions: its results could differ."""
+    here = fedwidth.__version__, torch.__version__.split("+")[0]
+    there = about.fedwidth, about.torch.split("+")[0]
+    if here != there:
+        raise OptionError(
+            f"{about.node} has fedwidth {there[0]} and torch {there[1]}, this machine {here[0]} and {here[1]}:"
+            " install the same on every node"
+        )
+    return about

@@ -1,0 +1,83 @@
+"""A worker of the Ray engine: a trainer with one of the fast engines inside. Nothing here imports Ray."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+import fedwidth
+from fedwidth.client import Trainer
+from fedwidth.engines.choice import choose_engine, try_stack
+from fedwidth.engines.faults import named
+from fedwidth.engines.flat import Layout
+from fedwidth.engines.flat_engine import FlatEngine
+from fedwidth.engines.ray_records import About, Answer, Kit, Packed, PackedSum, Work, unpack
+from fedwidth.engines.serial import SerialEngine
+from fedwidth.engines.slots import Slots, try_capture, why_not
+from fedwidth.engines.stacks import Stacks
+from fedwidth.errors import OptionError
+from fedwidth.rounds import Engine
+
+
+class Worker:
+    """Trains parcels. One lives in every worker process and keeps its model, data and skeletons."""
+
+    def prepare(self, kit: Kit, inner: str, device: str) -> About:
+        """Take what the run needs; says who and where it is."""
+        torch.set_num_threads(1)  # as every engine: sums then have one order
+        self.trainer = kit.trainer(torch.device(device))
+        self.engine = make_inner(inner, self.trainer)
+        self._call = -1
+        self._state: Mapping[str, Tensor] = {}
+        return About(platform.node(), os.getpid(), fedwidth.__version__, torch.__version__)
+
+    def train(self, state: Mapping[str, Packed], work: Work) -> Answer:
+        """Train a parcel from the global state and sum its updates."""
+        began = time.perf_counter()
+        tasks = work.tasks(self.trainer.plan)
+        if work.call != self._call:
+            with named("cut", work.round, *tasks):
+                self._state, self._call = self._take(state), work.call
+        sums, report = self.engine.run(self._state, tasks, work.round)
+        return Answer(tuple(PackedSum.of(cohort) for cohort in sums), report, time.perf_counter() - began)
+
+    def _take(self, packed: Mapping[str, Packed]) -> Mapping[str, Tensor]:
+        """A round's state as the engine wants it, made once for all parcels of the round."""
+        state = unpack(packed, self.trainer.device)
+        state |= {name: state[first] for name, first in self.trainer.plan.tied.items() if first in state}
+        if isinstance(self.engine, FlatEngine):
+            return Layout(self.trainer.plan, state, next(self.trainer.model.parameters()).dtype).flatten(state)
+        return state
+
+
+def choose_inner(trainer: Trainer) -> tuple[str, str]:
+    """The engine inside the workers, the same in all, and the device it trains on."""
+    settings = trainer.settings
+    device = "cuda" if settings.ray.gpus else "cpu"
+    if trainer.device.type == "cuda" and not settings.ray.gpus:
+        raise OptionError("device is 'cuda', but ray.gpus is 0: set the share of a GPU that each worker holds, e.g. 1")
+    wanted = replace(settings, engine=settings.ray.engine, device=device)
+    name = choose_engine(replace(trainer, settings=wanted, device=torch.device(device))).name
+    if name in ("serial", "processes"):
+        return "serial", device
+    stacked = name == "vectorised"
+    reason = why_not(trainer, stacked=stacked) or (try_stack(trainer) if stacked else None)
+    if reason is not None:
+        warnings.warn(f"Ray's workers train one client at a time, not {name}: {reason}", stacklevel=3)
+    return ("serial" if reason else name), device
+
+
+def make_inner(name: str, trainer: Trainer) -> Engine:
+    """The engine inside a worker."""
+    if name == "vectorised":
+        return FlatEngine(trainer, Stacks(trainer))
+    if name == "cuda" and try_capture(trainer) is None:
+        return FlatEngine(trainer, Slots(trainer))
+    return SerialEngine(trainer)

@@ -1,0 +1,234 @@
+"""What the Ray engine is made of, without Ray: parcels, records, worker and ledger give the serial engine's bits."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedwidth.aggregation import finalise
+from fedwidth.cli import main
+from fedwidth.engines import SerialEngine, make_engine
+from fedwidth.engines.ray_cluster import _fit
+from fedwidth.engines.ray_engine import AHEAD, Hand, choose
+from fedwidth.engines.ray_ledger import Ledger
+from fedwidth.engines.ray_parcels import MOST_PARCELS, Costs, Parcel, divide
+from fedwidth.engines.ray_records import About, Kit, Packed, PlainIndex, Work, pack
+from fedwidth.engines.ray_worker import Worker, choose_inner
+from fedwidth.errors import OptionError
+from fedwidth.experiment import Experiment
+from small_runs import same, small, write_recipe
+
+CPU = torch.device("cpu")
+METHODS = ("fedrolex", "heterofl", "fedbrb", "feddropout")
+
+
+def experiment_of(*changes):
+    return Experiment(small("devices.per_round=6", *changes))
+
+
+def tasks_of(experiment, round=0):
+    return experiment.method.assign(experiment.plan, experiment.cohort(round), round, None, 1)
+
+
+def train_parcels(experiment, inner, *, workers=1, order=0):
+    """A round by the Ray engine's own parts: parcels trained by workers in any order, answers entered in any order."""
+    state, tasks = experiment._first_state, tasks_of(experiment)
+    team = [Worker() for _ in range(workers)]
+    for worker in team:
+        worker.prepare(Kit.of(experiment.trainer), inner, "cpu")
+    draw = random.Random(order)
+    ledger = Ledger(tasks, divide(tasks, inner), CPU)
+    packed = pack({name: tensor for name, tensor in state.items() if name not in experiment.plan.tied})
+    for parcel in draw.sample(ledger.parcels, len(ledger.parcels)):
+        work = Work.of([tasks[n] for n in parcel.tasks], 0, 1)
+        ledger.enter(parcel, draw.choice(team).train(packed, work))
+    assert ledger.complete
+    return ledger.sums(), ledger.report()
+
+
+def new_state(experiment, sums):
+    return experiment.method.aggregate(experiment._first_state, sums, experiment.plan)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_up_to_64_clients_are_summed_as_the_serial_engine_sums_them(name):
+    experiment = experiment_of(f"method.name={name}", "devices.capacities=a1-b1-c2", "server.weighting=samples")
+    expected, report = SerialEngine(experiment.trainer).run(experiment._first_state, tasks_of(experiment), 0)
+    for workers, order in ((1, 0), (3, 1)):
+        sums, found = train_parcels(experiment, "serial", workers=workers, order=order)
+        assert [s.index.key for s in sums] == [s.index.key for s in expected]
+        assert [s.clients for s in sums] == [s.clients for s in expected]
+        assert all(same(a.mean, b.mean) for a, b in zip(sums, expected, strict=True))
+        assert same(new_state(experiment, sums), new_state(experiment, expected))
+        assert found == report
+
+
+@pytest.mark.parametrize("inner", ["serial", "vectorised", "cuda"])
+def test_neither_workers_nor_their_order_change_a_bit_of_large_rounds(inner, monkeypatch):
+    monkeypatch.setitem(MOST_PARCELS, inner, 4)  # so that 24 clients are already many
+    changes = ("data.clients=24", "devices.per_round=24", "devices.capacities=a1-b1", "model.options={hidden=[4]}")
+    experiment = experiment_of(*changes)
+    first, _ = train_parcels(experiment, inner)
+    again, _ = train_parcels(experiment, inner, workers=3, order=5)
+    assert all(same(a.mean, b.mean) for a, b in zip(first, again, strict=True))
+    serial, _ = SerialEngine(experiment.trainer).run(experiment._first_state, tasks_of(experiment), 0)
+    expected, found = new_state(experiment, serial), new_state(experiment, first)
+    for name, tensor in expected.items():  # the stated tolerance: another order of sums in single precision
+        assert torch.allclose(tensor, found[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_fast_engines_inside_agree_with_themselves_outside(name):
+    for inner in ("vectorised", "cuda"):
+        experiment = experiment_of(f"method.name={name}", f"engine={inner}")
+        sums, _ = make_engine(experiment.trainer).run(experiment._first_state, tasks_of(experiment), 0)
+        found, _ = train_parcels(experiment, inner, workers=2)
+        expected = experiment.method.aggregate(experiment._first_state, sums, experiment.plan)
+        for tensor, other in zip(expected.values(), new_state(experiment, found).values(), strict=True):
+            assert torch.allclose(tensor, other, rtol=1e-6, atol=1e-6)
+
+
+@given(st.lists(st.sampled_from([1.0, 0.5, 0.25]), min_size=1, max_size=150), st.sampled_from(sorted(MOST_PARCELS)))
+@settings(deadline=None, max_examples=40)
+def test_every_task_is_in_one_parcel_and_equal_indexes_in_one_lane(capacities, inner):
+    experiment = shared_experiment()
+    tasks = experiment.method.assign(experiment.plan, list(enumerate(capacities)), 0)
+    parcels = divide(tasks, inner)
+    assert sorted(n for parcel in parcels for n in parcel.tasks) == list(range(len(tasks)))
+    lanes, last = {}, {}
+    for parcel in parcels:
+        assert parcel.tasks[0] > last.get(parcel.lane, -1)
+        last[parcel.lane] = parcel.tasks[-1]
+        for number in parcel.tasks:
+            assert lanes.setdefault(tasks[number].index.key, parcel.lane) == parcel.lane
+    if len(tasks) <= 64 and inner == "serial":
+        assert all(len(parcel.tasks) == 1 for parcel in parcels)
+    assert len(parcels) <= MOST_PARCELS[inner] + len(last)
+
+
+_shared = []
+
+
+def shared_experiment():
+    if not _shared:
+        _shared.append(experiment_of())
+    return _shared[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_packed_tensors_keep_dtype_shape_and_bits(dtype, shape):
+    tensor = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+    again = Packed.of(tensor.t() if shape == (2, 3) else tensor).tensor()
+    assert again.dtype == dtype
+    assert torch.equal(again, tensor.t() if shape == (2, 3) else tensor)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_index_travels_without_its_plan(name):
+    experiment = experiment_of(f"method.name={name}")
+    for task in tasks_of(experiment):
+        again = PlainIndex.of(task.index).index(experiment.plan)
+        assert again.key == task.index.key
+        assert all(torch.equal(a, b) for n in again for a, b in zip(again[n], task.index[n], strict=True))
+
+
+def test_classes_a_client_lacks_weigh_nothing_also_where_a_flat_engine_sums():
+    """A flat engine keeps a weight for every element; on the way one number per class is left."""
+    experiment = experiment_of("data.partition_options={per_client=2}")
+    for inner in ("serial", "vectorised"):
+        sums, _ = train_parcels(experiment, inner)
+        for cohort in sums:
+            weights = {n: w for n, w in cohort.weight.items() if isinstance(w, torch.Tensor)}
+            assert weights
+            for name, weight in weights.items():
+                dims = [d for n, d in experiment.plan.label_axes if n == name]
+                assert [n for d, n in enumerate(weight.shape) if d not in dims] == [1] * (weight.dim() - len(dims))
+                assert weight.shape[dims[0]] == 10
+                assert float(weight.min()) == 0.0
+        finalise(experiment._first_state, sums, experiment.plan)
+
+
+def hand(*seconds):
+    parcels = {object(): (Parcel(9, (0,), ()), s) for s in seconds}
+    return Hand(None, None, About("here", 1, "", ""), parcels)
+
+
+def test_parcels_go_to_the_worker_with_least_to_do():
+    """One long and three short ones: the short ones do not queue up behind the long one."""
+    long, short = hand(), hand()
+    seconds = {0: 10.0, 1: 1.0, 2: 1.0, 3: 1.0}
+    waiting = [Parcel(n, (n,), ()) for n in seconds]
+    for worker, parcel in choose([long, short], waiting):
+        worker.held[object()] = parcel, seconds[parcel.number]
+    assert [parcel.number for parcel, _ in long.held.values()] == [0]
+    assert [parcel.number for parcel, _ in short.held.values()] == [1, 2]
+    assert [parcel.number for parcel in waiting] == [3]
+    assert len(short.held) == AHEAD
+
+
+def test_workers_that_are_not_ready_get_nothing():
+    unready = Hand(None, None)
+    assert list(choose([unready], [Parcel(0, (0,), ())])) == []
+
+
+def test_costs_learn_what_a_width_takes():
+    costs = Costs()
+    for _ in range(20):
+        costs.learn({1.0: 100}, seconds=2.0)
+        costs.learn({0.5: 100}, seconds=1.5)  # narrow models cost more than the square of their width
+    assert costs.estimate({1.0: 100}) == pytest.approx(2.0)
+    assert costs.estimate({0.5: 200}) == pytest.approx(3.0)
+    assert costs.estimate({1.0: 10, 0.5: 10}) == pytest.approx(0.35)
+    costs.learn({1.0: 100}, seconds=4.0)
+    assert 2.0 < costs.estimate({1.0: 100}) < 4.0
+    mixed = Costs()
+    mixed.learn({1.0: 10, 0.5: 40}, seconds=4.0)  # guessed as 1 : 1 before
+    assert mixed.estimate({1.0: 10}) == pytest.approx(2.0)
+
+
+def test_how_many_workers_fit_on_a_node():
+    assert _fit({"CPU": 2.0}, 1.0, 0.0) == 2
+    assert _fit({"CPU": 2.0}, 0.1, 0.0) == 20
+    assert _fit({"CPU": 16.0, "GPU": 1.0}, 1.0, 0.25) == 4
+    assert _fit({"CPU": 16.0}, 1.0, 0.25) == 0
+
+
+def test_the_engine_inside():
+    assert choose_inner(experiment_of("engine=ray").trainer) == ("vectorised", "cpu")
+    assert choose_inner(experiment_of("engine=ray", "ray.engine=serial").trainer) == ("serial", "cpu")
+    assert choose_inner(experiment_of("engine=ray", "ray.gpus=0.5").trainer) == ("cuda", "cuda")
+    with pytest.warns(UserWarning, match="one client at a time"):
+        found = choose_inner(experiment_of("engine=ray", "ray.engine=vectorised", "method.name=fjord").trainer)
+    assert found == ("serial", "cpu")
+
+
+def test_without_ray_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(OptionError, match=r"needs the package ray: pip install 'fedwidth\[ray\]'"):
+        make_engine(experiment_of("engine=ray").trainer)
+
+
+def test_an_address_belongs_to_ray(capsys):
+    with pytest.raises(SystemExit, match="^2$"):
+        main(["run", "--engine", "serial", "--ray-address", "auto"])
+    assert "--ray-address belongs to --engine ray" in capsys.readouterr().err
+
+
+def test_ray_and_flower_are_not_imported_unless_used(tmp_path):
+    for name in ("ray", "flwr"):  # also where they are not installed they could be
+        (tmp_path / f"{name}.py").touch()
+    code = (
+        f"import sys; sys.path.append({str(tmp_path)!r})\n"
+        "from fedwidth.cli import main\n"
+        f"try: main(['run', {write_recipe(tmp_path)!r}, '--set', 'engine=auto', '--out', {str(tmp_path / 'run')!r}])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print({name.split('.')[0] for name in sys.modules} & {'ray', 'flwr'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "set()"
