@@ -341,3 +341,17 @@ def test_data_sizes_are_part_of_a_checkpoints_identity(tmp_path):
     Experiment(small(), data=data).run(tmp_path / "run")
     with pytest.raises(ValueError, match="another model"):
         Experiment(small(), data=fewer).run(tmp_path / "run", resume=True)
+
+
+def test_excluded_capacities_take_part_in_no_round_and_a_round_may_be_empty():
+    changes = ["rounds=6", "evaluation.every=6", "devices.capacities=a1-e1", "devices.per_round=2"]
+    changes += ["devices.excluded=[0.0625]", "model.options={widths=[4,8]}"]
+    settings = read_settings("quickstart", changes).main
+    everybody = Experiment(read_settings("quickstart", [*changes[:4], "model.options={widths=[4,8]}"]).main)
+    expected = [[c for c, capacity in everybody.cohort(round) if capacity == 1.0] for round in range(6)]
+    result = Experiment(settings).run()
+    assert [line["clients"] for line in result.metrics] == expected
+    assert sorted({len(clients) for clients in expected}) == [0, 1, 2]  # all three happen with this seed
+    empty = next(line for line in result.metrics if not line["clients"])
+    assert empty["train_loss"] is None
+    assert empty["bytes_up"] == 0

@@ -19,9 +19,11 @@ from fedwidth.results import (
     read_all,
     read_records,
 )
-from fedwidth.results_cells import Cell, judge
+from fedwidth.results_cells import CLOSE, HOLDS, ONE_SEED, REVERSED, Cell, count_outcomes, find_columns
 from fedwidth.results_exact import agrees, coverage
 from fedwidth.results_page import write_page
+from fedwidth.results_remaining import Forecast, Start, count_remaining, read_started, remaining_texts, started_texts
+from fedwidth.results_summary import order_texts
 from small_runs import small
 
 ROOT = Path(__file__).parents[1]
@@ -36,8 +38,9 @@ def record(settings, *, label="run", final=0.5, best=None, seconds=10.0, steps=1
     return make_record("table", label, settings, changes=["device=cpu"], metrics=lines, steps=steps)
 
 
-def cell(label, number, ours, *, spread=None, best=False, settings=None):
-    records = () if ours is None else (record(settings or small(), final=ours / 100),)
+def cell(label, number, *ours, spread=None, best=False, settings=None):
+    """A cell with these accuracies in percent, one a seed."""
+    records = tuple(record(replace(settings or small(), seed=s), final=a / 100) for s, a in enumerate(ours, 1))
     paper = Paper(table="T", number=number, spread=spread, best=best)
     return Cell(Variant(label, settings or small(), paper), records)
 
@@ -51,7 +54,27 @@ def test_a_record_holds_what_is_needed_to_repeat_and_to_plot_it(tmp_path):
     assert (line["local_accuracy"], line["seed"], line["precision"]) == (0.75, 4, "float32")
     assert line["settings"] == asdict(small("seed=4"))
     assert line["hardware"]
+    assert line["clients"] is None
     assert read_records(tmp_path, "table") == [made]
+
+
+def clients(folder, rows):
+    folder.mkdir(exist_ok=True)
+    names = ("accuracy", "capacity")
+    (folder / "clients.json").write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows]))
+    lines = [{"round": 3, "global_accuracy": 0.5, "seconds": 1.0}]
+    settings = small("devices.capacities=a0-b1-c1")
+    made = make_record("table", "run", settings, changes=[], metrics=lines, steps=1, folder=folder)
+    append_record(folder, made)
+    assert read_records(folder, "table")[-1] == made
+    return made.clients
+
+
+def test_a_record_keeps_single_clients_where_they_are_few(tmp_path):
+    # The mix has the places 0 (full width, nobody), 1 (a half) and 2 (a quarter).
+    assert clients(tmp_path, [(2 / 3, 0.25), (None, 0.5), (1.0, None)]) == [[0.6667, 2], [None, 1], [1.0, None]]
+    assert len(clients(tmp_path, [(0.5, 0.5)] * 200)) == 200
+    assert clients(tmp_path, [(0.5, 0.5)] * 201) is None
 
 
 def test_a_half_line_is_ignored_and_spoils_nothing_after_it(tmp_path):
@@ -112,31 +135,103 @@ def test_steps_and_times_by_hand():
     assert estimate_seconds(small("model.name=cnn", "model.options={}"), known) is None
 
 
-def test_the_order_of_methods_by_hand():
-    # Published a > b > c. Here b > a > c: of three pairs one is turned round, and a - b = 1 is within 0.8 + 0.5.
-    cells = [cell("a", 70.0, 60.0, spread=0.8), cell("b", 69.0, 65.0, spread=0.5), cell("c", 40.0, 30.0, spread=1.0)]
-    verdict = judge(cells)
-    assert (verdict.pairs, verdict.reversed, verdict.close) == (3, (("a", "b"),), 1)
-    assert "holds in 2 of 3 pairs" in str(verdict)
-    assert "b is above a here (1 of them" in str(verdict)
-    assert str(judge(cells[1:])) == "the paper's order holds"
-    assert str(judge(cells[:1])) == "nothing to compare yet"
+def outcomes(cells):
+    return dict(count_outcomes(find_columns(cells)))
+
+
+def test_pairs_closer_than_the_standard_error_of_their_difference_are_not_separable():
+    # Seeds 1 apart on either side: variance 2, over 2 seeds 1; the error of a difference is the root of 1 + 1, 1.414.
+    def pair(gap):
+        return [cell("a", 70.0, 49.0 + gap, 51.0 + gap), cell("b", 60.0, 49.0, 51.0)]
+
+    assert outcomes(pair(1.42)) == {HOLDS: 1}
+    assert outcomes(pair(1.41)) == {CLOSE: 1}
+    assert outcomes(pair(-1.41)) == {CLOSE: 1}
+    assert outcomes(pair(-1.42)) == {REVERSED: 1}
+    assert outcomes([cell("a", 70.0, 50.0, 50.0), cell("b", 60.0, 50.0, 50.0)]) == {CLOSE: 1}
+
+
+def test_one_seed_cannot_be_judged():
+    cells = [cell("a", 70.0, 60.0), cell("b", 65.0, 30.0, 31.0), cell("c", 60.0, 90.0)]
+    assert outcomes(cells) == {ONE_SEED: 3}
+    assert list(order_texts(cells)) == [
+        "Order of methods, 3 pairs: 3 cannot be judged from one seed (1 would be as published)."
+    ]
 
 
 def test_cells_that_were_not_run_or_have_equal_numbers_are_no_pairs():
-    assert judge([cell("a", 70.0, 60.0), cell("b", 60.0, None), cell("c", None, 50.0)]).pairs == 0
-    assert judge([cell("a", 70.0, 60.0), cell("b", 70.0, 50.0)]).pairs == 0
+    assert find_columns([cell("a", 70.0, 60.0), cell("b", 60.0), cell("c", None, 50.0)]) == []
+    assert find_columns([cell("a", 70.0, 60.0), cell("b", 70.0, 50.0)]) == []
+    assert list(order_texts([cell("a", 70.0, 60.0)])) == ["Order of methods: nothing to compare yet."]
 
 
-def test_in_a_grid_methods_are_compared_within_a_setting_only():
-    one, other = small("rounds=3"), small("rounds=4")
-    also = small("rounds=3", "method.name=heterofl")
-    cells = [
-        cell("r3/fedrolex", 70.0, 70.0, settings=one),
-        cell("r3/heterofl", 60.0, 75.0, settings=also),
-        cell("r4/fedrolex", 80.0, 10.0, settings=other),
+def test_in_a_grid_methods_are_compared_within_a_column_only():
+    grid = []
+    for rounds, published in ((3, {"fedrolex": 70.0, "heterofl": 60.0, "fedbrb": 50.0}), (4, {"fedrolex": 80.0})):
+        for name, number in published.items():
+            ours = {"fedrolex": 20.0, "heterofl": 75.0, "fedbrb": 40.0}[name]
+            settings = small(f"rounds={rounds}", f"method.name={name}")
+            grid.append(cell(f"r{rounds}/{name}/x", number, ours, ours + 1, settings=settings))
+    (column,) = find_columns(grid)
+    assert column.name == "r3/x"
+    assert column.reversed == {"heterofl": ["fedrolex"], "fedbrb": ["fedrolex"]}
+    assert dict(column.counts) == {REVERSED: 2, HOLDS: 1}
+    assert list(order_texts(grid)) == [
+        "Order of methods, 3 pairs: 1 as published, 2 the other way round.",
+        "Against the paper: heterofl above fedrolex; fedbrb above fedrolex.",
     ]
-    assert (judge(cells).pairs, judge(cells).reversed) == (1, (("r3/fedrolex", "r3/heterofl"),))
+    for name, number in (("heterofl", 70.0), ("fedbrb", 60.0)):
+        settings = small("rounds=4", f"method.name={name}")
+        grid.append(cell(f"r4/{name}/x", number, 5.0, 6.0, settings=settings))
+    table = list(order_texts(grid))[1].splitlines()
+    assert table[0] == "| column | as published | the other way round | not separable | against the paper |"
+    assert table[2:] == [
+        "| r3/x | 1 | 2 | 0 | heterofl above fedrolex; fedbrb above fedrolex |",
+        "| r4/x | 2 | 0 | 1 | – |",
+    ]
+
+
+def test_what_reaches_the_published_number():
+    assert cell("a", 70.0, 69.5, spread=0.5).reached
+    assert not cell("a", 70.0, 69.4, spread=0.5).reached
+    assert not cell("a", 70.0, 69.5).reached
+    assert not cell("a", 70.0).reached
+    assert cell("a", 70.0, 60.0, 61.0).difference == pytest.approx(-9.5)
+
+
+def test_what_remains_is_counted_once_and_told_with_its_time():
+    one, other = small(), small("method.name=heterofl")
+    records = [record(one, seconds=360.0, steps=36)]  # 36 steps a run: ten seconds a step
+    done, missing = cell("a", 70.0, 60.0, settings=one), cell("b", 70.0, settings=other)
+    tables = {"t": [done, missing], "u": [missing]}
+    forecast = Forecast(records)
+    assert count_remaining(tables, forecast, 1) == "1 run, about 6 min"
+    assert count_remaining(tables, forecast, 3) == "5 runs, about 30 min"  # two of one, three of the other
+    _, table, total = remaining_texts(tables, forecast)
+    assert table.splitlines()[2:] == ["| `t` | 2 | 1 | 6 min | 30 min |", "| `u` | 1 | 1 | 6 min | 18 min |"]
+    assert total.endswith("to have one seed of each: 1 run, about 6 min; 3 seeds of each: 5 runs, about 30 min.")
+
+
+def test_a_recipe_that_was_started_tells_its_pace(tmp_path):
+    settings = small("data.name=text", "rounds=60")
+    tables = {"t": [cell("a", None, settings=settings)]}
+    assert count_remaining(tables, Forecast([]), 1) == "1 run, about 0 s and 1 run of unknown length"
+    start = Start("t", "a", 2, 1.2345, 4.0, "a processor", "2025-01-01")
+    assert count_remaining(tables, Forecast([], [start]), 1) == "1 run, about 2 min"  # 60 rounds of 2 s
+    (tmp_path / "started.json").write_text(json.dumps([asdict(start)]))
+    assert read_started(tmp_path) == [start]
+    _, table, last = started_texts(tables, [start])
+    assert table.splitlines()[2] == "| `t` | a | 2 | 1.234 | 4 s | a processor | 2025-01-01 |"
+    assert last == "Every recipe has been run or started."
+    assert list(started_texts(tables, [])) == ["Neither run nor started yet: `t`."]
+
+
+@pytest.mark.parametrize("text", ["{", '[{"recipe": "t"}]', '["t"]', "3"])
+def test_a_damaged_list_of_started_runs_is_refused_in_one_line(tmp_path, text):
+    assert read_started(tmp_path) == []
+    (tmp_path / "started.json").write_text(text)
+    with pytest.raises(StateError, match="must be a list of tables, each with recipe, label"):
+        read_started(tmp_path)
 
 
 def test_the_best_round_answers_where_the_paper_reports_it():
@@ -169,8 +264,10 @@ def test_the_page_in_the_repository_is_up_to_date():
 def test_every_recorded_run_is_a_run_of_its_recipe_and_was_not_cut_short():
     from fedwidth.config import read_settings
 
-    for made in read_all(ROOT / "results"):
-        (run,) = read_settings(made.recipe).only(made.label).runs
+    records = read_all(ROOT / "results")
+    recipes = {name: {run.label: run for run in read_settings(name).runs} for name in {r.recipe for r in records}}
+    for made in records:
+        run = recipes[made.recipe][made.label]
         assert find_records([made], run.settings) == [made], f"{made.recipe} {made.label}: the recipe has changed"
         assert made.evaluations[-1][0] == made.rounds == run.settings.rounds
         assert made.final_accuracy == pytest.approx(made.evaluations[-1][1], abs=1e-6)

@@ -155,7 +155,8 @@ class Experiment:
         clients = sample_clients(
             len(self.partition), self.settings.devices.per_round, round=round, seed=self.settings.seed
         )
-        return [(client, self._capacity(client, round)) for client in clients]
+        pairs = [(client, self._capacity(client, round)) for client in clients]
+        return [pair for pair in pairs if pair[1] not in self.settings.devices.excluded]
 
     def _look_ahead(self, round: int, chosen: dict[int, list[Task]]) -> tuple[list[Task], int] | None:
         """Choose the sub-models of a round that is still to come, while the device trains; None after the last."""
@@ -243,7 +244,7 @@ class Experiment:
             "learning_rate": learning_rate(training, server.round - 1, self.settings.rounds),
             "clients": [task.client for task in tasks],
             "capacities": [float(task.capacity) for task in tasks],
-            "train_loss": sum(report.losses) / len(report.losses),
+            "train_loss": sum(report.losses) / len(report.losses) if report.losses else None,
             "bytes_down": size,
             "bytes_up": size,
             "macs": macs,

@@ -23,6 +23,7 @@ import torch
 import fedwidth
 from fedwidth.config import identity
 from fedwidth.errors import StateError
+from fedwidth.results_clients import Clients, read_clients
 from fedwidth.schema import keys
 from fedwidth.settings import Settings
 
@@ -71,6 +72,8 @@ class Record:
     """Runs that trained as one batch with it, itself included; `seconds` are its share of their time."""
     same_as: str = ""
     """A run of that batch that held the same sub-models in every round, so that the two were trained once."""
+    clients: Clients | None = None
+    """[accuracy on its own data, place of its capacity in the mix] of each client; None where they are many."""
 
 
 def make_record(
@@ -83,8 +86,12 @@ def make_record(
     steps: int,
     packed: int = 1,
     same_as: str = "",
+    folder: Path | None = None,
 ) -> Record:
-    """The record of a run that just ended, or of the part of it that is done, from the lines of its metrics."""
+    """The record of a run that just ended, or of the part of it that is done, from the lines of its metrics.
+
+    What the run left in its `folder` says how it serves single clients.
+    """
     lines = list(metrics)
     measured = [line for line in lines if "global_accuracy" in line]
     best = max(measured, key=lambda line: line["global_accuracy"])
@@ -111,6 +118,7 @@ def make_record(
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         packed=packed,
         same_as=same_as,
+        clients=read_clients(folder, settings.devices.capacities) if folder else None,
     )
 
 
@@ -165,9 +173,20 @@ def read_all(results: Path) -> list[Record]:
 
 def find_records(records: Iterable[Record], settings: Settings) -> list[Record]:
     """The runs of one experiment, wherever they ran and whichever table asked: each seed's last, seeds in order."""
-    wanted = experiment_of(asdict(settings))
-    mine = {record.seed: record for record in records if experiment_of(record.settings) == wanted}
-    return [mine[seed] for seed in sorted(mine)]
+    return by_experiment(records).get(key_of(asdict(settings)), [])
+
+
+def by_experiment(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Runs by what was run (`key_of` their settings): of each seed the last, seeds in order."""
+    found: dict[str, dict[int, Record]] = {}
+    for record in records:
+        found.setdefault(key_of(record.settings), {})[record.seed] = record
+    return {key: [mine[seed] for seed in sorted(mine)] for key, mine in found.items()}
+
+
+def key_of(settings: Mapping[str, Any]) -> str:
+    """A name for an experiment: equal for all its runs."""
+    return json.dumps(experiment_of(settings), sort_keys=True)
 
 
 def experiment_of(settings: Mapping[str, Any]) -> dict[str, str]:

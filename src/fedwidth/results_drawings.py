@@ -16,7 +16,6 @@ from fedwidth.plan import Plan, trace
 from fedwidth.report.canvas import COLOURS, Line, heat_maps, new_panels, plot_lines
 from fedwidth.report.coverage_view import pool
 from fedwidth.results_cells import Cell
-from fedwidth.results_clients import Kept, key_of
 from fedwidth.results_exact import METHODS, MODEL
 
 Tables = Mapping[str, Sequence[Cell]]
@@ -36,9 +35,8 @@ def numbered_cells(tables: Tables, recipes: Sequence[str], prefix: str) -> list[
     return [cell for name in recipes for cell in tables.get(name, ()) if cell.run.label.startswith(prefix)]
 
 
-def draw_numbered(tables: Tables, kept: Kept, *, recipes: Sequence[str], prefix: str, x: str, log: bool = False) -> Any:
+def draw_numbered(tables: Tables, *, recipes: Sequence[str], prefix: str, x: str, log: bool = False) -> Any:
     """Accuracy over the number in the runs' labels, such as rho-0.3/high; a panel for each data set."""
-    del kept
     shown = [name for name in recipes if any(cell.records for cell in numbered_cells(tables, [name], prefix))]
     figure, plots = new_panels(1, len(shown), 3.6, 3.0)
     for plot, name in zip(plots[0], shown, strict=True):
@@ -81,24 +79,24 @@ def local_cells(tables: Tables) -> list[Cell]:
     return [cell for name in LOCAL for cell in tables.get(name, ()) if cell.run.label in ("fedrolex", "smallest")]
 
 
-def local_accuracies(cell: Cell, kept: Kept) -> list[float]:
+def local_accuracies(cell: Cell) -> list[float]:
     """Accuracies of the clients of all seeds of a cell, in percent."""
-    return [100 * a for record in cell.records for a in kept.get(key_of(record.settings), [])]
+    return [100 * accuracy for record in cell.records for accuracy, _ in record.clients or () if accuracy is not None]
 
 
-def draw_local(tables: Tables, kept: Kept) -> Any:
+def draw_local(tables: Tables) -> Any:
     """FedRolex Figure 5: how many clients reach which accuracy; a panel for each data set and split."""
     cells = local_cells(tables)
     panels: dict[tuple[str, int], list[Cell]] = {}
     for cell in cells:
         data = cell.run.settings.data
         panels.setdefault((data.name, data.partition_options["per_client"]), []).append(cell)
-    shown = {key: mine for key, mine in panels.items() if any(local_accuracies(cell, kept) for cell in mine)}
+    shown = {key: mine for key, mine in panels.items() if any(local_accuracies(cell) for cell in mine)}
     figure, plots = new_panels(1, len(shown), 2.9, 2.6)
     for plot, ((data_name, labels), mine) in zip(plots[0], shown.items(), strict=True):
         for cell in mine:
             colour, title = (COLOURS[1], "FedRolex") if cell.run.label == "fedrolex" else (COLOURS[0], "all at 1/16")
-            if accuracies := local_accuracies(cell, kept):
+            if accuracies := local_accuracies(cell):
                 plot.hist(accuracies, bins=25, range=(0, 100), color=colour, alpha=0.6, label=title)
         plot.set(xlabel="local accuracy [%]", ylabel="clients")
         plot.set_title(f"{DATA[data_name]}, {labels} labels per client", fontsize=9)
@@ -112,9 +110,8 @@ def mix_cells(tables: Tables) -> list[Cell]:
     return [cell for cell in tables.get("fedbrb/table3-cifar10-dynamic", ()) if cell.run.label in wanted]
 
 
-def draw_mixes(tables: Tables, kept: Kept) -> Any:
+def draw_mixes(tables: Tables) -> Any:
     """FedBRB Figure 5: ours filled, published hollow; the line is the smallest model trained as a whole."""
-    del kept
     cells = {cell.run.label: cell for cell in mix_cells(tables)}
     kinds = [kind for kind in KINDS if any(cells[f"{mix}/{kind}/fedbrb"].records for mix in MIXES)]
     figure, plots = new_panels(1, len(kinds), 3.2, 2.8)
@@ -140,6 +137,39 @@ def draw_mixes(tables: Tables, kept: Kept) -> Any:
     return figure
 
 
+ALL, WITHOUT = "fedbrb/table4-cifar10-fixed", "fedbrb/figure6-cifar10"
+WAYS = ((-0.1, "/fedbrb", COLOURS[7], "all clients"), (0.1, "", COLOURS[0], "without e"))
+"""FedBRB Figure 6: where to draw, how the runs' labels end, colour and title."""
+
+
+def excluded_cells(tables: Tables) -> list[Cell]:
+    """The runs FedBRB Figure 6 shows: with all clients, and without the smallest."""
+    wanted = [f"{mix}/{kind}" for kind in KINDS for mix in MIXES if mix != "a0-e1"]  # of which nobody would be left
+    every = [cell for cell in tables.get(ALL, ()) if cell.run.label in [f"{label}/fedbrb" for label in wanted]]
+    return every + [cell for cell in tables.get(WITHOUT, ()) if cell.run.label in wanted]
+
+
+def draw_excluded(tables: Tables) -> Any:
+    """FedBRB Figure 6: mean and single seeds, with the smallest clients' updates and without."""
+    cells = {cell.run.label: cell for cell in excluded_cells(tables) if cell.records}
+    kinds = [kind for kind in KINDS if any(f"/{kind}" in label for label in cells)]
+    figure, plots = new_panels(1, len(kinds), 3.2, 2.8)
+    for plot, kind in zip(plots[0], kinds, strict=True):
+        for place, mix in enumerate(MIXES):
+            for shift, ending, colour, title in WAYS:
+                cell = cells.get(f"{mix}/{kind}{ending}")
+                if cell:
+                    plot.plot([place + shift] * len(cell.final), cell.final, ".", color=colour, markersize=4)
+                    plot.plot(place + shift, mean(cell.final), "o", color=colour, label=title)
+        plot.set_xticks(range(len(MIXES)), list(MIXES.values()))
+        plot.set(xlabel="x in a0-x1-e1", ylabel="test accuracy [%]")
+        plot.set_title(kind, fontsize=9)
+        handles, labels = plot.get_legend_handles_labels()
+        once = dict(zip(labels, handles, strict=True))
+        plot.legend(list(once.values()), list(once), fontsize=7)
+    return figure
+
+
 def trained(plan: Plan, name: str, tensor: str, rounds: Sequence[int]) -> list[NDArray[np.float64]]:
     """How often each weight of a tensor was trained by a client of capacity 1/4 a round, as shares, after each of these
     numbers of rounds."""
@@ -156,9 +186,9 @@ def trained(plan: Plan, name: str, tensor: str, rounds: Sequence[int]) -> list[N
     return found
 
 
-def draw_coverage(tables: Tables, kept: Kept) -> Any:
+def draw_coverage(tables: Tables) -> Any:
     """FedBRB Figure 3d, for every method it compares."""
-    del tables, kept
+    del tables
     plan = trace(build(MODEL), example_inputs(MODEL))
     tensor = [name for name, shape in plan.shapes.items() if shape[:2] == (512, 512)][-1]
     grids, columns = {}, []

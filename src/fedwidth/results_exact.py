@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ TABLE_7 = {
 """FedRolex Table 7 as printed: all clients at full width, five widths in equal parts, all at 1/16."""
 
 
+@cache
 def cost_rows() -> list[tuple[str, str, str, float]]:
     """FedRolex Table 7: (what, whose, published, ours)."""
     model, inputs = build(MODEL), example_inputs(MODEL)

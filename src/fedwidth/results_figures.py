@@ -12,24 +12,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedwidth.config import read_settings
 from fedwidth.report.canvas import save
 from fedwidth.results_cells import Cell
-from fedwidth.results_clients import Kept
 from fedwidth.results_drawings import (
     DATA,
-    LOCAL,
     Tables,
     draw_coverage,
+    draw_excluded,
     draw_local,
     draw_mixes,
     draw_numbered,
+    excluded_cells,
     local_accuracies,
     local_cells,
     mix_cells,
     numbered_cells,
 )
-from fedwidth.settings import Settings
 
 FOLDER = "images/results"
 """Where the page looks for the figures, as seen from it."""
@@ -42,43 +40,40 @@ class PaperFigure:
     name: str
     title: str
     shows: str
-    draw: Callable[[Tables, Kept], Any] | None
+    draw: Callable[[Tables], Any]
     needs: Callable[[Tables], list[Cell]] = lambda _: []
     exact: bool = False
     """It needs no runs."""
-    lacks: str = ""
-    """Why it cannot be drawn at all."""
 
-    def state(self, tables: Tables, kept: Kept) -> tuple[int, int]:
+    def state(self, tables: Tables) -> tuple[int, int]:
         """(runs that are recorded, runs it needs)"""
         cells = self.needs(tables)
         if self.name == FIGURE_5:
-            return sum(bool(local_accuracies(cell, kept)) for cell in cells), len(cells)
+            return sum(bool(local_accuracies(cell)) for cell in cells), len(cells)
         return sum(bool(cell.records) for cell in cells), len(cells)
 
-    def is_drawn(self, tables: Tables, kept: Kept) -> bool:
+    def is_drawn(self, tables: Tables) -> bool:
         """Whether there is anything to draw."""
-        return self.exact or (not self.lacks and self.state(tables, kept)[0] > 0)
+        return self.exact or self.state(tables)[0] > 0
 
 
-def write_figures(tables: Tables, kept: Kept, out: Path, *, figures: Sequence[PaperFigure] | None = None) -> list[Path]:
+def write_figures(tables: Tables, out: Path, *, figures: Sequence[PaperFigure] | None = None) -> list[Path]:
     """Draw the figures (else all) whose runs are recorded into the folder `out`; returns the files."""
-    drawn = [figure for figure in figures or FIGURES if figure.is_drawn(tables, kept)]
-    return [path for figure in drawn for path in save(out, figure.name, figure.draw, tables, kept)]
+    drawn = [figure for figure in figures or FIGURES if figure.is_drawn(tables)]
+    return [path for figure in drawn for path in save(out, figure.name, figure.draw, tables)]
 
 
-def figure_texts(tables: Tables, kept: Kept) -> list[str]:
+def figure_texts(tables: Tables) -> list[str]:
     """The section of the page: each figure that is drawn, and a list of those that are not and why."""
     texts, missing = [], []
     for figure in FIGURES:
-        done, needed = figure.state(tables, kept)
-        if figure.is_drawn(tables, kept):
+        done, needed = figure.state(tables)
+        if figure.is_drawn(tables):
             count = "" if figure.exact else f" Drawn from {done} of the {needed} runs it needs."
             texts.append(f"### {figure.title}\n\n{figure.shows}{count}")
             texts.append(f"![{figure.title}]({FOLDER}/{figure.name}.png)")
         else:
-            why = figure.lacks or f"none of its {needed} runs is recorded"
-            missing.append(f"- {figure.title}: {why}. It shows: {figure.shows}")
+            missing.append(f"- {figure.title}: none of its {needed} runs is recorded. It shows: {figure.shows}")
     if missing:
         texts += ["### Not drawn", "\n".join(missing)]
     return texts
@@ -146,12 +141,7 @@ FIGURES = (
         name="fedbrb-figure6",
         title="FedBRB Figure 6",
         shows="FedBRB with and without the updates of its smallest clients, CIFAR-10, fixed.",
-        draw=None,
-        lacks="no recipe yet throws away the updates of some clients",
+        needs=excluded_cells,
+        draw=draw_excluded,
     ),
 )
-
-
-def local_settings() -> list[Settings]:
-    """The settings of the runs whose single clients Figure 5 shows."""
-    return [run.settings for name in LOCAL for run in read_settings(name).runs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -52,6 +52,8 @@ def run_round(
     `tasks` are what would be chosen, where that was done beforehand.
     """
     tasks = tasks or method.assign(plan, cohort, server.round, server.history, seed)
+    if not tasks:  # all were excluded: nothing is learnt in this round
+        return replace(server, round=server.round + 1), [], Report((), ())
     sums, report = engine.run(server.state, tasks, server.round)
     tasks = [task for task in tasks if task.client not in report.absent]
     aggregate = method.aggregate(server.state, sums, plan)

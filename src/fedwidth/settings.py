@@ -62,6 +62,9 @@ class DeviceSettings:
     )
     dynamic: bool = key(False, "draw every client's capacity anew each round instead of once")
     per_round: int = key(10, "clients that take part in a round", least=1)
+    excluded: list[float] = key(
+        [], "capacities whose clients are left out of every round they are drawn for", share=True
+    )
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,16 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True)
+class RaySettings:
+    """Workers of `engine = "ray"`. Only `engine`, and whether they hold GPUs, can change results."""
+
+    address: str = key("", "cluster to use: auto, host:port; empty: start one on this machine for the run")
+    engine: str = key("auto", "engine inside each worker", choices=("auto", "serial", "vectorised", "cuda"))
+    cpus: float = key(1.0, "CPUs a worker takes, also less than one", least=0.01)
+    gpus: float = key(0.0, "GPUs a worker takes, e.g. 0.25; 0: workers train on the CPU", least=0)
+
+
+@dataclass(frozen=True)
 class Settings:
     """One run."""
 
@@ -133,7 +146,10 @@ class Settings:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    engine: str = key("auto", "how clients are trained", choices=("auto", "serial", "processes", "vectorised", "cuda"))
+    ray: RaySettings = field(default_factory=RaySettings)
+    engine: str = key(
+        "auto", "how clients are trained", choices=("auto", "serial", "processes", "vectorised", "cuda", "ray")
+    )
     workers: int = key(0, "worker processes; 0: one per core. Results do not depend on it", least=0)
     device: str = key("cpu", "cpu or cuda")
     precision: str = key(

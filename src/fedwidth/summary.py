@@ -6,11 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 import fedwidth
 from fedwidth.data import Partition
+from fedwidth.data.records import IGNORE
 from fedwidth.settings import Settings
 
 MOST_LABELS_LISTED = 1_000
+MOST_COUNTS = 100_000
+"""Clients times labels of a split whose samples are counted label by label: the file stays below a megabyte or so."""
 
 
 def summarise(settings: Settings, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -41,17 +46,36 @@ def summarise(settings: Settings, lines: Sequence[dict[str, Any]]) -> dict[str, 
 def describe_clients(
     partition: Partition, capacities: Sequence[float | None], accuracies: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """What each client is, and how well the final model serves it."""
+    """What each client is, and how well the final model serves it.
+
+    `counts` are its training samples of each of its labels, for data with one label a sample and a split of at most
+    `MOST_COUNTS` clients times labels.
+    """
+    counted = is_counted(partition)
     return [
         {
             "client": client,
             "capacity": capacities[client],
             "samples": len(partition[client]),
             "labels": partition.labels[client].tolist()[:MOST_LABELS_LISTED],
+            **({"counts": count_labels(partition, client)[:MOST_LABELS_LISTED]} if counted else {}),
             "accuracy": finite(accuracies[client]),
         }
         for client in range(len(partition))
     ]
+
+
+def is_counted(partition: Partition) -> bool:
+    """Whether a file about every label of every client stays small, and a sample has one label."""
+    targets = partition.targets
+    return targets.dim() == 1 and len(partition) * (int(targets.max()) + 1) <= MOST_COUNTS
+
+
+def count_labels(partition: Partition, client: int) -> list[int]:
+    """How many training samples of each of its labels a client has, in the order of `partition.labels[client]`."""
+    labels, counts = torch.unique(partition.targets[partition[client]], return_counts=True)
+    found: list[int] = counts[labels != IGNORE].tolist()
+    return found
 
 
 def finite(value: Any) -> Any:

@@ -52,21 +52,15 @@ def results(
     results: Results = Path("results"),
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("docs/results.md"),
     figures: Annotated[bool, typer.Option(help="Also draw the figures, into images/results beside the page.")] = True,
-    work: Annotated[
-        Path | None, typer.Option("--work", help="Also keep what finished runs in this folder say of single clients.")
-    ] = None,
 ) -> None:
     """Write the page that shows finished runs beside the published numbers, and its figures."""
     from fedwidth.checkpoint import write_whole
     from fedwidth.results import read_all
-    from fedwidth.results_clients import collect_clients, read_clients
-    from fedwidth.results_figures import FOLDER, local_settings, write_figures
+    from fedwidth.results_figures import FOLDER, write_figures
     from fedwidth.results_page import find_tables, write_page
 
-    if work is not None:
-        print(f"{collect_clients(results, work, local_settings())} runs with new accuracies of single clients")
     write_whole(out, write_page(results))
     print(out)
     if figures:
-        for path in write_figures(find_tables(read_all(results)), read_clients(results), out.parent / FOLDER):
+        for path in write_figures(find_tables(read_all(results)), out.parent / FOLDER):
             print(path)

@@ -37,13 +37,13 @@ function splitSection() {
     const full = Math.max(...clients.map((client) => client.samples || 0), 1);
     const cells = Array(SHADES).fill('');
     clients.forEach((client, at) => client.labels.forEach((label, place) => {
-      const level = view.most ? Math.ceil((SHADES * client.counts[place]) / view.most) : SHADES;
+      const level = view.most ? Math.ceil(SHADES * Math.sqrt(client.counts[place] / view.most)) : SHADES;
       cells[level - 1] += `M${(box.left + at * step).toFixed(1)},${(box.top + label * row).toFixed(1)}h${wide.toFixed(1)}v${row - gap}h${-wide.toFixed(1)}z`;
     }));
     const bars = clients.map((client, at) => `M${(box.left + at * step).toFixed(1)},${base + 50}v${(-(40 * (client.samples || 0)) / full).toFixed(1)}h${wide.toFixed(1)}V${base + 50}z`).join('');
     const tall = base + 84;
     const every = drawn <= 20 ? (row < 11 ? 2 : 1) : Math.ceil(drawn / 10);
-    const fillOf = (at) => (view.most ? `rgb(${shade((at + 1) / SHADES).join(' ')})` : 'var(--c0)');
+    const fillOf = (at) => (view.most ? `rgb(${shade(((at + 1) / SHADES) ** 2).join(' ')})` : 'var(--c0)');
     const mark = s('rect', { class: 'mark', width: wide, height: Math.max(1, row - gap), fill: 'none', stroke: 'var(--ink)', visibility: 'hidden' });
     const svg = s('svg', { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: 'img', tabindex: 0, 'aria-label': `Labels of ${plural(clients.length, 'client')}. Arrow keys read values.` },
       s('rect', { x: box.left, y: box.top, width: box.right - box.left, height: drawn * row, fill: 'var(--raised)' }),
@@ -80,7 +80,7 @@ function splitSection() {
     plot.replaceChildren(svg);
     scale.hidden = !view.most;
     most.textContent = `${plural(view.most, 'sample')} of one label, the most a client has`;
-    const cell = view.most ? 'the darker a cell, the more samples of it the client has' : 'a filled cell means the client has samples of it';
+    const cell = view.most ? 'the stronger the colour, the more samples of it the client has' : 'a filled cell means the client has samples of it';
     words.textContent = `${clients.length < view.total ? `${clients.length} of ${view.total.toLocaleString('en')} clients, evenly spaced` : `All ${plural(view.total, 'client')}`}; ${drawn < view.labels ? `the first ${drawn} of ${view.labels} labels` : plural(view.labels, 'label')}. Rows are labels; ${cell}. Below: its number of samples, and its device’s width (the stronger the colour, the wider).`;
   };
   redraws.push(draw);
