@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run test test-slow check lint types bench results clean
+.PHONY: help setup run test test-slow test-track test-browser test-flower test-ray check lint types bench results pictures docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -28,6 +28,58 @@ test: $(STAMP)  ## Run the tests
 test-slow: $(STAMP)  ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
+# MLflow and Weights & Biases bring dozens of packages, so their tests have an environment of their own.
+TRACK_VENV ?= .venv-track
+
+$(TRACK_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TRACK_VENV)
+	$(TRACK_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools wheel
+	$(TRACK_VENV)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,mlflow,wandb]'
+	@touch $@
+
+test-track: $(TRACK_VENV)/.installed  ## Test --track with the real TensorBoard, MLflow and Weights & Biases
+	$(TRACK_VENV)/bin/python -c 'import mlflow, tensorboard, wandb'
+	$(TRACK_VENV)/bin/python -m pytest tests/test_tracking.py
+
+# Flower wants older versions of packages than the rest does, so its tests have an environment and pins of their own.
+FLOWER_VENV ?= .venv-flower
+
+$(FLOWER_VENV)/.installed: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv $(FLOWER_VENV)
+	$(FLOWER_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-flower.txt torch setuptools wheel
+	$(FLOWER_VENV)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints-flower.txt -e '.[dev,flower]'
+	@touch $@
+
+# Ray brings many packages, so its tests have an environment of their own.
+RAY_VENV ?= .venv-ray
+
+$(RAY_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools wheel
+	$(RAY_VENV)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[ray]' pytest hypothesis
+	@touch $@
+
+test-ray: $(RAY_VENV)/.installed  ## Test the Ray engine on one and three emulated nodes, with workers and nodes killed (10 minutes)
+	$(RAY_VENV)/bin/python -m pytest -rs -m 'slow or not slow' tests/cluster/test_ray_parcels.py tests/cluster/test_ray_engine.py
+
+test-flower: $(FLOWER_VENV)/.installed  ## Test deployments with Flower, real ones on this machine included (20 minutes)
+	$(FLOWER_VENV)/bin/python -m pytest -s -m 'slow or not slow' tests/cluster/test_deploy.py tests/cluster/test_flower.py \
+	  tests/cluster/test_flower_wire.py tests/cluster/test_flower_deployment.py src/fedwidth/flower
+
+# Playwright drives the Chromium of the system (Debian: apt-get install chromium); it downloads no browser.
+BROWSER_VENV ?= .venv-browser
+
+$(BROWSER_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BROWSER_VENV)
+	$(BROWSER_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools wheel
+	$(BROWSER_VENV)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,browser]'
+	@touch $@
+
+test-browser: $(BROWSER_VENV)/.installed  ## Test report and live view in a real Chromium; keeps screenshots
+	$(BROWSER_VENV)/bin/python -c 'import playwright, shutil, sys; sys.exit(0 if shutil.which("chromium") or shutil.which("chromium-browser") else "there is no Chromium on the PATH")'
+	$(BROWSER_VENV)/bin/python -m pytest -rs tests/report/test_report_browser.py tests/report/test_view_browser.py
+	@echo "screenshots and measurements: build/browser"
+
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
@@ -39,8 +91,29 @@ check: lint types test  ## What CI runs: lint, types, tests
 bench: $(STAMP)  ## Measure extract and aggregate side by side with a plain loop
 	$(BIN)/python benchmarks/core.py
 
-results: $(STAMP)  ## Write docs/results.md from the runs recorded in results/
+results: $(STAMP)  ## Write docs/results.md and its figures from the runs recorded in results/
 	$(BIN)/fedwidth results
 
+pictures: $(STAMP)  ## Draw the methods' pictures and write the tables of settings and commands in docs/
+	$(BIN)/python docs/make_pictures.py
+	$(BIN)/python docs/make_tables.py
+
+# The site reads the source and never imports it, so it has an environment of its own, without PyTorch.
+DOCS_VENV ?= .venv-docs
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs
+
+$(DOCS_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS_VENV)/packages.txt
+	$(DOCS_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $(DOCS_VENV)/packages.txt
+	@touch $@
+
+docs: $(DOCS_VENV)/.installed  ## Build the documentation site into site/; a warning is an error
+	$(MKDOCS) build --strict --quiet
+	@echo "site/index.html"
+
+docs-serve: $(DOCS_VENV)/.installed  ## Show the documentation site on 127.0.0.1:8000 while you write
+	$(MKDOCS) serve
+
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(DOCS_VENV) $(BROWSER_VENV) $(TRACK_VENV) $(FLOWER_VENV) $(RAY_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

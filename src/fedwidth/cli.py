@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+import traceback
+import warnings
+from typing import Annotated, Any
 
 import typer
 
 import fedwidth
-from fedwidth.errors import FedwidthError
+from fedwidth.errors import ClientError, FedwidthError
 
 # Typer brings its own copy of click or uses the installed one, depending on its version: take the classes from it.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -39,11 +41,12 @@ def _main(
 
 
 def _add_commands() -> None:
-    from fedwidth.commands import inspect, reproduce, run
+    from fedwidth.commands import deploy, inspect, reproduce, run, view
 
     app.command("run")(run.run)
     app.command("sweep")(run.sweep)
     app.command("report")(run.report)
+    app.command("view")(view.view)
     app.command("reproduce")(reproduce.reproduce)
     app.command("results")(reproduce.results)
     app.command("methods")(inspect.list_methods)
@@ -51,6 +54,7 @@ def _add_commands() -> None:
     app.command("cost")(inspect.show_cost)
     app.command("coverage")(inspect.show_coverage)
     app.command("partition")(inspect.show_partition)
+    app.add_typer(deploy.app, name="deploy")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -63,7 +67,12 @@ def run_command(arguments: list[str]) -> int:
     if "" not in sys.path:
         sys.path.append("")  # a user's my_file:factory in the current folder; last, so that it hides nothing
     try:
-        return int(app(arguments, prog_name="fedwidth", standalone_mode=False) or 0)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return int(app(arguments, prog_name="fedwidth", standalone_mode=False) or 0)
+    except ClientError as error:  # it may be the user's own model that failed, and where is for them to see
+        traceback.print_exception(error.__cause__)
+        return _fail(str(error), 1)
     except FedwidthError as error:
         return _fail(str(error), 2)
     except UsageError as error:
@@ -79,6 +88,10 @@ def run_command(arguments: list[str]) -> int:
     except BrokenPipeError:  # `fedwidth … | head` closed the pipe
         sys.stderr.close()
         return 1
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _fail(message: str, code: int) -> int:

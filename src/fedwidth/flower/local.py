@@ -1,0 +1,146 @@
+"""Training on a node: from a task's facts and arrays to the answer's."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib import import_module
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedwidth.client import Trainer
+from fedwidth.config import read_settings
+from fedwidth.data import IGNORE, Data, Partition
+from fedwidth.errors import OptionError
+from fedwidth.flower.wire import Raw
+from fedwidth.index import Index
+from fedwidth.methods import Task, method
+from fedwidth.parts import build_model, find_device, load_data, plan_model, split_data
+from fedwidth.plan import Plan, trace
+from fedwidth.settings import Settings
+
+Load = Callable[[Settings, int | None], Data]
+"""The data a client has (None: what the server tests with): `load = "package.module:function"`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """Stands for a partition where data is the device's own: all of it is the client's, whatever its number."""
+
+    data: Data
+    clients: int
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: int) -> Tensor:
+        return torch.arange(len(self.data.train))
+
+    @cached_property
+    def labels(self) -> Mapping[int, Tensor]:
+        """The labels there are, for every client."""
+        found = torch.unique(self.data.train.targets)
+        known = found[found != IGNORE].long()
+        return defaultdict(lambda: known)
+
+
+def train_here(facts: Mapping[str, Any], tensors: Mapping[str, Raw]) -> tuple[dict[str, Any], dict[str, Raw]]:
+    """Train one task; what node_app and the resident trainer call."""
+    # One thread unless the node asks for more: sums then have one order, as in every other engine.
+    torch.set_num_threads(max(1, int(facts.get("threads", 1))))
+    trainer = trainer_of(facts["recipe"], facts["load"], int(facts["client"]))
+    try:
+        return _train(trainer, facts, tensors)
+    except NotImplementedError:  # the module holds tensors that are neither parameters nor buffers
+        trainer = trainer_of(facts["recipe"], facts["load"], int(facts["client"]), light=False)
+        return _train(trainer, facts, tensors)
+
+
+def _train(
+    trainer: Trainer, facts: Mapping[str, Any], tensors: Mapping[str, Raw]
+) -> tuple[dict[str, Any], dict[str, Raw]]:
+    counts = dict(zip(facts["groups"], facts["counts"], strict=True))
+    # The node knows how many units it holds, not which: a prefix of that size has the same shapes.
+    index = Index.of_units(trainer.plan, {name: range(count) for name, count in counts.items()})
+    task = Task(int(facts["client"]), float(facts["capacity"]), index, 0)
+    sub = with_tied({name: tensor_of(raw) for name, raw in tensors.items()}, trainer.plan.tied)
+    trained = trainer.train(sub, task, int(facts["round"]))
+    update = trained.update
+    answer: dict[str, Any] = {name: facts[name] for name in ("token", "round", "client", "index")}
+    answer |= {"weight": update.weight, "passes": trained.passes, "loss": trained.loss}
+    if update.labels is not None:
+        answer["labels"] = update.labels.tolist()
+    return answer, {name: raw_of(t) for name, t in update.sub.items() if name not in trainer.plan.tied}
+
+
+@lru_cache(maxsize=2)
+def trainer_of(recipe: str, load: str, client: int, *, light: bool = True) -> Trainer:
+    """The trainer of a recipe; kept, so that a resident process builds model, plan and data once.
+
+    `light` builds the global model without its values, as a device that can afford a sixteenth cannot hold it.
+    """
+    settings = read_settings(recipe).main
+    data, partition = load_parts(settings, load, client)
+    device = find_device(settings.device)
+    found = _plan_light(settings, data) if light and settings.model.width == 1 else None
+    if found is None:
+        model, plan = plan_model(build_model(settings, data), settings, data)
+        found = model.to(device), plan
+    chosen = method(settings.method.name, **settings.method.options)
+    return Trainer(*found, data.to(device), partition, chosen, settings, device=device)
+
+
+def _plan_light(settings: Settings, data: Data) -> tuple[nn.Module, Plan] | None:
+    """Model and plan on the meta device; None where the model cannot be built or traced there."""
+    try:
+        with torch.device("meta"):
+            model = build_model(settings, data)
+        if not all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            return None
+        return model, trace(model, data.example().to("meta"), heads=settings.model.heads)
+    except Exception:  # a model may do anything while it is built, and look at its values
+        return None
+
+
+def load_parts(settings: Settings, load: str, client: int | None) -> tuple[Data, Partition]:
+    """Data and partition: what the recipe names, or the data that `package.module:function` returns."""
+    if not load:
+        data = load_data(settings)
+        return data, split_data(settings, data)
+    place, _, name = load.partition(":")
+    try:
+        function: Load = getattr(import_module(place), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(f"load is '{load}', which must be package.module:function ({error})") from None
+    found = function(settings, client)
+    if not isinstance(found, Data):
+        raise OptionError(f"{load}(settings, client) must return Data, not a {type(found).__name__}")
+    return found, cast(Partition, Own(found, settings.data.clients))
+
+
+def raw_of(tensor: Tensor) -> Raw:
+    """A tensor's dtype, shape and bytes."""
+    flat = tensor.detach().cpu().contiguous()
+    return (
+        str(flat.dtype).removeprefix("torch."),
+        tuple(flat.shape),
+        flat.reshape(-1).view(torch.uint8).numpy().tobytes(),
+    )
+
+
+def tensor_of(raw: Raw) -> Tensor:
+    """The tensor of (dtype, shape, bytes), which must fit each other."""
+    dtype, shape, data = raw
+    kind: torch.dtype = getattr(torch, dtype)
+    if not data:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(data), dtype=kind).reshape(shape)
+
+
+def with_tied(tensors: dict[str, Tensor], tied: Mapping[str, str]) -> dict[str, Tensor]:
+    """The tensors with the names that share one, which were sent once."""
+    return tensors | {name: tensors[first] for name, first in tied.items() if first in tensors}

@@ -1,0 +1,92 @@
+"""The ClientApp: hands each task to the node's resident trainer, or trains in this process where there is none.
+
+Flower starts a new process for every message, so this file imports only flwr and the standard library; torch comes
+in with the first task that has to be trained here. It is copied into app folders, beside `wire.py` and `recipe.toml`.
+
+A node is configured by `flower-supernode --node-config`:
+
+    client=3                 its number among the recipe's clients (needed)
+    capacity="1/4"           the width it trains; or what it can spend instead:
+    memory=…  bytes=…  operations=…    bytes of memory, bytes a round down and up, multiply-adds a round
+    samples=…                how many it has, where only it knows (for `operations`)
+    trainer="/path/to.sock"  its resident trainer
+    threads=4                threads to train with (1: the same bits as everywhere)
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from .wire import Raw, pack, receive, send, unpack
+
+STYPE = "fedwidth.raw"
+STATED = ("client", "capacity", "memory", "bytes", "operations", "samples")
+
+
+def client_app(recipe: str | None = None) -> ClientApp:
+    """The ClientApp of a recipe (TOML text; none: `recipe.toml` beside this file)."""
+    app = ClientApp()
+    text = recipe if recipe is not None else _recipe_beside()
+
+    @app.query()
+    def introduce(message: Message, context: Context) -> Message:
+        """Say which client this is and what it can afford."""
+        stated: dict[str, Any] = {name: context.node_config[name] for name in STATED if name in context.node_config}
+        return Message(RecordDict({"node": ConfigRecord(stated)}), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        """Train the sub-model that came with the message."""
+        facts = dict[str, Any](message.content.config_records["task"])
+        own = context.node_config.get("client")
+        if facts.get("client") != own:
+            raise ValueError(f"this is client {own}, not {facts.get('client')}")
+        facts |= {"recipe": text, "load": str(context.run_config.get("load", ""))}
+        facts["threads"] = int(context.node_config.get("threads", 1))
+        arrays = message.content.array_records["arrays"]
+        tensors = {name: (array.dtype, tuple(array.shape), array.data) for name, array in arrays.items()}
+        answer, trained = train_block(facts, tensors, str(context.node_config.get("trainer", "")))
+        records = {name: Array(dtype, shape, STYPE, data) for name, (dtype, shape, data) in trained.items()}
+        content = RecordDict({"answer": ConfigRecord(answer), "arrays": ArrayRecord(records)})
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def train_block(
+    facts: Mapping[str, Any], tensors: Mapping[str, Raw], trainer: str
+) -> tuple[dict[str, Any], dict[str, Raw]]:
+    """Ask the resident trainer at this socket; without one, train here."""
+    if trainer:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(trainer)
+                send(connection, pack(facts, tensors))
+                answer, trained = unpack(receive(connection))
+        except (OSError, EOFError) as error:
+            print(f"no resident trainer at {trainer} ({error}); training in this process", flush=True)
+        else:
+            if "error" in answer:
+                raise RuntimeError(answer["error"])
+            return answer, trained
+    from fedwidth.flower.local import train_here
+
+    return train_here(facts, tensors)
+
+
+def _recipe_beside() -> str:
+    path = Path(__file__).with_name("recipe.toml")
+    return path.read_text() if path.exists() else os.environ.get("FEDWIDTH_RECIPE", "")
+
+
+app = client_app()
+"""What the app folder's pyproject.toml names."""
+
+__all__ = ["app", "client_app", "train_block"]

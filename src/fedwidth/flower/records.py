@@ -1,0 +1,188 @@
+"""What goes over the wire, and the checks on what comes back before it counts.
+
+down   task    token, round, client, capacity, the index's digest, units kept per group (a node need not know which)
+       arrays  the sub-model's tensors by name, as raw bytes; tied ones once
+up     answer  token, round, client, index as sent, weight, labels, samples seen, loss
+       arrays  the trained tensors, same names, dtypes and shapes
+
+The token is a secret between server and node: no other node can answer in its name. No pickle, and nothing is made into
+a tensor before its name, dtype, shape and length are as expected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedwidth.errors import FedwidthError, UpdateError
+from fedwidth.flower.local import raw_of, tensor_of, with_tied
+from fedwidth.flower.node_app import STYPE
+from fedwidth.flower.wire import CODES
+from fedwidth.methods import Task
+from fedwidth.settings import ServerSettings
+from fedwidth.updates import Update, check_update, weigh
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an answer may be at most."""
+
+    norm: float = 10.0
+    """Norm of the change, in multiples of the norm of what was sent (at least 1)."""
+    samples: int = 1_000_000
+    """Samples, and local steps, that a client may claim for its weight."""
+    overhead: int = 65_536
+    """Bytes beside the tensors."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A checked answer."""
+
+    update: Update
+    passes: int
+    loss: float
+
+
+def task_arrays(sub: Mapping[str, Tensor], tied: Mapping[str, str]) -> ArrayRecord:
+    """A sub-model's tensors; made once for all clients that hold the same."""
+    raws = {name: raw_of(tensor) for name, tensor in sub.items() if name not in tied}
+    for name, (dtype, _, _) in raws.items():
+        if dtype not in CODES:
+            raise UpdateError(f"'{name}' is {dtype}, which cannot be sent; allowed: {', '.join(CODES)}")
+    return ArrayRecord({name: Array(dtype, shape, STYPE, data) for name, (dtype, shape, data) in raws.items()})
+
+
+def task_record(task: Task, arrays: ArrayRecord, *, token: str, round: int) -> RecordDict:
+    """What a node gets."""
+    counts = task.index.counts
+    facts: dict[str, Any] = {
+        "token": token,
+        "round": round,
+        "client": task.client,
+        "capacity": float(task.capacity),
+        "index": task.index.key,
+        "groups": list(counts),
+        "counts": list(counts.values()),
+    }
+    return RecordDict({"task": ConfigRecord(facts), "arrays": arrays})
+
+
+def read_answer(
+    content: RecordDict,
+    task: Task,
+    sent: Mapping[str, Tensor],
+    *,
+    token: str,
+    round: int,
+    settings: ServerSettings,
+    limits: Limits,
+) -> Answer:
+    """The answer to a task, or `UpdateError` with one sentence about what is wrong with it."""
+    if not isinstance(content.get("answer"), ConfigRecord) or not isinstance(content.get("arrays"), ArrayRecord):
+        raise UpdateError("it is not an answer to a task")
+    facts, arrays = content["answer"], content["arrays"]
+    assert isinstance(facts, ConfigRecord)
+    assert isinstance(arrays, ArrayRecord)
+    if facts.get("token") != token:
+        raise UpdateError("it does not hold the token of its task")
+    for name, expected in (("round", round), ("client", task.client), ("index", task.index.key)):
+        if facts.get(name) != expected or isinstance(facts.get(name), bool):
+            raise UpdateError(f"it is for {name} {_shown(facts.get(name))}, not {expected}")
+    tied = task.index.plan.tied
+    sub = with_tied(_tensors(arrays, {name: t for name, t in sent.items() if name not in tied}), tied)
+    _check_norm(sub, sent, limits.norm)
+    weight = _number(facts, "weight")
+    least, most = (
+        weigh(settings.weighting, samples=number, index=task.index, updates=number) for number in (1, limits.samples)
+    )
+    if not least <= weight <= most:
+        raise UpdateError(f"its weight {weight:g} is not between {least:g} and {most:g}")
+    try:
+        update = Update(sub, task.index, weight, labels=_labels(facts, settings.label_rows), client=task.client)
+        check_update(update, task.index)
+    except FedwidthError as error:
+        raise UpdateError(str(error)) from None
+    passes = facts.get("passes")
+    if type(passes) is not int or not 0 <= passes <= limits.samples * limits.samples:
+        raise UpdateError(f"it claims to have seen {_shown(passes)} samples")
+    return Answer(update, passes, _number(facts, "loss"))
+
+
+def size_of(content: RecordDict) -> int:
+    """Bytes of all arrays, and of text and numbers about as they are sent."""
+    total = 0
+    for record in content.values():
+        for name, value in record.items():
+            total += len(name) + (len(value.data) if isinstance(value, Array) else _value_size(value))
+    return total
+
+
+def _value_size(value: Any) -> int:
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    return sum(_value_size(part) for part in value) if isinstance(value, list) else 8
+
+
+def _tensors(arrays: ArrayRecord, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays as tensors: names, dtypes and shapes must be those of what was sent."""
+    if set(arrays) != set(sent):
+        odd = sorted(set(arrays) ^ set(sent))[0]
+        raise UpdateError(f"it {'lacks' if odd in sent else 'has an unknown'} tensor '{odd[:80]}'")
+    tensors = {}
+    for name, old in sent.items():
+        array, dtype = arrays[name], str(old.dtype).removeprefix("torch.")
+        if array.dtype != dtype or array.stype != STYPE:
+            raise UpdateError(f"'{name}' is {_shown(array.dtype)} ({_shown(array.stype)}), not {dtype} ({STYPE})")
+        if tuple(array.shape) != tuple(old.shape):
+            raise UpdateError(f"'{name}' has shape {_shown(list(array.shape))}, not {list(old.shape)}")
+        if len(array.data) != old.numel() * old.element_size():
+            raise UpdateError(f"'{name}' has {len(array.data)} bytes, not {old.numel() * old.element_size()}")
+        tensors[name] = tensor_of((dtype, tuple(old.shape), array.data))
+    return tensors
+
+
+def _check_norm(sub: Mapping[str, Tensor], sent: Mapping[str, Tensor], most: float) -> None:
+    """The change must be finite and of a size that training can bring about."""
+    change = size = 0.0
+    for name, old in sent.items():
+        if not old.is_floating_point():
+            continue
+        before, after = old.detach().cpu().double(), sub[name].double()
+        if not bool(torch.isfinite(after).all()):
+            raise UpdateError(f"'{name}' holds a value that is not finite")
+        change += float((after - before).square().sum())
+        size += float(before.square().sum())
+    bound = most * max(1.0, math.sqrt(size))
+    if not math.sqrt(change) <= bound:
+        raise UpdateError(f"its change has norm {math.sqrt(change):.3g}, above the bound {bound:.3g}")
+
+
+def _labels(facts: ConfigRecord, wanted: bool) -> Tensor | None:
+    labels = facts.get("labels")
+    if labels is None and not wanted:
+        return None
+    if not wanted or not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        raise UpdateError(f"its labels must be {'whole numbers' if wanted else 'left out'}")
+    if len(set(labels)) < len(labels):
+        raise UpdateError("it names a label twice")
+    return torch.tensor(labels, dtype=torch.long)
+
+
+def _number(facts: ConfigRecord, name: str) -> float:
+    value = facts.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UpdateError(f"its {name} is {_shown(value)}, not a finite number")
+    return float(value)
+
+
+def _shown(value: object) -> str:
+    """A stranger's value, short enough for a log line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

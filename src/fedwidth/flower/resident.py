@@ -1,0 +1,97 @@
+"""A trainer that stays up: `python -m fedwidth.flower.resident --socket PATH`.
+
+Flower starts a process for every message, and a process that imports torch, builds the model and loads the data takes
+seconds before it trains. This one does so once and answers blocks (`wire`) on a unix socket that only its owner can
+open. One task at a time: a device has one training to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fedwidth.errors import OptionError
+from fedwidth.flower.wire import Raw, pack, receive, send, unpack
+
+LONGEST_PATH = 100
+"""Of a unix socket, on every system."""
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at this path, mode 0600; a left-over one is replaced, one in use is not."""
+    if len(str(path)) > LONGEST_PATH:
+        raise OptionError(f"the socket's path has {len(str(path))} characters, at most {LONGEST_PATH} are possible")
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise OptionError(f"another trainer listens at {path}")
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)  # so that there is no moment at which others may connect
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise OptionError(f"cannot listen at {path}: {error.strerror or error}") from None
+    finally:
+        os.umask(before)
+    listener.listen()
+    return listener
+
+
+def answer(block: bytes) -> bytes:
+    """The block that answers a task's; what goes wrong is part of the answer, so that the node can say it."""
+    from fedwidth.flower.local import train_here
+
+    facts: Mapping[str, Any]
+    tensors: Mapping[str, Raw]
+    try:
+        facts, tensors = train_here(*unpack(block))
+    except Exception as error:  # a task may come with anything, and the next one must find the trainer up
+        facts, tensors = {"error": f"{type(error).__name__}: {error}"}, {}
+    return pack(facts, tensors)
+
+
+def serve(listener: socket.socket) -> None:
+    """Answer one connection after the other, for ever."""
+    while True:
+        connection, _ = listener.accept()
+        # A client process that is killed leaves half a block or takes no answer.
+        with connection, suppress(OSError, EOFError, ValueError):
+            send(connection, answer(receive(connection)))
+
+
+def main() -> None:
+    """Run until ended."""
+    parser = argparse.ArgumentParser(prog="python -m fedwidth.flower.resident", description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True, help="path of the unix socket")
+    path: Path = parser.parse_args().socket
+    try:
+        listener = listen(path)
+    except OptionError as error:
+        raise SystemExit(f"error: {error}") from None
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    import_module("fedwidth.flower.local")  # the first task should not wait for torch
+
+    print(f"trainer listens at {path}", flush=True)
+    with listener, suppress(KeyboardInterrupt):
+        try:
+            serve(listener)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Tensors and facts as one block of bytes, and such blocks over a socket. Standard library only.
+
+The block is a safetensors file: 8 bytes of header length, a JSON header, the tensors' bytes. Facts are JSON in its
+metadata. On the socket 8 bytes of length (little-endian) come first. This file is copied into app folders.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+Raw = tuple[str, tuple[int, ...], bytes]
+"""A tensor as (dtype, shape, its bytes in row order, little-endian)."""
+
+CODES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+NAMES = {code: name for name, code in CODES.items()}
+MOST_BYTES = 1 << 36
+"""A longer block is refused: nothing a device trains is 64 GiB."""
+
+
+def item_size(dtype: str) -> int:
+    """Bytes of one element.
+
+    >>> item_size("bfloat16"), item_size("bool")
+    (2, 1)
+    """
+    digits = "".join(c for c in dtype if c.isdigit())
+    return int(digits) // 8 if digits else 1
+
+
+def pack(facts: Mapping[str, Any], tensors: Mapping[str, Raw]) -> bytes:
+    """One block.
+
+    >>> unpack(pack({"round": 1}, {"w": ("float32", (1,), bytes(4))}))
+    ({'round': 1}, {'w': ('float32', (1,), b'\\x00\\x00\\x00\\x00')})
+    """
+    header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts)}}
+    start = 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [start, start + len(data)]}
+        start += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *(data for _, _, data in tensors.values())])
+
+
+def unpack(block: bytes) -> tuple[dict[str, Any], dict[str, Raw]]:
+    """The facts and tensors of a block; ValueError where it is not one."""
+    length = int.from_bytes(block[:8], "little")
+    if len(block) < 8 + length:
+        raise ValueError("the block ends within its header")
+    header = json.loads(block[8 : 8 + length])
+    facts = json.loads(header.pop("__metadata__")["facts"])
+    tensors: dict[str, Raw] = {}
+    for name, entry in header.items():
+        dtype, shape = NAMES[entry["dtype"]], tuple(entry["shape"])
+        start, end = entry["data_offsets"]
+        data = block[8 + length + start : 8 + length + end]
+        if len(data) != end - start or len(data) != math.prod(shape) * item_size(dtype):
+            raise ValueError(f"the bytes of '{name}' do not fit its shape")
+        tensors[name] = (dtype, shape, data)
+    return facts, tensors
+
+
+def send(connection: socket.socket, block: bytes) -> None:
+    """Write one block."""
+    connection.sendall(len(block).to_bytes(8, "little"))
+    connection.sendall(block)
+
+
+def receive(connection: socket.socket) -> bytes:
+    """Read one block; EOFError where the other side hung up."""
+    length = int.from_bytes(_read(connection, 8), "little")
+    if length > MOST_BYTES:
+        raise ValueError(f"a block of {length} bytes is refused")
+    return _read(connection, length)
+
+
+def _read(connection: socket.socket, length: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < length:
+        part = connection.recv(min(length - len(parts), 1 << 20))
+        if not part:
+            raise EOFError("the connection was closed")
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,323 @@
+"""Real deployments on this machine, over TLS with node authentication: equivalence, faults, intruders. Minutes.
+
+Run with `make test-flower`; docs/deploy-flower.md says when it was last run and what it measured.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import ssl
+import time
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
+
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from loopback import Loopback, wait_until
+from test_flower import CLIENTS, recipe
+
+from fedwidth.config import read_settings
+from fedwidth.experiment import Experiment
+from fedwidth.flower.doctor import examine
+from fedwidth.flower.keys import make_authority, make_node_key, make_server_certificate
+from fedwidth.flower.superlink import MOST_REPLY
+from small_runs import same
+
+pytestmark = pytest.mark.slow
+
+RUBBISH = int(os.environ.get("FEDWIDTH_RUBBISH_BYTES", 2_000_000_000))
+
+
+def replayed(text: str, lines: list[dict]) -> dict:
+    """The embedded engine's state if the clients that counted in each round are those the metrics name.
+
+    Equal states mean that no answer was lost, counted twice or taken from another round.
+    """
+    experiment = Experiment(read_settings(text).main)
+
+    def cohort(round: int) -> list[tuple[int, float]]:
+        line = lines[round]
+        assert len(set(line["clients"])) == len(line["clients"])
+        return list(zip(line["clients"], line["capacities"], strict=True))
+
+    return dict(experiment.run(cohort=cohort).server.state)
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory):
+    """A SuperLink and four nodes of two capacities, which several runs share."""
+    made = Loopback(tmp_path_factory.mktemp("loop") / "d", recipe())
+    try:
+        made.superlink()
+        made.register()
+        for client in range(CLIENTS):
+            made.node(client)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("method", ["fedrolex", "heterofl", "fedbrb"])
+def test_three_rounds_equal_the_embedded_engine_bit_for_bit(loop, method):
+    text = recipe(f'method.name = "{method}"\n')
+    loop.begin(text, method)
+    loop.run()
+    loop.wait_finished()
+    lines = loop.lines()
+    assert [sorted(line["clients"]) for line in lines] == [[0, 1, 2, 3]] * 3
+    assert {c: w for line in lines for c, w in zip(line["clients"], line["capacities"], strict=True)} == {
+        0: 1.0,
+        1: 0.25,
+        2: 1.0,
+        3: 0.25,
+    }
+    assert same(loop.state(), replayed(text, lines))
+    seconds = [later["seconds"] - sooner["seconds"] for sooner, later in pairwise(lines)]
+    print(f"\n{method}: seconds per round {[round(s, 1) for s in seconds]}, load {os.getloadavg()[0]:.1f}")
+
+
+def test_the_doctor_finds_a_running_deployment_in_order(loop, monkeypatch):
+    monkeypatch.setenv("PATH", loop.environment["PATH"])
+    said = lambda: "\n".join(map(str, examine(loop.folder)))  # noqa: E731
+    wait_until(lambda: "4 of 4 nodes are online" in said(), 120, said)
+    assert "wrong" not in said()
+
+
+def test_intruders_are_refused(loop, tmp_path):
+    """An unregistered key, a registered public key without its private one, plain HTTP, and too large a request."""
+    make_node_key(tmp_path / "stranger")
+    stranger = loop.node(
+        0,
+        name="stranger",
+        **{"--auth-supernode-private-key": str(tmp_path / "stranger"), "--port": str(loop.plan.node_port + CLIENTS)},
+    )
+    assert stranger.wait(60) != 0
+    assert "authenticat" in loop.log("stranger").lower() or "305" in loop.log("stranger")
+    plain = loop.node(
+        1,
+        name="plain",
+        **{
+            "--insecure": "",
+            "--root-certificates": "",
+            "ca.pem": "",
+            "--auth-supernode-private-key": "",
+            "key": "",
+            "--max-retries": "2",
+            "--port": str(loop.plan.node_port + CLIENTS),
+        },
+    )
+    wait_until(lambda: plain.poll() is not None or "retrying" in loop.log("plain"), 60, lambda: loop.log("plain"))
+    assert "SuperNode ID" not in loop.log("plain")
+    loop.kill("plain")
+    with socket.create_connection(("127.0.0.1", loop.plan.port), timeout=10) as connection:
+        connection.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        connection.settimeout(10)
+        with suppress(ConnectionResetError):
+            assert b" 200 " not in connection.recv(100)
+    for path in ("pull-messages", "push-messages", "push-object", "activate-node", "register-node"):
+        assert request(loop, f"/v1/fleet/{path}", b"", impostor(loop, tmp_path)) == 401
+    before = memory(loop)["flower.superlink"]
+    assert request(loop, "/v1/fleet/push-object", b"", {"content-length": "2000000000"}) == 413
+    assert memory(loop)["flower.superlink"] < before + 50e6
+
+
+def test_an_expired_certificate_is_refused_by_nodes(tmp_path):
+    made = Loopback(tmp_path / "d", recipe(), nodes=1)
+    place = made.folder / "certificates"
+    make_server_certificate(place, make_authority(place, days=-1), ["127.0.0.1"], days=-1)
+    (made.folder / "nodes" / "client-0" / "ca.pem").write_bytes((place / "ca.pem").read_bytes())
+    try:
+        made.superlink()
+        node = made.node(0, resident=False, **{"--max-retries": "1"})
+        wait_until(lambda: node.poll() is not None or "retrying" in made.log("node-0"), 90, lambda: made.log("node-0"))
+        assert "SuperNode ID" not in made.log("node-0")
+        assert any("certificate has expired" in str(finding) for finding in examine(made.folder))
+    finally:
+        made.close()
+
+
+def test_a_server_app_and_then_the_superlink_are_killed_and_the_run_goes_on(loop):
+    text = recipe().replace("rounds = 3", "rounds = 6")
+    loop.begin(text, "killed")
+    loop.run()
+    loop.wait_rounds(2)
+    os.kill(max(pid for pid, words in loop.family().items() if "flwr-serverapp" in words), signal.SIGKILL)
+    time.sleep(2)
+    loop.kill("run")
+    loop.run()
+    loop.wait_rounds(4)
+    loop.kill("superlink")
+    loop.kill("run")
+    done = len(loop.lines())
+    loop.superlink()
+    loop.run()
+    loop.wait_finished(400)
+    lines = loop.lines()
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert done in (4, 5)
+    assert same(loop.state(), replayed(text, lines))
+
+
+def test_a_killed_node_is_left_out_and_comes_back(loop):
+    text = recipe().replace("rounds = 3", "rounds = 40").replace("evaluation.every = 2", "evaluation.every = 50")
+    loop.begin(text, "node")
+    loop.run("round-seconds=40.0 least-clients=2")
+    loop.wait_rounds(1)
+    loop.kill("node-3")
+    wait_until(lambda: any(3 not in line["clients"] for line in loop.lines()), 180, lambda: loop.log("run"))
+    loop.node(3)
+    missed = len(loop.lines())
+    wait_until(lambda: any(3 in line["clients"] for line in loop.lines()[missed:]), 240, lambda: loop.log("run"))
+    loop.stop_run()
+    lines = loop.lines()
+    absent = [line for line in lines if 3 not in line["clients"]]
+    assert all(sorted(line["clients"]) == [0, 1, 2] for line in absent)
+    state = loop.state()
+    text = text.replace("rounds = 40", f"rounds = {len(lines)}")
+    assert same(state, replayed(text, lines))
+
+
+MISBEHAVE = '''
+
+def misbehave(message, context, call_next):
+    """Client 1 sends wrong shapes, client 2 NaN; client 3 sends what fills memory."""
+    reply, client = call_next(message, context), context.node_config["client"]
+    if message.metadata.message_type != "train" or client == 0:
+        return reply
+    arrays = dict(reply.content["arrays"])
+    name, old = next(iter(arrays.items()))
+    if client == 1:
+        arrays[name] = Array(old.dtype, tuple(reversed(old.shape)), old.stype, old.data)
+    elif client == 2:
+        arrays[name] = Array(old.dtype, old.shape, old.stype, b"\\xff" * len(old.data))
+    else:
+        import os
+        for number in range(BYTES // 100_000_000):
+            arrays[f"rubbish{number}"] = Array("uint8", (1,), old.stype, os.urandom(100_000_000))
+    reply.content["arrays"] = ArrayRecord(arrays)
+    return reply
+
+
+for key, function in list(app._registered_funcs.items()):
+    app._registered_funcs[key] = (lambda inner: lambda m, c: misbehave(m, c, inner))(function)
+'''
+
+
+def test_hostile_nodes_are_named_and_two_gigabytes_do_not_fill_the_server(loop):
+    text = recipe().replace("rounds = 3", "rounds = 1")
+    loop.begin(text, "hostile", more=MISBEHAVE.replace("BYTES", str(RUBBISH)))
+    before, highest = memory(loop), dict.fromkeys(SERVER, 0.0)
+    loop.run("round-seconds=400.0")
+
+    def finished() -> bool:
+        for name, size in memory(loop).items():
+            highest[name] = max(highest[name], size)
+        return (loop.out / "summary.json").exists()
+
+    wait_until(finished, 600, lambda: loop.log("run"))
+    (line,) = loop.lines()
+    assert line["clients"] == [0]
+    assert "has shape" in line["absent"]["1"]
+    assert "not finite" in line["absent"]["2"]
+    # Whichever comes first: the part that is too large, or the one that the guard did not let in.
+    assert line["absent"]["3"].startswith(("its answer is refused unread: it has more than", "its upload stopped"))
+    most = {name: round(size / 1e6) for name, size in highest.items()}
+    print(f"\n{RUBBISH / 1e9:g} GB: {line['absent']['3']}; MB at most: {most}")
+    assert highest["flower.superlink"] < before["flower.superlink"] + 3 * MOST_REPLY + 100e6
+    assert highest["flwr-serverapp"] < 900e6, "PyTorch, the model, and one answer at a time"
+    assert same(loop.state(), replayed(text, [line]))
+    # And the deployment still works: the next run is a plain one, with every client.
+    text = recipe()
+    loop.begin(text, "after")
+    loop.run()
+    loop.wait_finished()
+    assert [sorted(line["clients"]) for line in loop.lines()] == [[0, 1, 2, 3]] * 3
+
+
+ECHO = """
+
+def train_block(facts, tensors, trainer):
+    answer = {name: facts[name] for name in ("token", "round", "client", "index")}
+    return answer | {"weight": 1.0, "passes": 1, "loss": 0.0, "labels": [0]}, tensors
+"""
+
+
+def test_a_resident_trainer_brings_a_round_near_the_transports_own_time(loop):
+    """Seconds per round with four nodes: no training at all, the resident trainer, and a process that imports torch."""
+    text, measured = recipe().replace("rounds = 3", "rounds = 4"), {}
+    for name in ("transport alone", "resident", "one process a message"):
+        loop.begin(text, name.replace(" ", "-"), more=ECHO if name == "transport alone" else "")
+        if name == "one process a message":
+            for client in range(CLIENTS):
+                loop.kill(f"node-{client}")
+            time.sleep(70)  # until Flower takes the same keys again
+            for client in range(CLIENTS):
+                loop.node(client, resident=False)
+        loop.run()
+        loop.wait_finished(600)
+        seconds = [line["seconds"] for line in loop.lines()]
+        measured[name] = (seconds[-1] - seconds[0]) / (len(seconds) - 1), os.getloadavg()[0]
+    for name, (seconds, load) in measured.items():
+        print(f"\n{name}: {seconds:.1f} s a round (load average {load:.1f})", end="")
+    assert measured["resident"][0] < measured["one process a message"][0]
+
+
+def impostor(loop: Loopback, tmp_path: Path) -> dict[str, str]:
+    """Headers with client 0's public key, signed by another one."""
+    from base64 import b64encode
+    from datetime import UTC, datetime
+
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_ssh_private_key,
+        load_ssh_public_key,
+    )
+    from flwr.common.constant import TIMESTAMP_HEADER
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+    from flwr.supercore.primitives.asymmetric import sign_message
+
+    theirs = load_ssh_public_key((loop.folder / "nodes" / "client-0" / "key.pub").read_bytes())
+    own = load_ssh_private_key((tmp_path / "stranger").read_bytes(), None)
+    now = datetime.now(UTC).isoformat()
+    public = theirs.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return {
+        TIMESTAMP_HEADER: now,
+        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public).decode(),
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(own, now.encode())).decode(),
+    }
+
+
+def request(loop: Loopback, path: str, body: bytes, headers: dict[str, str]) -> int:
+    """The status of a request over TLS."""
+    context = ssl.create_default_context(cafile=str(loop.folder / "certificates" / "ca.pem"))
+    connection = http.client.HTTPSConnection("127.0.0.1", loop.plan.port, context=context, timeout=20)
+    try:
+        connection.request(
+            "POST", path, body, {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE, **headers}
+        )
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+SERVER = ("flower.superlink", "flower-superexec", "flwr-serverapp")
+
+
+def memory(loop: Loopback) -> dict[str, float]:
+    """Resident bytes of the server's processes."""
+    found = {}
+    for pid, words in loop.family().items():
+        for name in SERVER:
+            with suppress(OSError):
+                if name in words:
+                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                    found[name] = max(found.get(name, 0.0), float(pages * os.sysconf("SC_PAGE_SIZE")))
+    return found
