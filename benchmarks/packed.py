@@ -88,7 +88,7 @@ class Clock:
     def watch_all(self) -> None:
         """Watch the parts of a round."""
         self.watch(_Choices, "choose", "choose")
-        self.watch(packed_engine.Pack, "_clients", "orders")
+        self.watch(packed_engine, "clients_of", "orders")
         self.watch(packed_engine.Pack, "_cut", "cut")
         self.watch(packed_engine.Stacks, "hold", "copy orders")
         self.watch(packed_engine.Stacks, "train_lot", "train")

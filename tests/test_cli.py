@@ -12,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from fedwidth import tracking
 from fedwidth.cli import run_command
 from fedwidth.commands import progress
 from fedwidth.data.mnist import FILES
@@ -147,6 +148,23 @@ class TestBadSettings:
         assert "no GPU" in err
         assert "cpu" in err
         assert not (tmp_path / "out").exists()
+
+    def test_the_cuda_engine_without_its_device(self, recipe, capsys, tmp_path):
+        assert run_command(["run", recipe, "--out", "out", "--engine", "cuda"]) == 2
+        assert "engine is cuda, but device is cpu: set device=cuda" in one_line(capsys)
+        assert run_command(["sweep", recipe, "--out", "out", "--over", "engine=serial,cuda"]) == 2
+        assert "engine is cuda" in one_line(capsys)
+        assert not (tmp_path / "out").exists()
+
+    def test_a_tracker_that_refuses(self, recipe, monkeypatch, capsys):
+        def refuse(*_):
+            raise RuntimeError("no server there")
+
+        monkeypatch.setitem(tracking.BACKENDS, "tensorboard", refuse)
+        monkeypatch.setattr(tracking, "import_module", lambda _: None)
+        for more in ([], ["--seeds", "1,2", "--packed"]):
+            assert run_command(["run", recipe, "--track", "tensorboard", *sets("engine=auto"), *more]) == 2
+            assert "--track tensorboard cannot be used: no server there" in one_line(capsys)
 
     def test_a_gpu_this_machine_lacks(self, recipe, monkeypatch, capsys):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -301,6 +319,23 @@ class TestOutputFolder:
         assert run_command(["run", recipe, "--out", "/proc/nothing/here"]) == 2
         assert "cannot use /proc/nothing/here as output folder" in one_line(capsys)
 
+    @pytest.mark.parametrize("more", [[], ["--seeds", "1,2"], ["--seeds", "1,2", "--packed"]])
+    def test_is_one_line_also_where_the_engine_is_chosen(self, recipe, more, capsys):
+        auto = sets("engine=auto")
+        assert run_command(["run", recipe, "--out", "/proc/nothing/here", *auto, *more]) == 2
+        assert "cannot use /proc/nothing/here" in one_line(capsys)
+
+    def test_holds_a_checkpoint_of_another_model(self, recipe, capsys, tmp_path):
+        assert run_command(["run", recipe, "--out", "out", *sets("engine=auto", "rounds=2")]) == 0
+        config = tmp_path / "out" / "config.toml"
+        config.write_text(
+            config.read_text().replace("hidden = [8]", "hidden = [9]").replace("rounds = 2", "rounds = 3")
+        )
+        capsys.readouterr()
+        changes = sets("engine=auto", "model.options={hidden=[9]}")
+        assert run_command(["run", recipe, "--out", "out", "--resume", *changes]) == 2
+        assert "belongs to a run with other settings or another model" in one_line(capsys)
+
     def test_several_runs_are_not_mixed_with_one(self, recipe, capsys, tmp_path):
         assert run_command(["run", recipe, "--out", "one"]) == 0
         capsys.readouterr()
@@ -379,6 +414,15 @@ class TestRun:
         assert run_command(["run", recipe, "--out", "out", "--only", "b"]) == 0
         assert json.loads((tmp_path / "out" / "summary.json").read_text())["method"] == "heterofl"
         assert not (tmp_path / "out" / "compare").exists()
+
+    def test_a_change_need_not_make_sense_for_runs_left_out(self, tmp_path, capsys):
+        recipe = write_recipe(tmp_path, '\n[[compare]]\nlabel = "b"\nmethod.name = "heterofl"\n')
+        change = ["--out", "out", *sets("method.options.step=2")]
+        assert run_command(["run", recipe, *change]) == 2
+        assert "run 'b': unknown option of method 'heterofl' 'step'" in one_line(capsys)
+        assert run_command(["run", recipe, *change, "--only", "b"]) == 2
+        assert "'step'" in one_line(capsys)
+        assert run_command(["run", recipe, *change, "--only", "fedrolex"]) == 0
 
     def test_seeds(self, recipe, capsys, tmp_path):
         assert run_command(["run", recipe, "--out", "out", "--seeds", "1,2,3"]) == 0

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import time
 import traceback
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 
 from fedwidth.cli import main
 from fedwidth.data import from_tensors
-from fedwidth.engines import ProcessEngine, SerialEngine, choice, choose_engine, make_engine, processes
+from fedwidth.engines import ProcessEngine, SerialEngine, choice, choose_engine, make_engine, processes, sending
 from fedwidth.errors import ClientError, OptionError, UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import DataSettings, DeviceSettings, Settings
@@ -89,6 +91,9 @@ def test_a_worker_that_dies_is_replaced(pool):
     experiment, engine = pool
     before, _ = sums_of(experiment, engine)
     os.kill(next(iter(engine._pool._processes)), signal.SIGKILL)
+    ends = time.monotonic() + 30
+    while not engine._pool._broken and time.monotonic() < ends:  # or the other worker might do all of the round
+        time.sleep(0.01)
     with pytest.warns(UserWarning, match="round 0, client .* a worker process died and is replaced"):
         again, _ = sums_of(experiment, engine)
     assert agree(before, again)
@@ -229,6 +234,33 @@ def test_a_model_that_cannot_be_sent(monkeypatch):
         own(Holds(), engine="processes").run()
     make_heavy(monkeypatch)
     assert own(Holds(), engine="auto", workers=2).run().summary["rounds"] == 1  # auto finds another way
+
+
+def leave_free(monkeypatch, size):
+    """So much shared memory is free."""
+    monkeypatch.setattr(sending.shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
+
+
+def test_shared_memory_that_is_too_small(monkeypatch, tmp_path):
+    # 40 inputs of 6 numbers and 40 labels, for training and for testing the same ones; the model; who has which sample.
+    experiment = own(Looks(), engine="processes", workers=2)
+    shares = (experiment.partition.train, experiment.partition.test)
+    numbers = {t.untyped_storage().data_ptr(): t.numel() * 8 for s in shares for t in (s.samples, s.offsets)}
+    least = 40 * 6 * 4 + 40 * 8 + (6 * 8 + 8 + 8 * 2 + 2) * 4
+    needed = sending.count_shared(sending.sent_once(experiment.trainer))
+    assert least < needed <= least + 2 * sum(numbers.values()) + 2 * 40 * 8
+    monkeypatch.setattr(sending, "SHARED_MEMORY", tmp_path)
+    leave_free(monkeypatch, needed - 1)
+    with pytest.raises(OptionError, match=rf"take 0.0 MiB .* {tmp_path} has 0.0 MiB free; use engine = 'serial'$"):
+        experiment.run()
+    make_heavy(monkeypatch)
+    found = choose_engine(own(Looks(), engine="auto", workers=2).trainer)
+    assert (found.name, "of shared memory" in found.reason) == ("serial", True)
+    leave_free(monkeypatch, needed)
+    assert experiment.run().summary["rounds"] == 1
+    leave_free(monkeypatch, 0)  # everything is there already
+    assert sending.count_shared(sending.sent_once(experiment.trainer)) == 0
+    assert sending.cannot_share(experiment.trainer) is None
 
 
 def make_heavy(monkeypatch):

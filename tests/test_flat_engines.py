@@ -1,5 +1,6 @@
 """Slots and stacks on the CPU (no graphs and streams there), against the serial engine in double precision."""
 
+import re
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,10 +11,12 @@ from torch import nn
 
 import fedwidth
 from fedwidth.config import read_settings
+from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.flat import Layout, SubLayout
 from fedwidth.engines.flat_engine import FlatEngine
 from fedwidth.engines.flat_sums import FlatSum, average_flat, check_finite
 from fedwidth.engines.slot import Slot
+from fedwidth.engines.stack import Stack
 from fedwidth.errors import ClientError, UpdateError
 from fedwidth.experiment import Experiment, build_model
 from fedwidth.methods.definition import Method
@@ -58,17 +61,17 @@ def reference():
 class Memory:
     """A device on which the n-th call of something finds no memory, and any call while too many slots are alive."""
 
-    def __init__(self, monkeypatch, place, *, calls=(), error=torch.OutOfMemoryError):
+    def __init__(self, monkeypatch, place, *, calls=(), error=torch.OutOfMemoryError, owner=Slot):
         self.count, self.calls, self.error = 0, calls, error
-        real = getattr(Slot, place)
+        real = getattr(owner, place)
 
-        def call(slot, *arguments, **options):
+        def call(one, *arguments, **options):
             self.count += 1
             if self.count in self.calls:
                 raise self.error("CUDA out of memory. Tried to allocate 2.00 MiB.")
-            return real(slot, *arguments, **options)
+            return real(one, *arguments, **options)
 
-        monkeypatch.setattr(Slot, place, call)
+        monkeypatch.setattr(owner, place, call)
 
 
 @pytest.mark.parametrize("place", ["__init__", "begin", "prepare", "train_all", "_step"])
@@ -111,6 +114,75 @@ def test_a_device_with_room_for_none_says_which_client_did_not_fit(monkeypatch):
     expected = r"^round 0, client \d+, capacity \S+, stage train: OutOfMemoryError"
     with pytest.warns(UserWarning, match="out of memory"), pytest.raises(ClientError, match=expected):
         reference()
+
+
+STACKED = [*ROUND, "model.name=mlp", "model.options={hidden=[16,8]}", "data.clients=12", "devices.per_round=9"]
+
+
+def run_stacked():
+    return run(read_settings("quickstart", STACKED).main, "vectorised")
+
+
+@pytest.mark.parametrize("place", ["__init__", "train", "_take_step", "_step"])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_stacks_without_memory_go_on_with_fewer_rows_and_the_same_result(monkeypatch, place, error):
+    expected = run_stacked()
+    with monkeypatch.context() as patch:
+        memory = Memory(patch, place, calls=(1, 3), error=error, owner=Stack)
+        with pytest.warns(UserWarning, match="out of memory") as said:
+            found = run_stacked()
+    assert memory.count > 3
+    messages = [str(w.message) for w in said]
+    assert len(messages) == 2
+    start = "out of memory on cpu: the vectorised engine goes on with smaller stacks, "
+    assert all(re.fullmatch(rf"{start}\d of capacity (1|0.5) at a time", message) for message in messages)
+    state = expected.server.state
+    assert max(float((state[n] - found.server.state[n]).abs().max()) for n in state) < 1e-12
+    for one, other in zip(expected.metrics, found.metrics, strict=True):
+        assert one["clients"] == other["clients"]
+        assert one["macs"] == other["macs"]
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-12)
+
+
+def test_rows_that_did_not_fit_once_are_not_tried_again(monkeypatch):
+    real, rows = Stack.__init__, []
+
+    def make(stack, *arguments, **options):
+        rows.append(options["rows"])
+        if options["rows"] > 2:
+            raise torch.OutOfMemoryError("no room for three rows")
+        real(stack, *arguments, **options)
+
+    monkeypatch.setattr(Stack, "__init__", make)
+    with pytest.warns(UserWarning, match="out of memory") as said:
+        run_stacked()
+    refused = [number for number, count in enumerate(rows) if count > 2]
+    assert 0 < len(refused) == len(said) <= 4
+    assert max(rows[refused[-1] + 1 :]) == 2
+
+
+def test_a_device_without_room_for_one_row_says_which_client_did_not_fit(monkeypatch):
+    Memory(monkeypatch, "train", calls=range(1, 99), owner=Stack)
+    expected = r"^round 0, client \d+, capacity \S+, stage train: OutOfMemoryError"
+    with pytest.warns(UserWarning, match="out of memory") as said, pytest.raises(ClientError, match=expected):
+        run_stacked()
+    assert " 1 of capacity" in str(said[-1].message)
+
+
+def test_an_error_after_one_of_memory_counts_as_one():
+    def fail(*, hide):
+        try:
+            try:
+                raise torch.OutOfMemoryError("no room")
+            finally:
+                raise ValueError("the capture ended early") from (KeyError() if hide else None)
+        except ValueError as error:
+            return error
+
+    error = fail(hide=True)
+    assert not out_of_memory(error)
+    error.__cause__, error.__suppress_context__ = None, False
+    assert out_of_memory(error)
 
 
 def test_parameters_that_are_frozen_or_unused_stay_as_they_are():

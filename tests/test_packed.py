@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from fedwidth.cli import run_command
 from fedwidth.config import read_settings
@@ -60,7 +61,9 @@ def test_runs_of_different_length_do_not_wait_for_ever():
 
 def test_a_run_that_fails_fails_the_pack_with_its_error():
     runs = experiments(["seed=1"], ["seed=2", "training.lr=1e300"])
-    with pytest.raises(UpdateError, match="fedrolex with seed 2, round 0: client . sent a value"):
+    with pytest.raises(
+        UpdateError, match=r"^fedrolex with seed 2: client (.) sent a value .*round 0, client \1, capacity"
+    ):
         run_together(runs)
 
 
@@ -71,6 +74,46 @@ def test_runs_of_another_shape_are_refused():
     strangers = experiments(["seed=1"]) + experiments(["seed=2"])
     with pytest.raises(OptionError, match="they do not share one data set in memory"):
         run_together(strangers)
+
+
+class Looks(nn.Sequential):
+    """Looks at its values, which a stack of models has not one of."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y / 2 if torch.is_grad_enabled() and float(y.detach().sum()) > 1e9 else y
+
+
+def test_a_model_that_cannot_be_stacked_is_refused():
+    runs = experiments(["seed=1"], ["seed=2"])
+    model = Looks(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)).double()
+    own = [Experiment(run.settings, model=model, data=run.data) for run in runs]
+    with pytest.raises(OptionError, match="cannot train as one batch: the model cannot be stacked"):
+        run_together(own)
+
+
+def test_packed_runs_without_memory_go_on_with_smaller_stacks(monkeypatch):
+    expected = run_together(experiments(*VARIANTS[1:3]))
+    make, trained, train = Stack.__init__, [], Stack.train
+
+    def make_small(stack, *arguments, rows, **options):
+        if rows > 2:
+            raise torch.OutOfMemoryError("no room for three rows")
+        make(stack, *arguments, rows=rows, **options)
+
+    def count(stack, starts, lot):
+        trained.append(len(starts))
+        return train(stack, starts, lot)
+
+    monkeypatch.setattr(Stack, "__init__", make_small)
+    monkeypatch.setattr(Stack, "train", count)
+    with pytest.warns(UserWarning, match="out of memory on cpu: the vectorised engine goes on with smaller stacks, "):
+        found = run_together(experiments(*VARIANTS[1:3]))
+    assert max(trained) == 2
+    assert sum(trained) == 3 * 6 * 2, "three rounds of six clients of two runs, each trained once"
+    for one, other in zip(expected, found, strict=True):
+        assert max(float((one.server.state[n] - other.server.state[n]).abs().max()) for n in one.server.state) < 1e-10
+        assert [line["train_loss"] for line in one.metrics] == pytest.approx([m["train_loss"] for m in other.metrics])
 
 
 def test_packed_runs_equal_single_runs_with_batch_norm():

@@ -8,7 +8,8 @@ from fedwidth import reproduce as module
 from fedwidth.cli import run_command
 from fedwidth.config import read_settings
 from fedwidth.errors import OptionError
-from fedwidth.reproduce import list_jobs, reproduce
+from fedwidth.reproduce import reproduce
+from fedwidth.reproduce_jobs import list_jobs
 from fedwidth.results import read_records
 from small_runs import write_recipe
 

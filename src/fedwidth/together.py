@@ -20,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.engines.packed import SHARED, Pack, Part
+from fedwidth.engines.packed import Pack
+from fedwidth.engines.packed_clients import Part
+from fedwidth.engines.packed_limits import SHARED
 from fedwidth.errors import OptionError
 from fedwidth.evaluation import LocalScores, Score
 from fedwidth.evaluation_packed import PackedEvaluation, stack_states
@@ -101,7 +103,7 @@ class _Choices:
         """The tasks of a run's round, and the history it leaves."""
         experiment, server = course.experiment, course.server
         method, seed, devices = experiment.method, experiment.settings.seed, experiment.settings.devices
-        cohort = (seed, server.round, len(experiment.partition), devices.per_round, devices.capacities, devices.dynamic)
+        cohort = (seed, server.round, len(experiment.partition), repr(devices))
         if cohort not in self._cohorts:
             self._cohorts[cohort] = experiment.cohort(server.round)
         key = (cohort, method.name, repr(method.values), id(server.history))
@@ -185,6 +187,8 @@ def for_packing(settings: Settings) -> Settings:
     """The settings with the engine that packed runs train with."""
     if settings.engine not in ("auto", "vectorised"):
         raise OptionError(f"packed runs train as stacks, so engine must be auto or vectorised, not {settings.engine}")
+    if settings.devices.excluded:
+        raise OptionError("packed runs need clients in every round, so devices.excluded must be empty")
     if settings.precision == "bf16" and settings.device != "cpu":
         raise OptionError("packed runs train as stacks, which have no bf16: set precision to tf32 or float32")
     return replace(settings, engine="vectorised")

@@ -16,7 +16,7 @@ from fedwidth.capacity import Capacities
 from fedwidth.commands.progress import Shown, show_progress
 from fedwidth.commands.results import print_results, write_results
 from fedwidth.engines import choose_engine
-from fedwidth.engines.packed import why_not_pack
+from fedwidth.engines.packed_limits import why_not_pack
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment, Result, Stopped
 from fedwidth.methods import method

@@ -26,7 +26,7 @@ from torch.func import functional_call, grad, vmap
 from fedwidth.capacity import Capacities
 from fedwidth.client import Trainer, masked_loss
 from fedwidth.cost import cost
-from fedwidth.engines.processes import cannot_send
+from fedwidth.engines.sending import cannot_send, cannot_share
 from fedwidth.engines.slots import why_not
 from fedwidth.engines.stacks import couples_samples
 from fedwidth.narrow import skeleton
@@ -66,9 +66,13 @@ def choose_engine(trainer: Trainer) -> Choice:
         return Choice("vectorised", f"a step of a client is small: {work.step:,.0f} multiply-adds")
     workers = count_workers(trainer)
     heavy = work.round >= HEAVY_ROUND and work.round * settings.rounds >= HEAVY_RUN
-    if heavy and workers > 1 and cannot_send(trainer.model) is None:
-        return Choice("processes", f"{work.round:.1e} multiply-adds a round, {workers} workers")
-    return Choice("serial", reason if not heavy else "no second core or the model cannot be sent to one")
+    if not heavy:
+        return Choice("serial", reason)
+    if workers == 1 or cannot_send(trainer.model) is not None:
+        return Choice("serial", "no second core or the model cannot be sent to one")
+    if (lacking := cannot_share(trainer)) is not None:
+        return Choice("serial", lacking)
+    return Choice("processes", f"{work.round:.1e} multiply-adds a round, {workers} workers")
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,8 +38,19 @@ def out_of_memory(error: BaseException | None) -> bool:
             return True
         if isinstance(error, RuntimeError) and "out of memory" in str(error).lower():
             return True
-        error = error.__cause__
+        # A capture that failed ends with an error of its own, raised while that of the memory was on its way.
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
+
+
+def free_memory(device: torch.device, release: Callable[[], None]) -> None:
+    """Give the memory of what `release` lets go of back to the device, once what was queued on it is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    release()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def describe(stage: str, round: int, *tasks: Task) -> str:

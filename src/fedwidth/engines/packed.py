@@ -16,79 +16,26 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
-from fedwidth.client import Trainer, absent_classes, learning_rate
+from fedwidth.client import Trainer
 from fedwidth.data import Partition
 from fedwidth.engines.flat import FlatState, Layout, SubLayout
 from fedwidth.engines.flat_sums import check_rows
-from fedwidth.engines.jobs import NOBODY, Size, draws_of, order_of, size_of
+from fedwidth.engines.jobs import Size, size_of
+from fedwidth.engines.packed_clients import Client, Orders, Part, clients_of, lot_of
+from fedwidth.engines.packed_limits import why_not_pack
 from fedwidth.engines.packed_sums import Members, average_runs
-from fedwidth.engines.slots import why_not
-from fedwidth.engines.stack import Lot
 from fedwidth.engines.stacks import Shape, Stacks
 from fedwidth.errors import OptionError, UpdateError
-from fedwidth.methods import Task
 from fedwidth.methods.definition import average
-from fedwidth.randomness import torch_generator
 from fedwidth.rounds import Report
-
-SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
-"""Training settings that a stack has one of."""
 
 MOST_GATHERED = 2**26
 """Positions gathered at a time."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One run's share of a round."""
-
-    trainer: Trainer
-    state: Mapping[str, Tensor]
-    tasks: Sequence[Task]
-    round: int
-
-
-@dataclass(frozen=True)
-class _Client:
-    """A task of a run, with what its training needs."""
-
-    run: int
-    place: int
-    """In the run's tasks."""
-    task: Task
-    order: int
-    steps: int
-    passes: int
-
-
-@dataclass(frozen=True)
-class _Orders:
-    """The orders of a round's clients, equal ones once."""
-
-    shares: dict[int, bytes]
-    """A digest of each partition."""
-    numbers: dict[object, int]
-    orders: list[Tensor]
-    draws: list[Tensor | None]
-    lengths: list[tuple[int, ...]]
-
-    def number(self, trainer: Trainer, client: int, round: int) -> int:
-        """Of the order in which a client takes its samples."""
-        training, seed = trainer.settings.training, trainer.settings.seed
-        key = (self.shares[id(trainer.partition)], seed, round, client, training.epochs, training.steps)
-        if key not in self.numbers:
-            generator = torch_generator(seed, "order", round, client)
-            order = order_of(trainer.partition[client], training, generator)
-            self.numbers[key] = len(self.orders)
-            self.orders.append(order)
-            self.draws.append(draws_of(order, trainer, client, round))
-            self.lengths.append(tuple((order != NOBODY).sum(1).tolist()))
-        return self.numbers[key]
 
 
 class Pack:
@@ -137,10 +84,10 @@ class Pack:
     def _train(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
         states = [self.flatten(part.trainer, part.state) for part in parts]
         flats = torch.stack([state.flat for state in states])
-        orders = _Orders(self._partitions, {}, [], [], [])
-        clients = [self._clients(part, run, orders) for run, part in enumerate(parts)]
+        orders = Orders(self._partitions, {}, [], [], [])
+        clients = [clients_of(part, run, orders) for run, part in enumerate(parts)]
         first = self.crew.hold(orders.orders, orders.draws)
-        groups: dict[Size, dict[Shape, list[_Client]]] = {}
+        groups: dict[Size, dict[Shape, list[Client]]] = {}
         for client in (client for own in clients for client in own):
             size = size_of(client.task)
             shape = (size, orders.lengths[client.order] if self.crew.coupled else None)
@@ -154,9 +101,9 @@ class Pack:
             member = self._cut(flats, everyone, parts)
             sums, done = [], 0
             for shape, group in shapes.items():
-                lot = _lot(group, parts, orders, first=first, lengths=shape[1])
+                lot = lot_of(group, parts, orders, first=first, lengths=shape[1])
                 rows = member.rows[done : done + len(group)]
-                sums.append(self.crew.train_lot(shape, group[0].task, member.sub, rows=rows, lot=lot))
+                sums.append(self.crew.train_lot(shape, member.sub, rows, lot))
                 done += len(group)
             steps = torch.tensor([client.steps for client in everyone], device=self.device)
             for client, loss in zip(everyone, (torch.cat(sums) / steps).tolist(), strict=True):
@@ -170,15 +117,7 @@ class Pack:
         ]
         return list(zip(averaged, reports, strict=True))
 
-    def _clients(self, part: Part, run: int, orders: _Orders) -> list[_Client]:
-        found = []
-        for place, task in enumerate(part.tasks):
-            order = orders.number(part.trainer, task.client, part.round)
-            lengths = orders.lengths[order]
-            found.append(_Client(run, place, task, order, len(lengths), sum(lengths)))
-        return found
-
-    def _cut(self, flats: Tensor, group: Sequence[_Client], parts: Sequence[Part]) -> Members:
+    def _cut(self, flats: Tensor, group: Sequence[Client], parts: Sequence[Part]) -> Members:
         """The sub-models of a group, one in each row, and where each comes from."""
         task, size = group[0].task, size_of(group[0].task)
         assert self._layout is not None
@@ -213,34 +152,6 @@ class Pack:
         )
 
 
-def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
-    """Why these runs cannot train as one batch, or None where they can.
-
-    They must have one model, one data set and one way of training; seeds, methods, partitions, capacities and learning
-    rates may differ.
-    """
-    first = trainers[0]
-    for trainer in trainers:
-        reason = why_not(trainer) or _differs(first, trainer)
-        if reason:
-            return reason
-    return None
-
-
-def _differs(first: Trainer, other: Trainer) -> str | None:
-    """What keeps two runs from sharing a stack."""
-    for name in SHARED:
-        if getattr(first.settings.training, name) != getattr(other.settings.training, name):
-            return f"training.{name} differs"
-    if first.plan.shapes != other.plan.shapes or str(first.model) != str(other.model):
-        return "their models differ"
-    if first.data is not other.data:
-        return "they do not share one data set in memory"
-    if (first.device, first.settings.precision) != (other.device, other.settings.precision):
-        return "they are on different devices or differ in precision"
-    return None
-
-
 def _digest(partition: Partition) -> bytes:
     """Of who has which training samples."""
     found = hashlib.blake2b(digest_size=16)
@@ -257,41 +168,15 @@ def _what_counts(trainer: Trainer, partition: bytes) -> str:
     return json.dumps([partition.hex(), *facts], sort_keys=True, default=str)
 
 
-def _lot(
-    group: Sequence[_Client],
-    parts: Sequence[Part],
-    orders: _Orders,
-    *,
-    first: Sequence[int],
-    lengths: tuple[int, ...] | None,
-) -> Lot:
-    """What the training of these clients needs."""
-    rates = [learning_rate(p.trainer.settings.training, p.round, p.trainer.settings.rounds) for p in parts]
-    return Lot(
-        [first[client.order] for client in group],
-        [client.steps for client in group],
-        [rates[client.run] for client in group],
-        [_absent(parts[client.run].trainer, client.task) for client in group],
-        lengths or (max(max(orders.lengths[number]) for number in {client.order for client in group}),),
-    )
-
-
-def _check(member: Members, clients: Sequence[_Client], parts: Sequence[Part]) -> None:
+def _check(member: Members, clients: Sequence[Client], parts: Sequence[Part]) -> None:
     """Refuse what is not finite, naming run and client; one answer from the device for all, more only if it is no."""
     try:
         check_rows(member.rows, member.sub, [client.task for client in clients])
     except UpdateError:
         for row, client in zip(member.rows, clients, strict=True):
             part = parts[client.run]
-            run = f"{part.trainer.method.name} with seed {part.trainer.settings.seed}, round {part.round}"
+            run = f"{part.trainer.method.name} with seed {part.trainer.settings.seed}"
             try:
-                check_rows(row[None], member.sub, [client.task])
+                check_rows(row[None], member.sub, [client.task], part.round)
             except UpdateError as error:
                 raise UpdateError(f"{run}: {error}") from None
-
-
-def _absent(trainer: Trainer, task: Task) -> Tensor | None:
-    mask = trainer.settings.training.mask
-    if mask == "none":
-        return None
-    return absent_classes(trainer.partition.labels[task.client], trainer.data.classes, mask, trainer.device)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import warnings
 from collections import Counter, deque
@@ -28,6 +27,7 @@ from fedwidth.aggregation import CohortSum, Update
 from fedwidth.client import Trainer
 from fedwidth.data import Data, Partition
 from fedwidth.engines.faults import describe, named
+from fedwidth.engines.sending import cannot_send, cannot_share, sent_once
 from fedwidth.engines.serial import train_named
 from fedwidth.errors import ClientError, OptionError
 from fedwidth.index import Index
@@ -58,6 +58,8 @@ class ProcessEngine:
     def __init__(self, trainer: Trainer, workers: int) -> None:
         if (reason := cannot_send(trainer.model)) is not None:
             raise OptionError(f"the model cannot be sent to worker processes ({reason}); use engine = 'serial'")
+        if (reason := cannot_share(trainer)) is not None:
+            raise OptionError(f"{reason}; use engine = 'serial'")
         self.trainer = trainer
         self.workers = workers
         self._pool: ProcessPoolExecutor | None = None
@@ -139,23 +141,13 @@ class ProcessEngine:
             yield from stretch_sent
 
 
-def cannot_send(model: nn.Module) -> str | None:
-    """Why the model cannot go to another process (it holds a lambda, an open file, …); None where it can."""
-    try:
-        pickle.dumps(model)
-    except Exception as error:  # a model may hold anything, and pickle fails in as many ways
-        return str(error) or type(error).__name__
-    return None
-
-
 def _start_pool(trainer: Trainer, workers: int) -> ProcessPoolExecutor:
     known = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
     if "forkserver" in known:
         # An optimiser's first step imports hundreds of modules of PyTorch's compiler: once here, not in every worker.
         context.set_forkserver_preload(["fedwidth.engines.processes", "torch._dynamo"])
-    shared = (trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings)
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=shared)
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=sent_once(trainer))
 
 
 def _begin(model: nn.Module, plan: Plan, data: Data, partition: Partition, settings: Settings) -> None:

@@ -4,10 +4,14 @@ Best for many small models, on the CPU too: a step of a hundred narrow networks 
 Where the model has no batch norm, clients with fewer samples join in: missing samples get targets that are ignored,
 and a client that is done stays as it is. With batch norm only clients with equal batches share a stack, because
 padding would change the batch statistics.
+
+Where the device has no memory left, the crew goes on with stacks of half as many rows: products of fewer models may be
+summed in another order, and nothing else changes.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.client import Trainer
-from fedwidth.engines.faults import named
+from fedwidth.engines.faults import free_memory, named, out_of_memory
 from fedwidth.engines.flat import SubLayout
 from fedwidth.engines.flat_sums import check_rows
 from fedwidth.engines.jobs import Done, Job, Size
@@ -44,8 +48,10 @@ class Stacks:
         self.samples = Samples(trainer)
         self.meanwhile: Callable[[], None] = lambda: None
         """Never called: a stack's steps are launched one by one, which keeps the processor busy."""
+        self.most: dict[Size, int] = {}
+        """Rows of a stack, for sizes of which more did not fit."""
         self._stacks: dict[object, Stack] = {}
-        self._pool: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self._pool = self._make_pool()
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
         """Group the jobs by shape, train each group as one, and give them back in the order given."""
@@ -59,17 +65,17 @@ class Stacks:
             numbers.sort(key=lambda n: -len(lengths[n]))
             members = [jobs[n] for n in numbers]
             lot = Lot(
+                [job.task for job in members],
+                [job.round for job in members],
                 [first[n] for n in numbers],
                 [len(lengths[n]) for n in numbers],
                 [job.learning_rate for job in members],
                 [job.absent for job in members],
                 batches or (max(max(lengths[n]) for n in numbers),),
             )
-            sub, tasks = members[0].sub, [job.task for job in members]
-            rows = torch.stack([job.start for job in members])
-            with named("train", members[0].round, *tasks):
-                losses = self.train_lot((size, batches), tasks[0], sub, rows=rows, lot=lot)
-            check_rows(rows, sub, tasks, members[0].round)
+            sub, rows = members[0].sub, torch.stack([job.start for job in members])
+            losses = self.train_lot((size, batches), sub, rows, lot)
+            check_rows(rows, sub, lot.tasks, members[0].round)
             for number, row, loss in zip(numbers, rows, losses, strict=True):
                 done[number] = Done(jobs[number], row, loss, jobs[number].others)
         yield from (done[number] for number in range(len(jobs)))
@@ -82,24 +88,61 @@ class Stacks:
                 stack.graphs.clear()
         return first
 
-    def train_lot(self, shape: Shape, task: Task, sub: SubLayout, *, rows: Tensor, lot: Lot) -> Tensor:
-        """Train clients of the shape of `task`, one vector in each row, in place; returns their sums of losses."""
-        clients = len(rows)
-        parts = -(-clients // max(1, MOST_NUMBERS[self.device.type] // sub.size))
-        room = -(-clients // parts)
-        if self.device.type == "cuda" and room > 16:
-            room = -(-room // 16) * 16  # so that a captured step also serves a cohort with a few clients more
-        stack = self._stack(shape, task, sub, room)
-        losses = torch.empty(clients, dtype=rows.dtype, device=self.device)
-        for start in range(0, clients, room):
+    def train_lot(self, shape: Shape, sub: SubLayout, rows: Tensor, lot: Lot) -> Tensor:
+        """Train clients of one shape, one vector in each row, in place; returns their sums of losses.
+
+        A part that runs out of memory has changed no row yet, so its clients can train again: each counts once.
+        """
+        room = self._room(shape[0], sub, len(rows))
+        losses = torch.empty(len(rows), dtype=rows.dtype, device=self.device)
+        start = 0
+        while start < len(rows):
             part = slice(start, start + room)
-            trained, sums = stack.train(rows[part], lot[part])
-            rows[part], losses[part] = trained, sums
+            if self._fits(shape, sub, rows[part], losses[part], lot=lot[part], room=room):
+                start += room
+            else:
+                room = self._shrink(shape[0], room)
         return losses
 
     def close(self) -> None:
         """Give memory back."""
         self._stacks.clear()
+
+    def _room(self, size: Size, sub: SubLayout, clients: int) -> int:
+        """Rows of a stack for so many clients."""
+        parts = -(-clients // max(1, MOST_NUMBERS[self.device.type] // sub.size))
+        room = -(-clients // parts)
+        if self.device.type == "cuda" and room > 16:
+            room = -(-room // 16) * 16  # so that a captured step also serves a cohort with a few clients more
+        return min(room, self.most.get(size, room))
+
+    def _fits(self, shape: Shape, sub: SubLayout, rows: Tensor, losses: Tensor, *, lot: Lot, room: int) -> bool:
+        """Train one part in place; False where the device has no memory for it, and could have for half of it."""
+        try:
+            with named("train", lot.rounds[0], *lot.tasks):
+                trained, sums = self._stack(shape, lot.tasks[0], sub, room).train(rows, lot)
+                losses.copy_(sums)
+                rows.copy_(trained)
+        except Exception as error:
+            if room == 1 or not out_of_memory(error):
+                raise
+            return False
+        return True
+
+    def _shrink(self, size: Size, room: int) -> int:
+        """Go on with half the rows for clients of this size."""
+        self.most[size] = room // 2
+        free_memory(self.device, self._stacks.clear)
+        self._pool = self._make_pool()  # a capture that failed may have left the old one half used
+        warnings.warn(
+            f"out of memory on {self.device}: the vectorised engine goes on with smaller stacks, "
+            f"{self.most[size]} of capacity {float(size[0]):g} at a time",
+            stacklevel=2,
+        )
+        return self.most[size]
+
+    def _make_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def _stack(self, shape: Shape, task: Task, sub: SubLayout, rows: int) -> Stack:
         key = (shape, rows)

@@ -1,0 +1,100 @@
+"""The clients of a round of several runs: which samples each takes in which order, and what a stack of them needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedwidth.client import Trainer, absent_classes, learning_rate
+from fedwidth.engines.jobs import NOBODY, draws_of, order_of
+from fedwidth.engines.stack import Lot
+from fedwidth.methods import Task
+from fedwidth.randomness import torch_generator
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run's share of a round."""
+
+    trainer: Trainer
+    state: Mapping[str, Tensor]
+    tasks: Sequence[Task]
+    round: int
+
+
+@dataclass(frozen=True)
+class Client:
+    """A task of a run, with what its training needs."""
+
+    run: int
+    place: int
+    """In the run's tasks."""
+    task: Task
+    order: int
+    steps: int
+    passes: int
+
+
+@dataclass(frozen=True)
+class Orders:
+    """The orders of a round's clients, equal ones once."""
+
+    shares: dict[int, bytes]
+    """A digest of each partition."""
+    numbers: dict[object, int]
+    orders: list[Tensor]
+    draws: list[Tensor | None]
+    lengths: list[tuple[int, ...]]
+
+    def number(self, trainer: Trainer, client: int, round: int) -> int:
+        """Of the order in which a client takes its samples."""
+        training, seed = trainer.settings.training, trainer.settings.seed
+        key = (self.shares[id(trainer.partition)], seed, round, client, training.epochs, training.steps)
+        if key not in self.numbers:
+            generator = torch_generator(seed, "order", round, client)
+            order = order_of(trainer.partition[client], training, generator)
+            self.numbers[key] = len(self.orders)
+            self.orders.append(order)
+            self.draws.append(draws_of(order, trainer, client, round))
+            self.lengths.append(tuple((order != NOBODY).sum(1).tolist()))
+        return self.numbers[key]
+
+
+def clients_of(part: Part, run: int, orders: Orders) -> list[Client]:
+    """The clients of a run, in task order; their orders join the others."""
+    found = []
+    for place, task in enumerate(part.tasks):
+        order = orders.number(part.trainer, task.client, part.round)
+        lengths = orders.lengths[order]
+        found.append(Client(run, place, task, order, len(lengths), sum(lengths)))
+    return found
+
+
+def lot_of(
+    group: Sequence[Client],
+    parts: Sequence[Part],
+    orders: Orders,
+    *,
+    first: Sequence[int],
+    lengths: tuple[int, ...] | None,
+) -> Lot:
+    """What the training of these clients needs."""
+    rates = [learning_rate(p.trainer.settings.training, p.round, p.trainer.settings.rounds) for p in parts]
+    return Lot(
+        [client.task for client in group],
+        [parts[client.run].round for client in group],
+        [first[client.order] for client in group],
+        [client.steps for client in group],
+        [rates[client.run] for client in group],
+        [_absent(parts[client.run].trainer, client.task) for client in group],
+        lengths or (max(max(orders.lengths[number]) for number in {client.order for client in group}),),
+    )
+
+
+def _absent(trainer: Trainer, task: Task) -> Tensor | None:
+    mask = trainer.settings.training.mask
+    if mask == "none":
+        return None
+    return absent_classes(trainer.partition.labels[task.client], trainer.data.classes, mask, trainer.device)

@@ -1,0 +1,40 @@
+"""Which runs can train as one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedwidth.client import Trainer
+from fedwidth.engines.choice import try_stack
+from fedwidth.engines.limits import why_not
+
+SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
+"""Training settings that a stack has one of."""
+
+
+def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
+    """Why these runs cannot train as one batch, or None where they can.
+
+    They must have one model, one data set and one way of training; seeds, methods, partitions, capacities and learning
+    rates may differ.
+    """
+    first = trainers[0]
+    for trainer in trainers:
+        reason = why_not(trainer) or _differs(first, trainer)
+        if reason:
+            return reason
+    return try_stack(first)
+
+
+def _differs(first: Trainer, other: Trainer) -> str | None:
+    """What keeps two runs from sharing a stack."""
+    for name in SHARED:
+        if getattr(first.settings.training, name) != getattr(other.settings.training, name):
+            return f"training.{name} differs"
+    if first.plan.shapes != other.plan.shapes or str(first.model) != str(other.model):
+        return "their models differ"
+    if first.data is not other.data:
+        return "they do not share one data set in memory"
+    if (first.device, first.settings.precision) != (other.device, other.settings.precision):
+        return "they are on different devices or differ in precision"
+    return None

@@ -1,0 +1,86 @@
+"""Whether worker processes can be given what they train with: the model pickled, tensors through shared memory."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedwidth.client import Trainer
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where Linux keeps it; other systems set it no limit of its own."""
+
+
+def sent_once(trainer: Trainer) -> tuple[Any, ...]:
+    """What every worker gets when it starts: model, plan, data, partition and settings."""
+    return trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings
+
+
+def cannot_send(model: nn.Module) -> str | None:
+    """Why the model cannot go to another process (it holds a lambda, an open file, …); None where it can."""
+    try:
+        pickle.dumps(model)
+    except Exception as error:  # a model may hold anything, and pickle fails in as many ways
+        return str(error) or type(error).__name__
+    return None
+
+
+def cannot_share(trainer: Trainer) -> str | None:
+    """Why what workers start with does not fit into shared memory, or None; asked for too much, PyTorch crashes."""
+    if not SHARED_MEMORY.is_dir():
+        return None
+    try:
+        needed = count_shared(sent_once(trainer))
+    except Exception as error:  # data of the user's own may hold anything, as a model may
+        return f"the data cannot be sent to worker processes ({error or type(error).__name__})"
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    if needed <= free:
+        return None
+    return f"model and data take {_megabytes(needed)} of shared memory, and {SHARED_MEMORY} has {_megabytes(free)} free"
+
+
+def count_shared(content: Any) -> int:
+    """Bytes of shared memory that sending this takes: tensors there already, and views of one memory, count once.
+
+    >>> import torch
+    >>> rows = torch.zeros(10, 3)
+    >>> count_shared([rows, {"part": rows[2:]}, torch.zeros(5, dtype=torch.uint8)])
+    125
+    """
+    counter = _Counter()
+    counter.dump(content)
+    return sum(counter.sizes.values())
+
+
+class _Nowhere(io.RawIOBase):
+    """Takes what is written and keeps nothing of it."""
+
+    def write(self, content: Any) -> int:
+        """Forget it."""
+        return len(content)
+
+
+class _Counter(pickle.Pickler):
+    """Finds the tensors in what is pickled, without writing them down."""
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere())
+        self.sizes: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """Not None for what is left out: the tensors."""
+        if not isinstance(obj, Tensor):
+            return None
+        memory = obj.untyped_storage()
+        if memory.device.type == "cpu" and not memory.is_shared():
+            self.sizes[memory.data_ptr()] = memory.nbytes()
+        return 0
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,75 @@
+"""The runs of published tables as a list of jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedwidth.config import identity, read_settings, recipe_names
+from fedwidth.results import experiment_of
+from fedwidth.settings import Settings
+
+CHECKPOINTS, PACKED_CHECKPOINTS = 25, 4
+"""Checkpoints of a run: little is lost when it is interrupted, and little time is spent on them. A pack is done soon,
+and a checkpoint of it is one of each of its runs."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of a table with one seed, and the folder it works in."""
+
+    table: str
+    label: str
+    settings: Settings
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.table} {self.label}, seed {self.settings.seed}"
+
+
+def list_jobs(
+    tables: Sequence[str],
+    *,
+    only: Sequence[str],
+    seeds: Sequence[int],
+    changes: Sequence[str],
+    work: Path,
+    checkpoints: int = CHECKPOINTS,
+) -> list[Job]:
+    """Every run of the tables, seed by seed."""
+    found: list[tuple[int, Job]] = []
+    for source in tables:
+        recipe = read_settings(source, changes)
+        if only:
+            recipe = recipe.only(*only)
+        table = source if source in recipe_names() else Path(source).stem
+        for run in recipe.runs:
+            for place, seed in enumerate(seeds or [run.settings.seed]):
+                settings = replace(run.settings, seed=seed)
+                if settings.checkpoint_every == 1:
+                    settings = replace(settings, checkpoint_every=max(1, settings.rounds // checkpoints))
+                # The fingerprint keeps runs of other settings (--set) apart.
+                name = f"seed-{seed}-{identity(anywhere(settings))[:8]}"
+                found.append((place, Job(table, run.label, settings, work / table / run.label / name)))
+    return [job for _, job in sorted(found, key=lambda pair: pair[0])]
+
+
+def experiment_key(settings: Mapping[str, Any]) -> str:
+    """What makes a run the one a table asks for: wherever it was made, and for whichever table (some ask twice)."""
+    return json.dumps(experiment_of(settings), sort_keys=True)
+
+
+def title_of(jobs: Sequence[Job]) -> str:
+    """Of jobs that run together, for people."""
+    tables = ", ".join(dict.fromkeys(job.table for job in jobs))
+    return jobs[0].title if len(jobs) == 1 else f"{tables}, {len(jobs)} runs as one batch"
+
+
+def anywhere(settings: Settings) -> Settings:
+    """The settings without the place of the data on this machine."""
+    return replace(settings, data=replace(settings.data, root=""))
