@@ -42,6 +42,11 @@ FALLS_BACK = {
 }
 
 
+CALMER = {"zoo preresnet18": {"lr": 0.002, "batch_size": 5}, "zoo convnext": {"lr": 0.005}}
+"""Training that does not blow up roundings. The serial engine itself, started one rounding away, drifts by 0.2 in 20
+rounds of PreResNet18 otherwise: a batch norm over two samples of 1 x 1 pixels divides by next to nothing."""
+
+
 @cache
 def serial(run, rounds):
     return train(run, "serial", rounds)
@@ -94,7 +99,7 @@ def test_every_optimiser(optimiser, engine):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_method_on_every_model(model, method, engine):
-    agrees(model, method, engine, rounds=20)
+    agrees(model, method, engine, rounds=20, **CALMER.get(model, {}))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
