@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -53,6 +54,23 @@ def wrongs(folder, **options):
 def test_a_new_deployment_has_nothing_wrong(folder):
     assert wrongs(folder) == []
     assert read_plan(folder) == Plan("fed.example.org", PORT, 9094, 2, ("1", "1/4"), 365)
+
+
+def test_a_run_waits_for_no_more_nodes_than_there_are(made):
+    assert read_settings("quickstart").main.devices.per_round > 2
+    config = tomllib.loads((made / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config["wait-for"] == 2
+
+
+def test_a_deployment_whose_server_runs_is_not_overwritten(folder, capsys):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        plan = json.loads((folder / "deployment.json").read_text()) | {"port": server.getsockname()[1]}
+        (folder / "deployment.json").write_text(json.dumps(plan))
+        assert run_command(["deploy", "init", str(folder), "--overwrite"]) == 2
+    assert "stop the server before" in capsys.readouterr().err
+    assert (folder / "certificates" / "ca.pem").exists()
 
 
 def test_certificates_keys_and_app_are_what_flower_takes(made):
@@ -116,6 +134,8 @@ def test_an_existing_folder_is_kept_unless_told_otherwise(folder, tmp_path, caps
         (["--address", "a b"], "address must be"),
         (["--address", "$(reboot)"], "address must be"),
         (["--capacities", "2"], "capacity must be above 0"),
+        (["--capacities", "1,1/2,1/4", "--nodes", "2"], "3 capacities were given for 2 nodes"),
+        (["--days", "-1"], "days must be at least 1"),
         (["--recipe", "nothing"], "nothing"),
     ],
 )

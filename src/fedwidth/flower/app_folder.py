@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -57,7 +58,7 @@ def write_deployment(folder: Path, plan: Plan, settings: Settings, *, overwrite:
     authority = make_authority(folder / "certificates", days=plan.days)
     hosts = list(dict.fromkeys([plan.address, "127.0.0.1", "localhost"]))
     make_server_certificate(folder / "certificates", authority, hosts, days=plan.days)
-    _write_app(folder, settings)
+    _write_app(folder, plan, settings)
     values = _values(folder, plan)
     _write(folder / "flower" / "config.toml", "flower_config.toml", values)
     _write(folder / "README.md", "README.md", values)
@@ -84,9 +85,15 @@ def check_plan(plan: Plan, settings: Settings) -> None:
         raise OptionError(f"nodes must be from 1 to the recipe's {settings.data.clients} clients, not {plan.nodes}")
     for name in ("port", "node_port"):
         if not 1 <= getattr(plan, name) <= 65535 - plan.nodes:
-            raise OptionError(f"{name.replace('_', '-')} must be a free port number, not {getattr(plan, name)}")
+            raise OptionError(
+                f"{name.replace('_', '-')} must be a port from 1 to {65535 - plan.nodes}, not {getattr(plan, name)}"
+            )
     if not plan.address or any(c.isspace() or c in "/\"'$`\\" for c in plan.address):
         raise OptionError(f"address must be a host name or an IP address, not '{plan.address}'")
+    if plan.days < 1:
+        raise OptionError(f"days must be at least 1, not {plan.days}")
+    if len(plan.capacities) > plan.nodes:
+        raise OptionError(f"{len(plan.capacities)} capacities were given for {plan.nodes} nodes: give one each at most")
     for capacity in plan.capacities:
         parse_capacity(capacity)
 
@@ -108,11 +115,20 @@ def _make_room(folder: Path, overwrite: bool) -> None:
             raise OptionError(f"{folder} is not empty; give another folder, or --overwrite to make new keys in it")
         if not (folder / MARK).exists():
             raise OptionError(f"{folder} holds something else than a deployment; --overwrite does not touch it")
+        port = read_plan(folder).port
+        if _listens(port):
+            raise OptionError(f"something listens on port {port}: stop the server before its deployment is overwritten")
         for name in ("app", "certificates", "flower", "nodes", "state"):  # and not `run`, which holds results
             shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _write_app(folder: Path, settings: Settings) -> None:
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _write_app(folder: Path, plan: Plan, settings: Settings) -> None:
     package = folder / "app" / PACKAGE
     here = files("fedwidth.flower")
     (package / "__init__.py").write_text('"""What Flower sends to every node."""\n')
@@ -120,7 +136,12 @@ def _write_app(folder: Path, settings: Settings) -> None:
     (package / "wire.py").write_text(here.joinpath("wire.py").read_text())
     (package / "server_app.py").write_text(here.joinpath("templates", "server_app.py.txt").read_text())
     (package / "recipe.toml").write_text(settings_toml(settings))
-    _write(folder / "app" / "pyproject.toml", "app.toml", {"package": PACKAGE, "out": json.dumps(str(folder / "run"))})
+    values = {
+        "package": PACKAGE,
+        "out": json.dumps(str(folder / "run")),
+        "wait_for": str(min(settings.devices.per_round, plan.nodes)),
+    }
+    _write(folder / "app" / "pyproject.toml", "app.toml", values)
 
 
 def _values(folder: Path, plan: Plan) -> dict[str, str]:

@@ -93,7 +93,9 @@ def serve(
         log=log,
     )
     per_round, least = settings.devices.per_round, max(1, deployment.least_clients)
-    roll.wait(deployment.wait_for or max(per_round, least), deployment.wait_seconds)
+    expected = deployment.wait_for or max(per_round, least)
+    log(f"waiting for {expected} nodes, at most {deployment.wait_seconds:g} s")
+    roll.wait(expected, deployment.wait_seconds)
     failures = 0
 
     def cohort(round: int) -> list[tuple[int, float]]:
@@ -123,8 +125,12 @@ def server_app(recipe: str) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         """Run it."""
-        result = serve(grid, recipe, Deployment.of(context.run_config))
-        print(f"finished: {result.summary}", flush=True)
+        deployment = Deployment.of(context.run_config)
+        out = deployment.out
+        result = serve(grid, recipe, deployment)
+        print(
+            f"finished: accuracy {100 * result.summary['global_accuracy']:.2f} %; see fedwidth report {out}", flush=True
+        )
 
     return app
 
