@@ -343,3 +343,9 @@ def test_with_only_a_change_need_not_make_sense_for_the_other_runs():
     assert recipe.main.method.options == {"broadcast": 0.2}
     with pytest.raises(OptionError, match="run 'largest'|unknown option of method 'fedavg'"):
         read_settings("quickstart", change, only="largest")
+
+
+def test_excluding_every_capacity_is_refused():
+    with pytest.raises(OptionError, match="excluded leaves no capacity of 'a0-b1-e1'"):
+        read_settings("quickstart", ["devices.capacities=a0-b1-e1", "devices.excluded=[0.5, 0.0625]"], only="fedrolex")
+    read_settings("quickstart", ["devices.capacities=a0-b1-e1", "devices.excluded=[0.5]"], only="fedrolex")

@@ -108,9 +108,12 @@ def check(settings: Settings) -> None:
     if not _DEVICE.fullmatch(settings.device):
         raise OptionError(f"device must be cpu, cuda or cuda:N, not '{settings.device}'")
     try:
-        Capacities.parse(settings.devices.capacities)
+        capacities = Capacities.parse(settings.devices.capacities)
     except OptionError as error:
         raise OptionError(f"devices.capacities: {error}") from None
+    left = [c for c, weight in zip(capacities.values, capacities.weights, strict=True) if weight]
+    if set(left) <= set(settings.devices.excluded):
+        raise OptionError(f"devices.excluded leaves no capacity of '{settings.devices.capacities}'")
     _check_names(settings)
 
 
