@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedwidth import tracking
 from fedwidth.cli import run_command
-from fedwidth.commands import progress
+from fedwidth.commands import jobs, progress
 from fedwidth.data.mnist import FILES
 from fedwidth.experiment import Experiment
 from small_runs import contents, small, write_recipe
@@ -148,6 +148,15 @@ class TestBadSettings:
         assert "no GPU" in err
         assert "cpu" in err
         assert not (tmp_path / "out").exists()
+
+    def test_the_ray_engine_without_ray_clears_nothing(self, recipe, capsys, tmp_path, monkeypatch):
+        assert run_command(["run", recipe, "--out", "out", "--seeds", "1,2"]) == 0
+        capsys.readouterr()
+        before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
+        monkeypatch.setattr(jobs, "find_spec", lambda name: None)
+        assert run_command(["run", recipe, "--out", "out", "--seeds", "1,2", "--engine", "ray", "--overwrite"]) == 2
+        assert "needs the package ray" in one_line(capsys)
+        assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
 
     def test_the_cuda_engine_without_its_device(self, recipe, capsys, tmp_path):
         assert run_command(["run", recipe, "--out", "out", "--engine", "cuda"]) == 2

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,12 @@ def check_folders(jobs: Sequence[Job], folder: Path, *, resume: bool, overwrite:
 
 
 def _check_engine(settings: Settings) -> None:
-    """Refuse slots without a GPU: from Python they train on the CPU too, but nobody who asks for CUDA wants that."""
+    """Refuse, before anything is written or cleared, an engine that cannot be had.
+
+    Slots without a GPU too: from Python they train on the CPU, but nobody who asks for CUDA wants that.
+    """
+    if settings.engine == "ray" and find_spec("ray") is None:
+        raise OptionError("engine = 'ray' needs the package ray: pip install 'fedwidth[ray]'")
     if settings.engine == "cuda" and settings.device == "cpu":
         raise OptionError("engine is cuda, but device is cpu: set device=cuda, or engine=auto for the CPU")
 
