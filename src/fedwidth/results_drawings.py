@@ -128,13 +128,18 @@ def draw_mixes(tables: Tables) -> Any:
             if whole.records:
                 plot.axhline(mean(whole.final), color=COLOURS[0], label="1/16 trained whole, ours")
             plot.axhline(whole.paper.number, color=COLOURS[0], linestyle=":", label="1/16 trained whole, paper")
-        plot.set_xticks(range(len(MIXES)), list(MIXES.values()))
-        plot.set(xlabel="x in a0-x1-e1", ylabel="test accuracy [%]")
-        plot.set_title(kind, fontsize=9)
-        handles, labels = plot.get_legend_handles_labels()
-        once = dict(zip(labels, handles, strict=True))
-        plot.legend(list(once.values()), list(once), fontsize=7)
+        _label_mixes(plot, kind)
     return figure
+
+
+def _label_mixes(plot: Any, kind: str) -> None:
+    """The axes of FedBRB Figures 5 and 6, and each label once."""
+    plot.set_xticks(range(len(MIXES)), list(MIXES.values()))
+    plot.set(xlabel="x in a0-x1-e1", ylabel="test accuracy [%]")
+    plot.set_title(kind, fontsize=9)
+    handles, labels = plot.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    plot.legend(list(once.values()), list(once), fontsize=7)
 
 
 ALL, WITHOUT = "fedbrb/table4-cifar10-fixed", "fedbrb/figure6-cifar10"
@@ -161,12 +166,7 @@ def draw_excluded(tables: Tables) -> Any:
                 if cell:
                     plot.plot([place + shift] * len(cell.final), cell.final, ".", color=colour, markersize=4)
                     plot.plot(place + shift, mean(cell.final), "o", color=colour, label=title)
-        plot.set_xticks(range(len(MIXES)), list(MIXES.values()))
-        plot.set(xlabel="x in a0-x1-e1", ylabel="test accuracy [%]")
-        plot.set_title(kind, fontsize=9)
-        handles, labels = plot.get_legend_handles_labels()
-        once = dict(zip(labels, handles, strict=True))
-        plot.legend(list(once.values()), list(once), fontsize=7)
+        _label_mixes(plot, kind)
     return figure
 
 

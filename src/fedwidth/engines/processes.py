@@ -27,10 +27,10 @@ from fedwidth.aggregation import CohortSum, Update
 from fedwidth.client import Trainer
 from fedwidth.data import Data, Partition
 from fedwidth.engines.faults import describe, named
+from fedwidth.engines.plain_index import PlainIndex
 from fedwidth.engines.sending import cannot_send, cannot_share, sent_once
 from fedwidth.engines.serial import train_named
 from fedwidth.errors import ClientError, OptionError
-from fedwidth.index import Index
 from fedwidth.methods import Task, method
 from fedwidth.plan.plan import Plan
 from fedwidth.rounds import Report
@@ -172,7 +172,7 @@ def _leave_with_parent() -> None:
 def _train(sub: Packed, light: _LightTask, round: int) -> tuple[Packed, _Facts]:
     """In a worker: train one task."""
     assert _trainer is not None
-    task = Task(light.client, light.capacity, light.index(_trainer.plan), light.place)
+    task = Task(light.client, light.capacity, light.index.index(_trainer.plan), light.place)
     trained = train_named(_trainer, _unpack(sub), task, round)
     update = trained.update
     labels = None if update.labels is None else update.labels.numpy()
@@ -181,28 +181,16 @@ def _train(sub: Packed, light: _LightTask, round: int) -> tuple[Packed, _Facts]:
 
 @dataclass(frozen=True)
 class _LightTask:
-    """A task without the plan, which workers have already; arrays, since each tensor would go through a file."""
+    """A task without the plan, which workers have already."""
 
     client: int
     capacity: float
     place: int
-    counts: dict[str, int]
-    units: dict[str, Array] | None
-    kept: dict[str, tuple[Array, ...]]
+    index: PlainIndex
 
     @classmethod
     def of(cls, task: Task) -> _LightTask:
-        index = task.index
-        units = None if index.units is None else {name: kept.numpy() for name, kept in index.units.items()}
-        kept = {} if units is not None else {name: tuple(k.numpy() for k in axes) for name, axes in index.items()}
-        return cls(task.client, task.capacity, task.place, index.counts, units, kept)
-
-    def index(self, plan: Plan) -> Index:
-        """The task's index."""
-        if self.units is not None:
-            return Index.of_units(plan, {name: torch.from_numpy(kept) for name, kept in self.units.items()})
-        kept = {name: tuple(torch.from_numpy(k) for k in axes) for name, axes in self.kept.items()}
-        return Index(plan, kept, counts=self.counts)
+        return cls(task.client, task.capacity, task.place, PlainIndex.of(task.index))
 
 
 @dataclass(frozen=True)

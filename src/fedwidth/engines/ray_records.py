@@ -21,6 +21,7 @@ from fedwidth.client import Trainer
 from fedwidth.data import Data, Partition, Shares
 from fedwidth.data.records import Split
 from fedwidth.engines.flat_sums import FlatSum
+from fedwidth.engines.plain_index import PlainIndex
 from fedwidth.index import Index
 from fedwidth.methods import Task, method
 from fedwidth.parts import set_precision
@@ -121,29 +122,6 @@ class Kit:
         partition = Partition(self.clients, shares, shares, labels)
         model = self.model.to(device)
         return Trainer(model, self.plan, data, partition, chosen, self.settings, device=device)
-
-
-@dataclass(frozen=True)
-class PlainIndex:
-    """An index without its plan, which workers have already."""
-
-    counts: dict[str, int]
-    units: dict[str, Array] | None
-    kept: dict[str, tuple[Array, ...]]
-
-    @classmethod
-    def of(cls, index: Index) -> PlainIndex:
-        """Units where they say everything, else all positions."""
-        if index.units is not None:
-            return cls(index.counts, {name: units.numpy() for name, units in index.units.items()}, {})
-        return cls(index.counts, None, {name: tuple(k.numpy() for k in kept) for name, kept in index.items()})
-
-    def index(self, plan: Plan) -> Index:
-        """The index, for this plan."""
-        if self.units is not None:
-            return Index.of_units(plan, {name: torch.tensor(units) for name, units in self.units.items()})
-        kept = {name: tuple(torch.tensor(k) for k in dims) for name, dims in self.kept.items()}
-        return Index(plan, kept, counts=self.counts)
 
 
 @dataclass(frozen=True)
