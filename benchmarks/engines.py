@@ -2,27 +2,28 @@
 
     python benchmarks/engines.py [--device cuda] [--rounds 20] [--out engines.json] [--only steps|rounds|profile]
 
-Steps: PreResNet18, CIFAR shapes, 10 clients (two per width), batch 10, SGD. Rounds: FedRolex, Adam, batch 128, one
-local epoch of 500 samples. Data are random images of CIFAR's shape: speed does not depend on what they show.
+Steps: PreResNet18, CIFAR shapes, 10 clients (two per width), batch 10, SGD. Rounds: FedRolex, Adam, batch 128 and 10,
+one local epoch of 500 samples, as a run has them. Data are random images of CIFAR's shape: speed does not depend on
+what they show.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from fedwidth.config import read_settings
 from fedwidth.data import Transform, from_tensors
-from fedwidth.engines import make_engine
+from fedwidth.engines import make_engine, slots
 from fedwidth.experiment import Experiment
-from fedwidth.rounds import run_round
 from fedwidth.server import Server
 from fedwidth.submodel import state_of
 
@@ -93,32 +94,53 @@ def time_steps(data, device: str, engine: str, precision: str, repeats: int) -> 
     return 1000 * (seconds[21] - seconds[1]) / 20
 
 
-def time_rounds(data, device: str, engine: str, precision: str, rounds: int) -> dict[str, float]:
-    """Seconds a round, and the share of it that is not local training."""
-    run = experiment(
-        data, device, engine, precision, "training.optimiser=adam", "training.lr=2e-4", "training.batch_size=128"
-    )
-    trainer = make_engine(run.trainer)
-    server = Server(state_of(run.model))
+PAPER = ["training.optimiser=adam", "training.lr=2e-4", "training.weight_decay=5e-4", "training.clip=1.0"]
 
-    def one(number: int) -> None:
-        nonlocal server
-        server, _, _ = run_round(
-            replace(server, round=number),
-            run.cohort(number),
-            run.method,
-            plan=run.plan,
-            engine=trainer,
-            settings=run.settings.server,
-            seed=1,
-        )
 
-    times = timed(one, device, rounds, warm=12 if device.startswith("cuda") else 1)
+def time_rounds(data, device: str, engine: str, precision: str, batch: int, rounds: int) -> dict[str, float]:
+    """Seconds a round of a whole run, and on a GPU the share of it that is not local training."""
+    warm = 12 if device.startswith("cuda") else 1
+    changes = [*PAPER, f"training.batch_size={batch}", f"rounds={warm + rounds + 1}"]
+    run = experiment(data, device, engine, precision, *changes)
+    with training_spans() as spans:
+        lines = run.run().metrics[:-1]  # the last round is evaluated
+        synchronise(device)
+    ends = [line["seconds"] for line in lines]
+    times = [after - before for before, after in itertools.pairwise(ends)][-rounds:]
     record = {"seconds": statistics.median(times), "mean": statistics.mean(times)}
     if device.startswith("cuda"):
         record["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    trainer.close()
+    if spans:
+        trained = [start.elapsed_time(end) / 1000 for start, end in spans][-rounds - 1 : -1]
+        record["training"] = statistics.median(trained)
+        record["outside"] = 1 - sum(trained) / sum(times)
     return record
+
+
+@contextmanager
+def training_spans() -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
+    """When the slots of the GPU began and ended to train, wave by wave."""
+    spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    if not torch.cuda.is_available():
+        yield spans
+        return
+    gather, join = slots.batches_of, slots.Slots._join
+
+    def begin(jobs):
+        batches = gather(jobs)
+        spans.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+        spans[-1][0].record()
+        return batches
+
+    def end(crew, wave):
+        join(crew, wave)
+        spans[-1][1].record()
+
+    slots.batches_of, slots.Slots._join = begin, end
+    try:
+        yield spans
+    finally:
+        slots.batches_of, slots.Slots._join = gather, join
 
 
 def main() -> None:
@@ -129,10 +151,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = arguments.device
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU, one thread"
+    hardware = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU, one thread"
     torch.set_num_threads(1)
     data = images()
-    record: dict[str, object] = {"hardware": name, "torch": torch.__version__}
+    record: dict[str, object] = {"hardware": hardware, "torch": torch.__version__}
     if arguments.only in (None, "steps"):
         steps = {}
         for engine, precision in (("serial", "tf32"), ("cuda", "tf32"), ("cuda", "bf16")):
@@ -142,10 +164,12 @@ def main() -> None:
         record["step_ms"] = steps
     if arguments.only in (None, "rounds"):
         rounds = {}
-        for engine, precision in (("cuda", "tf32"), ("cuda", "bf16"), ("serial", "tf32")):
-            number = arguments.rounds if engine == "cuda" else 3
-            rounds[f"{engine} {precision}"] = time_rounds(data, device, engine, precision, number)
-            print(f"round, {engine} {precision}: {rounds[f'{engine} {precision}']}", flush=True)
+        for batch in (128, 10):
+            for engine, precision in (("cuda", "tf32"), ("cuda", "bf16"), ("serial", "tf32")):
+                number = arguments.rounds if engine == "cuda" else 3
+                name = f"batch {batch}, {engine} {precision}"
+                rounds[name] = time_rounds(data, device, engine, precision, batch, number)
+                print(f"round, {name}: {rounds[name]}", flush=True)
         record["rounds"] = rounds
     if arguments.only == "profile":
         profile(data, device)
@@ -158,7 +182,7 @@ def profile(data, device: str) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    run = experiment(data, device, "cuda", "tf32", "training.optimiser=adam", "training.batch_size=128")
+    run = experiment(data, device, "cuda", "bf16", *PAPER, "training.batch_size=128")
     trainer = make_engine(run.trainer)
     server = Server(state_of(run.model))
     parts: dict[str, float] = {}

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from fedwidth.client import Trainer
 from fedwidth.engines.choice import Choice, choose_engine, count_workers, try_stack
 from fedwidth.engines.flat_engine import Crew, FlatEngine
+from fedwidth.engines.limits import why_not
 from fedwidth.engines.processes import ProcessEngine
 from fedwidth.engines.serial import SerialEngine
-from fedwidth.engines.slots import Slots, try_capture, why_not
+from fedwidth.engines.slot_making import try_capture
+from fedwidth.engines.slots import Slots
 from fedwidth.engines.stacks import Stacks
 from fedwidth.rounds import Engine
 

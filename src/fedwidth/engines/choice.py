@@ -26,8 +26,8 @@ from torch.func import functional_call, grad, vmap
 from fedwidth.capacity import Capacities
 from fedwidth.client import Trainer, masked_loss
 from fedwidth.cost import cost
+from fedwidth.engines.limits import why_not
 from fedwidth.engines.sending import cannot_send, cannot_share
-from fedwidth.engines.slots import why_not
 from fedwidth.engines.stacks import couples_samples
 from fedwidth.narrow import skeleton
 from fedwidth.submodel import state_of

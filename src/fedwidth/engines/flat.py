@@ -8,12 +8,17 @@ vector sub[n], and which of the N positions it holds follows from a small table 
 
 constant and pointers depend only on the size (made once); the table has a few thousand entries and is made anew when
 the index changes. So a cut is `theta[where]`, whatever the model.
+
+Every tensor begins at a multiple of `ALIGNED` elements, because libraries read several numbers at once and some fail
+where these straddle an address they expect. The gaps belong to nobody: they are 0 in every vector, and the gaps of a
+sub-model all point at one spare element at the end of theta.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +26,9 @@ from torch.nn import functional
 
 from fedwidth.index import Index
 from fedwidth.plan.plan import Plan
+
+ALIGNED = 16
+"""Elements: 64 bytes in single precision."""
 
 
 class FlatState(dict[str, Tensor]):
@@ -45,8 +53,11 @@ class Layout:
         self.names = [name for name in own if state[name].dtype == dtype]
         self.others = [name for name in own if state[name].dtype != dtype]
         sizes = [math.prod(plan.shapes[n]) for n in self.names]
-        self.offsets = dict(zip(self.names, _running(sizes), strict=True))
-        self.size = sum(sizes)
+        *offsets, end = _running(map(_aligned, sizes))
+        self.offsets = dict(zip(self.names, offsets, strict=True))
+        self.size = end + ALIGNED
+        self.spare = end
+        """Where the gaps of sub-models point at."""
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The full tensors as views of a vector."""
@@ -57,7 +68,9 @@ class Layout:
         """The state as one vector; as it is if it is one already."""
         if isinstance(state, FlatState):
             return state
-        flat = torch.cat([state[n].reshape(-1) for n in self.names])
+        device = next((state[n].device for n in self.names), None)
+        flat = torch.zeros(self.size, dtype=self.dtype, device=device)
+        torch._foreach_copy_(list(self.views(flat).values()), [state[n] for n in self.names])
         return FlatState(flat, self, {n: state[n] for n in self.others})
 
 
@@ -73,8 +86,8 @@ class SubLayout:
         self.shapes = {n: index.shapes[n] for n in layout.names}
         self.sliced = {n: index.sliced(n) for n in layout.names}
         sizes = [math.prod(self.shapes[n]) for n in layout.names]
-        self.offsets = dict(zip(layout.names, _running(sizes), strict=True))
-        self.size = sum(sizes)
+        *offsets, self.size = _running(map(_aligned, sizes))
+        self.offsets = dict(zip(layout.names, offsets, strict=True))
         self._make_gather(device)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
@@ -125,12 +138,12 @@ class SubLayout:
         full, layout = self.layout.plan.shapes, self.layout
         self.parts = [(n, dim) for n in layout.names for dim in self.sliced[n]]
         lengths = [self.shapes[n][dim] for n, dim in self.parts]
-        starts = dict(zip(self.parts, _running(lengths), strict=True))
+        *firsts, nowhere = _running(lengths)  # the table's last entry is 0, for elements with fewer sliced dimensions
+        starts = dict(zip(self.parts, firsts, strict=True))
         strides = [_stride(full[n], dim) for n, dim in self.parts]
         each = torch.tensor(lengths, dtype=torch.long)
         self.strides = torch.repeat_interleave(torch.tensor(strides, dtype=torch.long), each)
-        nowhere = sum(lengths)  # the table's last entry is 0, for elements with fewer sliced dimensions
-        constant = torch.zeros(self.size, dtype=torch.long)
+        constant = torch.full((self.size,), layout.spare)
         most = max((len(dims) for dims in self.sliced.values()), default=0)
         pointers = [torch.full((self.size,), nowhere) for _ in range(most)]
         constant_views, pointer_views = self.views(constant), [self.views(p) for p in pointers]
@@ -151,9 +164,15 @@ def _stride(shape: Sequence[int], dim: int) -> int:
     return math.prod(shape[dim + 1 :])
 
 
-def _running(sizes: Sequence[int]) -> Iterator[int]:
-    """0, then the sum of what came before."""
-    total = 0
-    for size in sizes:
-        yield total
-        total += size
+def _aligned(size: int) -> int:
+    """Up to the next multiple of `ALIGNED`."""
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _running(sizes: Iterable[int]) -> list[int]:
+    """Where each begins, and where all end.
+
+    >>> _running([2, 3])
+    [0, 2, 5]
+    """
+    return [0, *itertools.accumulate(sizes)]

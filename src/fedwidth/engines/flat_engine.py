@@ -8,7 +8,7 @@ order of sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -31,8 +31,8 @@ from fedwidth.submodel import take
 class Crew(Protocol):
     """Trains jobs."""
 
-    channels_last: bool
-    """Whether convolution weights of sub-models lie in channels-last order."""
+    channels_last: Callable[[Index], bool]
+    """Whether the channels of convolutions lie last in the memory of sub-models of this size."""
     meanwhile: Callable[[], None]
     """To be called once in a round, while the device is busy."""
 
@@ -43,6 +43,16 @@ class Crew(Protocol):
         """Give memory and threads back."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What a round needs that does not depend on the state."""
+
+    tasks: Sequence[Task]
+    round: int
+    sums: dict[str, FlatSum]
+    orders: list[Order]
+
+
 class FlatEngine:
     """Trains the clients of a round with a crew."""
 
@@ -50,7 +60,7 @@ class FlatEngine:
         self.trainer, self.crew = trainer, crew
         self.ahead: Callable[[], tuple[Sequence[Task], int] | None] = lambda: None
         """The next round's tasks and its number: asked for while the device trains this one's."""
-        self._orders: dict[tuple[int, int], Order] = {}
+        self._prepared: Prepared | None = None
         crew.meanwhile = self._work_ahead
         self._layout: Layout | None = None
         self._changing: list[str] = []
@@ -68,11 +78,11 @@ class FlatEngine:
     ) -> tuple[dict[str, FlatSum], list[Job]]:
         """The round's empty sums and its jobs."""
         flat = self._flatten(state)
-        sums = self._make_sums(tasks, round)
+        sums, orders = self._prepare(tasks, round)
         starts = {key: torch.index_select(flat.flat, 0, cohort.where) for key, cohort in sums.items()}
         subs = [self._subs[size_of(task)] for task in tasks]
         cuts = [starts[task.index.key] for task in tasks]
-        jobs = make_jobs(self.trainer, tasks, subs, cuts, orders=self._take_orders(tasks, round), round=round)
+        jobs = make_jobs(self.trainer, tasks, subs, cuts, orders=orders, round=round)
         if self._changing:
             jobs = [replace(job, others=self._cut_others(flat, job.task.index)) for job in jobs]
         return sums, jobs
@@ -99,19 +109,20 @@ class FlatEngine:
             held.clear()
 
     def _work_ahead(self) -> None:
-        """Draw the next round's orders."""
+        """Prepare the next round: neither the positions its sub-models hold nor the orders need the state."""
         coming = self.ahead()
         if coming is not None:
             tasks, round = coming
-            orders = orders_of(self.trainer, tasks, round)
-            self._orders = {(round, task.client): order for task, order in zip(tasks, orders, strict=True)}
+            self._prepared = Prepared(
+                tasks, round, self._make_sums(tasks, round), orders_of(self.trainer, tasks, round)
+            )
 
-    def _take_orders(self, tasks: Sequence[Task], round: int) -> list[Order]:
-        """The clients' orders, drawn beforehand or now."""
-        drawn, self._orders = self._orders, {}
-        if all((round, task.client) in drawn for task in tasks):
-            return [drawn[round, task.client] for task in tasks]
-        return orders_of(self.trainer, tasks, round)
+    def _prepare(self, tasks: Sequence[Task], round: int) -> tuple[dict[str, FlatSum], list[Order]]:
+        """The round's empty sums and its clients' orders, made beforehand or now."""
+        ready, self._prepared = self._prepared, None
+        if ready is not None and ready.round == round and ready.tasks is tasks:
+            return ready.sums, ready.orders
+        return self._make_sums(tasks, round), orders_of(self.trainer, tasks, round)
 
     def _flatten(self, state: Mapping[str, Tensor]) -> FlatState:
         if self._layout is None:
@@ -131,9 +142,8 @@ class FlatEngine:
             index, size = task.index, size_of(task)
             with named("cut", round, task):
                 if size not in self._subs:
-                    self._subs[size] = SubLayout(
-                        self._layout, index, self.trainer.device, channels_last=self.crew.channels_last
-                    )
+                    last = self.crew.channels_last(index)
+                    self._subs[size] = SubLayout(self._layout, index, self.trainer.device, channels_last=last)
                 if index.key not in sums:
                     known = self._where.get(index.key)
                     where = known if known is not None else self._subs[size].where(index)

@@ -9,26 +9,21 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedwidth.client import Trainer, dropout_seed
 from fedwidth.engines.faults import named, out_of_memory
-from fedwidth.engines.flat import Layout, SubLayout
 from fedwidth.engines.flat_sums import check_finite
 from fedwidth.engines.jobs import Done, Job, Size, batches_of
-from fedwidth.engines.limits import why_not
 from fedwidth.engines.slot import Slot
+from fedwidth.engines.slot_making import channels_last, make_slot
 from fedwidth.errors import UpdateError
 from fedwidth.index import Index
-from fedwidth.models import set_scaler
-from fedwidth.narrow import skeleton
-from fedwidth.submodel import state_of
-
-__all__ = ["Slots", "try_capture", "why_not"]
 
 LAUNCHERS = 10
 """Threads that launch captured steps."""
@@ -41,8 +36,8 @@ class Slots:
     """Slots pooled by size; clients of one size take turns."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.channels_last = trainer.takes_channels_last
         self.trainer, self.device = trainer, trainer.device
+        self.channels_last: Callable[[Index], bool] = partial(channels_last, trainer)
         self.per_size = trainer.settings.slots
         self.most = sys.maxsize
         """Slots of all sizes together; lowered where the device has no memory for one of each size."""
@@ -57,9 +52,11 @@ class Slots:
         """
         left = list(jobs)
         while left:
-            wave = self._train_first(left)
+            wave, batches = self._train_first(left)
             if len(wave) == len(left):
-                self.meanwhile()
+                self.meanwhile()  # the caller's stream is still free, so what it queues runs beside the training
+            self._join(wave)
+            del batches  # the slots' streams have read them: their memory may go to the caller's
             _check_finite(wave)  # waits for the device
             yield from _results(wave)
             left = left[len(wave) :]
@@ -71,14 +68,13 @@ class Slots:
         if self._threads is not None:
             self._threads.shutdown()
 
-    def _train_first(self, jobs: Sequence[Job]) -> Wave:
-        """Train as many of the first jobs as there are slots for."""
+    def _train_first(self, jobs: Sequence[Job]) -> tuple[Wave, list[Batches]]:
+        """Queue the training of as many of the first jobs as there are slots for; also what must live until then."""
         while True:
             wave: Wave = []
             try:
                 wave.extend(self._places(jobs))
-                self._train_wave(wave)
-                return wave
+                return wave, self._train_wave(wave)
             except Exception as error:
                 if not out_of_memory(error) or (self.per_size, self.most) == (1, 1):
                     raise
@@ -101,7 +97,7 @@ class Slots:
         slots = self._slots.setdefault(job.size, [])
         if place == len(slots):
             self._make_room(used)
-            slots.append(_make_slot(self.trainer, job.task.index.counts, job.sub, job.task.capacity))
+            slots.append(make_slot(self.trainer, job.task.index.counts, job.sub, job.task.capacity))
         return slots[place]
 
     def _make_room(self, used: dict[Size, int]) -> None:
@@ -136,8 +132,8 @@ class Slots:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _train_wave(self, wave: Wave) -> None:
-        """Queue the whole training of a wave's clients, each on its slot's stream."""
+    def _train_wave(self, wave: Wave) -> list[Batches]:
+        """Queue the whole training of a wave's clients, each on its slot's stream; their batches."""
         batches = batches_of([job for job, _ in wave])
         for (job, slot), own in zip(wave, batches, strict=True):
             with named("train", job.round, job.task), slot.queue():
@@ -147,7 +143,7 @@ class Slots:
         if self._threads is None:
             for (job, slot), own in zip(wave, batches, strict=True):
                 _launch(job, slot, own)
-            return
+            return batches
         # Launching a graph of hundreds of kernels keeps a processor busy for longer than narrow models need to train,
         # and happens outside Python's lock: several threads launch side by side.
         started = [
@@ -156,48 +152,13 @@ class Slots:
         wait(started)  # also where one has failed: the others still use their slots
         for future in started:
             future.result()
+        return batches
+
+    def _join(self, wave: Wave) -> None:
+        """Whatever the caller's stream does from here on comes after the wave's training."""
         for _, slot in wave:
-            torch.cuda.current_stream().wait_stream(slot.stream)  # type: ignore[arg-type]
-
-
-def try_capture(trainer: Trainer) -> str | None:
-    """Record one step of the whole model on a GPU: not every model can be captured, and none says so beforehand."""
-    if trainer.device.type != "cuda":
-        return None
-    try:
-        return _try_capture(trainer)
-    except Exception as error:
-        if not out_of_memory(error):
-            raise
-        return None  # clients are narrower, and slots know how to do with less
-
-
-def _try_capture(trainer: Trainer) -> str | None:
-    state = state_of(trainer.model)
-    index = Index.whole(trainer.plan)
-    layout = Layout(trainer.plan, state, next(trainer.model.parameters()).dtype)
-    sub = SubLayout(layout, index, trainer.device, channels_last=trainer.takes_channels_last)
-    inputs = trainer.data.example()
-    targets = trainer.data.train.targets[: len(inputs)].long()
-    slot = _make_slot(trainer, index.counts, sub, rate=1.0)
-    with slot.queue():
-        slot.begin(sub.layout.flatten(state).flat[sub.where(index)], learning_rate=0.0, absent=None)
-        reason = slot.why_not_capture(inputs, targets)
-    torch.cuda.synchronize(trainer.device)
-    return reason
-
-
-def _make_slot(trainer: Trainer, counts: Mapping[str, int], sub: SubLayout, rate: float) -> Slot:
-    module = skeleton(trainer.model, trainer.plan, counts).to(trainer.device)
-    set_scaler(module, rate if trainer.settings.training.scaler else 1.0)
-    return Slot(
-        module,
-        sub,
-        trainer.settings.training,
-        classes=trainer.data.classes,
-        device=trainer.device,
-        precision=trainer.settings.precision,
-    )
+            if slot.stream is not None:
+                torch.cuda.current_stream().wait_stream(slot.stream)
 
 
 def _results(wave: Wave) -> Iterator[Done]:

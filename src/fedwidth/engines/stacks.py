@@ -25,6 +25,7 @@ from fedwidth.engines.flat_sums import check_rows
 from fedwidth.engines.jobs import Done, Job, Size
 from fedwidth.engines.samples import Samples
 from fedwidth.engines.stack import Lot, Stack
+from fedwidth.index import Index
 from fedwidth.methods import Task
 
 MOST_STACKS = 64
@@ -40,12 +41,11 @@ Shape = tuple[Size, tuple[int, ...] | None]
 class Stacks:
     """Stacks of clients, made for the jobs at hand."""
 
-    channels_last = False
-
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.device = trainer, trainer.device
         self.coupled = couples_samples(trainer.model)
         self.samples = Samples(trainer)
+        self.channels_last: Callable[[Index], bool] = lambda _: False  # stacked clients lie channel beside channel
         self.meanwhile: Callable[[], None] = lambda: None
         """Never called: a stack's steps are launched one by one, which keeps the processor busy."""
         self.most: dict[Size, int] = {}

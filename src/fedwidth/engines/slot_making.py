@@ -1,0 +1,71 @@
+"""Making a slot, and finding out whether a model's step can be captured at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fedwidth.client import Trainer
+from fedwidth.engines.faults import out_of_memory
+from fedwidth.engines.flat import Layout, SubLayout
+from fedwidth.engines.limits import changing
+from fedwidth.engines.slot import Slot
+from fedwidth.index import Index
+from fedwidth.models import set_scaler
+from fedwidth.narrow import skeleton
+from fedwidth.submodel import state_of
+
+FEW_CHANNELS = 64
+"""Up to here the GPU's convolutions in single precision are faster with channels first: a fifth with PreResNet18 at
+1/16 of its width, an eighth at 1/8."""
+
+
+def channels_last(trainer: Trainer, index: Index) -> bool:
+    """Whether the channels of convolutions lie last in the memory of sub-models of this size."""
+    if trainer.device.type == "cuda" and trainer.settings.precision != "bf16":
+        widest = max((max(shape[:2]) for shape in index.shapes.values() if len(shape) == 4), default=0)
+        return widest > FEW_CHANNELS and trainer.takes_channels_last
+    return trainer.takes_channels_last
+
+
+def try_capture(trainer: Trainer) -> str | None:
+    """Record one step of the whole model on a GPU: not every model can be captured, and none says so beforehand."""
+    if trainer.device.type != "cuda":
+        return None
+    try:
+        return _try_capture(trainer)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        return None  # clients are narrower, and slots know how to do with less
+
+
+def _try_capture(trainer: Trainer) -> str | None:
+    state = state_of(trainer.model)
+    index = Index.whole(trainer.plan)
+    layout = Layout(trainer.plan, state, next(trainer.model.parameters()).dtype)
+    sub = SubLayout(layout, index, trainer.device, channels_last=channels_last(trainer, index))
+    inputs = trainer.data.example()
+    targets = trainer.data.train.targets[: len(inputs)].long()
+    slot = make_slot(trainer, index.counts, sub, rate=1.0)
+    with slot.queue():
+        others = {name: state[name] for name in changing(trainer.model, layout.others)}  # positions, counts
+        slot.begin(layout.flatten(state).flat[sub.where(index)], learning_rate=0.0, absent=None, others=others)
+        reason = slot.why_not_capture(inputs, targets)
+    torch.cuda.synchronize(trainer.device)
+    return reason
+
+
+def make_slot(trainer: Trainer, counts: Mapping[str, int], sub: SubLayout, rate: float) -> Slot:
+    """A slot for sub-models of this size."""
+    module = skeleton(trainer.model, trainer.plan, counts).to(trainer.device)
+    set_scaler(module, rate if trainer.settings.training.scaler else 1.0)
+    return Slot(
+        module,
+        sub,
+        trainer.settings.training,
+        classes=trainer.data.classes,
+        device=trainer.device,
+        precision=trainer.settings.precision,
+    )
