@@ -79,10 +79,12 @@ class CohortSum:
 
     def _blend(self, name: str, value: Tensor, weight: Weight) -> None:
         total = self.weight[name] + weight
+        share = ratio(weight, total)
         if name in self._borrowed:
-            self.mean[name] = self.mean[name].clone()
+            self.mean[name] = interpolated(self.mean[name], value, share)
             self._borrowed.remove(name)
-        interpolate(self.mean[name], value, ratio(weight, total))
+        else:
+            interpolate(self.mean[name], value, share)
         self.weight[name] = total
 
 
@@ -129,15 +131,17 @@ def average_tensor(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan
     here = [cohort for cohort in sums if name in cohort.mean]
     if not here:
         return old.clone()
-    result = accumulable(old).clone()
+    result = accumulable(old)
     total: Weight = 0.0  # one number while every cohort so far held the whole tensor, then one per element
     for cohort in here:
         mean, weight, index = cohort.mean[name], cohort.weight[name], cohort.index
         if not index.sliced(name) and isinstance(weight, float) and isinstance(total, float):
             total += weight
-            interpolate(result, mean, weight / total)
+            result = interpolated(result, mean, weight / total)
             continue
         if isinstance(total, float):
+            if not total:  # still the old value itself; from here on parts are averaged in place
+                result = result.clone()
             total = torch.full(weight_shape(plan, name), total, dtype=torch.float64, device=old.device)
         if isinstance(weight, Tensor):
             weight = weight.expand([n if total.shape[d] > 1 else 1 for d, n in enumerate(mean.shape)])
@@ -184,9 +188,10 @@ def ratio(weight: Weight, total: Weight) -> Weight:
     """weight / total, and 0 where nothing weighs anything."""
     if isinstance(total, float):
         return weight / total
-    # Not `weight / total`: torch computes number / tensor as number * (1 / tensor), which is not 1 where they agree.
-    weights = weight if isinstance(weight, Tensor) else total.new_full((), weight)
-    return torch.where(total > 0, weights / total, 0.0)
+    if not isinstance(weight, Tensor):  # a weight is above 0, so the total is too
+        # Not `weight / total`: torch computes number / tensor as number * (1 / tensor), not 1 where they agree.
+        return total.new_full((), weight) / total
+    return torch.where(total > 0, weight / total, 0.0)
 
 
 def interpolate(mean: Tensor, value: Tensor, share: Weight) -> None:
@@ -197,6 +202,13 @@ def interpolate(mean: Tensor, value: Tensor, share: Weight) -> None:
         mean.copy_(value)
     else:
         mean.lerp_(value, share)
+
+
+def interpolated(mean: Tensor, value: Tensor, share: Weight) -> Tensor:
+    """The same as a new tensor; one pass over memory less than a copy and then `interpolate`."""
+    if isinstance(share, Tensor):
+        return mean.lerp(value, share.to(mean.dtype))
+    return value.clone() if share == 1.0 else mean.lerp(value, share)
 
 
 def _back(result: Tensor, old: Tensor) -> Tensor:

@@ -39,23 +39,28 @@ def extract(state: State, plan: Plan, index: Index) -> SubState:
     check_index(plan, index)
     plan.check_state(state)
     cut: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        first = plan.tied.get(name, name)
-        if first not in cut:
-            cut[first] = take(tensor.detach(), index, name)
+    with torch.no_grad():
+        for name, tensor in state.items():
+            first = plan.tied.get(name, name)
+            if first not in cut:
+                cut[first] = take(tensor, index, name)
     return SubState({name: cut[plan.tied.get(name, name)] for name in state}, index.key)
 
 
 def take(tensor: Tensor, index: Index, name: str) -> Tensor:
     """A copy of the positions that `index` keeps of a full tensor (or of one that broadcasts over it)."""
+    sliced = index.sliced(name)
+    if not sliced:
+        return tensor.clone(memory_format=torch.contiguous_format)
     pieces = index.pieces(name)
     if pieces is None:
-        for dim in index.sliced(name):
-            tensor = tensor.index_select(dim, index.on(name, tensor.device)[dim])
+        kept = index.on(name, tensor.device)
+        for dim in sliced:  # dimension by dimension: whole rows first, which stream from memory
+            tensor = tensor.index_select(dim, kept[dim])
         return tensor
     if len(pieces) == 1:
         return tensor[pieces[0][0]].clone(memory_format=torch.contiguous_format)
-    sliced, narrow_shape = index.sliced(name), index.shapes[name]
+    narrow_shape = index.shapes[name]
     out = tensor.new_empty([narrow_shape[d] if d in sliced else n for d, n in enumerate(tensor.shape)])
     for full, narrow in pieces:
         out[narrow] = tensor[full]
@@ -73,13 +78,17 @@ def put(tensor: Tensor, value: Tensor, index: Index, name: str) -> None:
 
 
 def _scatter(tensor: Tensor, value: Tensor, kept: tuple[Tensor, ...], dims: tuple[int, ...]) -> None:
-    """Scatter one dimension at a time: whole rows move in long runs, which beats one scatter over all dimensions."""
-    first, *rest = dims
-    if rest:
-        rows = tensor.index_select(first, kept[first])
-        _scatter(rows, value, kept, tuple(rest))
-        value = rows
-    tensor.index_copy_(first, kept[first], value)
+    """Scatter over all sliced dimensions laid out as one: one at a time would move whole rows there and back."""
+    first, last = dims[0], dims[-1]
+    positions = kept[first]
+    for dim in range(first + 1, last + 1):
+        size = tensor.shape[dim]  # not the plan's: a tensor that broadcasts has 1 where nothing is sliced
+        here = kept[dim] if dim in dims else torch.arange(size, device=tensor.device)
+        positions = (positions[:, None] * size + here).flatten()
+    flat = tensor.flatten(first, last)
+    flat.index_copy_(first, positions, value.flatten(first, last))
+    if not tensor.is_contiguous():  # then `flat` may be a copy
+        tensor.copy_(flat.view(tensor.shape))
 
 
 def check_index(plan: Plan, index: Index) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def check_update(update: Update, index: Index) -> None:
         if tensor.is_floating_point() or tensor.is_complex():
             # A finite sum proves every element finite in one cheap pass; only if it is not, look at each element.
             value = accumulable(tensor.detach())
-            if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
+            if not cmath.isfinite(value.sum().item()) and not torch.isfinite(value).all():
                 raise UpdateError(f"{who} sent a value in '{name}' that is not finite; the round keeps the old state")
         elif tensor.dtype.itemsize == 8 and not torch.equal(tensor.double().to(tensor.dtype), tensor):
             raise UpdateError(f"{who} sent whole numbers in '{name}' beyond 2**53, which an average would round")

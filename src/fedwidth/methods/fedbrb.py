@@ -25,7 +25,7 @@ from fedwidth.aggregation import CohortSum, finalise, weight_shape
 from fedwidth.index import Index
 from fedwidth.methods.definition import Method, Moment
 from fedwidth.methods.options import ROUNDING, Option, choice, is_share
-from fedwidth.plan.axis import groups_of, tiling
+from fedwidth.plan.axis import Axis, Units, groups_of, tiling
 from fedwidth.plan.plan import Plan
 from fedwidth.selection import block, blocks, grid_coordinates
 from fedwidth.submodel import State, put, take
@@ -59,30 +59,41 @@ def aggregate(state: State, sums: Sequence[CohortSum], plan: Plan, options: Mapp
     for name, new in result.items():
         is_trained = name in plan.parameters and (new.is_floating_point() or new.is_complex())
         if is_trained and name not in plan.tied and any(cohort.index.sliced(name) for cohort in sums):
-            result[name] = new + options["broadcast"] * _broadcast(state[name].detach(), name, sums, plan)
+            result[name] = _broadcast(state[name].detach(), name, sums, plan).mul_(options["broadcast"]).add_(new)
     return result | {name: result[first] for name, first in plan.tied.items() if name in result}
 
 
 def _broadcast(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
     """Mean over the cohorts of their update tiled over their grid, leaving out the block they trained."""
-    total = torch.zeros_like(old)
-    cohorts = torch.zeros(weight_shape(plan, name), dtype=old.dtype, device=old.device)
-    for cohort in sums:
+    here = [cohort for cohort in sums if name in cohort.mean and cohort.index.sliced(name)]
+    total = torch.zeros(old.shape, dtype=old.dtype, device=old.device)
+    cohorts = torch.full(weight_shape(plan, name), len(here), dtype=old.dtype, device=old.device)
+    for cohort in here:
         index = cohort.index
-        if name not in cohort.mean or not index.sliced(name):
-            continue
         update = cohort.mean[name].to(old.dtype) - take(old, index, name)
         weight = cohort.weight[name]
         if isinstance(weight, Tensor):  # rows of labels no client of the cohort has were not trained
             update = update * (weight > 0)
-        for dim, axis in enumerate(plan.axes[name]):
-            if groups_of(axis):
-                update = update.index_select(dim, tiling(axis, index.counts).to(old.device))
-        put(update, update.new_zeros(index.shapes[name]), index, name)
-        total += update
-        cohorts += 1
+        trained = take(total, index, name)
+        _add_tiled(total, update, plan.axes[name], index.counts)
+        put(total, trained, index, name)
         put(cohorts, take(cohorts, index, name) - 1, index, name)
     return total.div_(cohorts.clamp_(min=1))
+
+
+def _add_tiled(total: Tensor, update: Tensor, axes: Sequence[Axis], counts: Mapping[str, int]) -> None:
+    """Add a narrow tensor, repeated over the blocks of its grid, in place."""
+    blocks, block = [], []  # an axis of whole blocks is seen as (blocks, block): it repeats without being copied
+    for dim, axis in enumerate(axes):
+        if isinstance(axis, Units) and axis.size % counts[axis.group] == 0:
+            blocks += [axis.size // counts[axis.group], counts[axis.group]]
+            block += [1, counts[axis.group]]
+            continue
+        if groups_of(axis):
+            update = update.index_select(dim, tiling(axis, counts).to(update.device))
+        blocks.append(axis.size)
+        block.append(axis.size)
+    total.view(blocks).add_(update.reshape(block))
 
 
 METHOD = Method(

@@ -117,7 +117,7 @@ class Plan:
             tensor = state[name]
             if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
                 raise StateError(f"'{name}' must be a dense tensor, not {_kind(tensor)}")
-            if tuple(tensor.shape) != shape:
+            if tensor.shape != shape:
                 raise StateError(f"'{name}' has shape {tuple(tensor.shape)}, but {owner} expects {shape}")
 
     def check_ties(self, state: Mapping[str, Tensor]) -> None:
