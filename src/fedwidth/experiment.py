@@ -76,6 +76,8 @@ class Experiment:
         self.trainer = Trainer(
             self.model, self.plan, self.data, self.partition, self.method, settings, device=self.device
         )
+        if self.device.type == "cuda" and self.trainer.takes_channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # evaluation is faster so
         self.costs: dict[tuple[tuple[str, int], ...], Cost] = {}
         """Of sub-models by size; runs of one model may share them."""
 

@@ -118,7 +118,7 @@ class SubLayout:
         result = self.constant.expand(len(indexes), self.size)
         if self.parts:
             kept = [torch.cat([index[name][dim] for name, dim in self.parts]) for index in indexes]
-            tables = functional.pad(torch.stack(kept) * self.strides, (0, 1)).to(result.device)
+            tables = send(functional.pad(torch.stack(kept) * self.strides, (0, 1)), result.device)
             for pointer in self.pointers:
                 result = result + tables.index_select(1, pointer)
         return result
@@ -158,6 +158,11 @@ class SubLayout:
                     constant_views[name].add_(along * _stride(full[name], dim))
         self.constant = constant.to(device)
         self.pointers = [pointer.to(device) for pointer in pointers]
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the processor on the device. It does not wait: on a GPU that trains, a plain copy takes its turn."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _stride(shape: Sequence[int], dim: int) -> int:

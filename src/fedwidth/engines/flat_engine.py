@@ -17,7 +17,7 @@ from torch import Tensor
 from fedwidth.aggregation import CohortSum, weigh
 from fedwidth.client import Trainer
 from fedwidth.engines.faults import named
-from fedwidth.engines.flat import FlatState, Layout, SubLayout
+from fedwidth.engines.flat import FlatState, Layout, SubLayout, send
 from fedwidth.engines.flat_sums import FlatSum
 from fedwidth.engines.jobs import Done, Job, Order, Size, make_jobs, orders_of, size_of
 from fedwidth.engines.limits import changing
@@ -172,4 +172,4 @@ class FlatEngine:
         table = torch.zeros(classes + 1, dtype=torch.float64)
         table[labels] = 1.0
         table[classes] = 1.0
-        return table.to(self.trainer.device)[self._labels[size]]
+        return send(table, self.trainer.device)[self._labels[size]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.client import Trainer, absent_classes, learning_rate
-from fedwidth.engines.flat import SubLayout
+from fedwidth.engines.flat import SubLayout, send
 from fedwidth.methods import Task
 from fedwidth.randomness import torch_generator
 from fedwidth.settings import TrainingSettings
@@ -137,7 +137,7 @@ def _absent(trainer: Trainer, tasks: Sequence[Task]) -> list[Tensor | None]:
     labels = [trainer.partition.labels[task.client] for task in tasks]
     lacks = [absent_classes(own, classes, mask, torch.device("cpu")) for own in labels]
     known = [each for each in lacks if each is not None]
-    moved = iter(torch.stack(known).to(trainer.device)) if known else iter(())
+    moved = iter(send(torch.stack(known), trainer.device)) if known else iter(())
     return [None if each is None else next(moved) for each in lacks]
 
 
@@ -146,10 +146,10 @@ def batches_of(jobs: Sequence[Job]) -> list[list[tuple[Tensor, Tensor]]]:
     trainer = jobs[0].trainer
     split, device = trainer.data.train, trainer.device
     present = [job.order != NOBODY for job in jobs]
-    chosen = torch.cat([job.order[here] for job, here in zip(jobs, present, strict=True)]).to(device)
+    chosen = send(torch.cat([job.order[here] for job, here in zip(jobs, present, strict=True)]), device)
     drawn = None
     if jobs[0].draws is not None:
-        drawn = torch.cat([job.draws[here] for job, here in zip(jobs, present, strict=True)]).to(device)  # type: ignore[index]
+        drawn = send(torch.cat([job.draws[here] for job, here in zip(jobs, present, strict=True)]), device)  # type: ignore[index]
     inputs = trainer.data.transform(split.inputs[chosen], drawn is not None, draws=drawn)
     targets = split.targets[chosen].long()
     lengths = [job.lengths for job in jobs]

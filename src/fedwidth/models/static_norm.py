@@ -48,7 +48,11 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
             return super().forward(x)
         if self.training:
             # No running buffers are handed over, so nothing is written in place and vmap over clients works.
-            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps * self.rate**2)
+            epsilon = self.eps * self.rate**2
+            if x.device.type == "cuda" and x.stride(1) == 1 and x.numel() > x.shape[1]:
+                # cuDNN's kernels for channels that lie last take the whole GPU, so that other clients have to wait.
+                return torch.batch_norm(x, self.weight, self.bias, None, None, True, 0.0, epsilon, False)
+            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=epsilon)
         if self.settled:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         # Chosen by value and not by an `if`: no device synchronisation, and a tracer always meets the buffers.
