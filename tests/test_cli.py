@@ -328,7 +328,7 @@ class TestOutputFolder:
         assert run_command(["run", recipe, "--out", "/proc/nothing/here"]) == 2
         assert "cannot use /proc/nothing/here as output folder" in one_line(capsys)
 
-    @pytest.mark.parametrize("more", [[], ["--seeds", "1,2"], ["--seeds", "1,2", "--packed"]])
+    @pytest.mark.parametrize("more", [["--resume"], ["--seeds", "1,2"], ["--seeds", "1,2", "--packed", "--resume"]])
     def test_is_one_line_also_where_the_engine_is_chosen(self, recipe, more, capsys):
         auto = sets("engine=auto")
         assert run_command(["run", recipe, "--out", "/proc/nothing/here", *auto, *more]) == 2
@@ -462,7 +462,7 @@ class TestRun:
 
     def test_resume_before_there_is_anything(self, recipe, tmp_path, capsys):
         assert run_command(["run", recipe, "--out", "out", "--resume"]) == 0
-        assert "nothing to resume" in capsys.readouterr().err
+        assert "nothing to resume in out yet: started from the beginning" in capsys.readouterr().err
         assert (tmp_path / "out" / "summary.json").exists()
 
     def test_resume_a_finished_run(self, recipe, tmp_path, capsys):

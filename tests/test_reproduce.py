@@ -132,6 +132,28 @@ def test_the_command(table, tmp_path, capsys, monkeypatch):
     assert "did you mean 'fedrolex'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--only", "fedrolx"], "unknown run 'fedrolx' (did you mean 'fedrolex'?); allowed: fedrolex, heterofl"),
+        (["--set", "trainin.lr=1"], "unknown key 'trainin' (did you mean 'training'?)"),
+        (["--set", "training.lr=fast"], "training.lr"),
+        (["--set", "engine=cuda"], "engine is cuda, but device is cpu"),
+        (["--set", "device=cuda"], "PyTorch finds no GPU on this machine"),
+        (["--set", "engine=cuda", "--set", "device=cuda"], "PyTorch finds no GPU on this machine"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line_and_leaves_nothing(table, tmp_path, capsys, monkeypatch, given, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    before = sorted(tmp_path.rglob("*"))
+    assert run_command(["reproduce", table, *given]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert said in printed.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_packed_runs_are_recorded_as_runs_one_by_one_are(go, tmp_path):
     single = go(seeds=[1, 2], changes=["engine=vectorised"], results=tmp_path / "single", work=tmp_path / "alone")
     stopped = go(seeds=[1, 2], changes=["engine=auto"], packed=True, stop=after(4))

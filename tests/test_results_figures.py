@@ -1,11 +1,13 @@
 """The papers' figures: drawn from recorded runs alone, and what lacks its runs is said to lack them."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedwidth import results_exact
 from fedwidth.cli import run_command
 from fedwidth.config import read_settings
 from fedwidth.models import build, example_inputs
@@ -146,8 +148,9 @@ def test_files_are_written_for_what_is_drawn(tmp_path):
     assert "overlap r" in paths[1].read_text()
 
 
-def test_the_command_writes_page_and_figures(tmp_path, capsys):
-    (tmp_path / "coverage.json").write_bytes((ROOT / "results" / "coverage.json").read_bytes())
+def test_the_command_writes_page_figures_and_coverage(tmp_path, capsys, monkeypatch):
+    kept = (ROOT / "results" / "coverage.json").read_text()
+    monkeypatch.setattr(results_exact, "measure", lambda: json.loads(kept))  # which takes a minute
     page = tmp_path / "docs" / "results.md"
     page.parent.mkdir()
     given = ["results", "--results", str(tmp_path), "--out", str(page)]
@@ -159,3 +162,8 @@ def test_the_command_writes_page_and_figures(tmp_path, capsys):
     for words in ("HeteroFL, 6.25 %", "FedRolex, 49.8 %", "Federated Dropout, 100 %", "FedBRB, 100 %", "after 512"):
         assert words in svg
     assert str(page) in capsys.readouterr().out
+    assert (tmp_path / "coverage.json").read_text() == kept
+    assert "no time is known yet" in text
+    assert "about 0 s" not in text
+    assert run_command(["results", "--help"]) == 0
+    assert "coverage.json" in capsys.readouterr().out

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedwidth import folder as folders
 from fedwidth.experiment import Stopped
+from fedwidth.parts import find_device
 from fedwidth.reproduce_jobs import (
     CHECKPOINTS,
     PACKED_CHECKPOINTS,
@@ -64,6 +65,8 @@ def reproduce(
         jobs = [replace(job, settings=for_packing(job.settings)) for job in jobs]
     recorded = {(experiment_key(record.settings), record.seed) for record in read_all(results)}
     open_jobs = [job for job in jobs if (experiment_key(asdict(job.settings)), job.settings.seed) not in recorded]
+    for device in {job.settings.device for job in open_jobs}:
+        find_device(device)  # one this machine lacks is refused before anything is said
     say(f"{len(jobs)} runs, {len(jobs) - len(open_jobs)} of them recorded; {show_time_left(open_jobs, results)}")
     settings = [job.settings for job in open_jobs]
     packs = group_for_packing(settings) if packed else [[number] for number in range(len(open_jobs))]

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
@@ -221,7 +220,10 @@ def count_steps(settings: Settings, samples: float | None = None) -> int | None:
 
 
 def estimate_seconds(settings: Settings, records: Sequence[Record]) -> float | None:
-    """How long a run will take, from what a local step took in the finished runs most like it; None without any."""
+    """How long a run will take, from what a local step took in the finished runs most like it; None without any.
+
+    The fastest of them counts: the others may have shared their device.
+    """
     steps = count_steps(settings)
     if steps is None:
         return None
@@ -229,7 +231,7 @@ def estimate_seconds(settings: Settings, records: Sequence[Record]) -> float | N
     for depth in (len(wanted), 3, 1):
         alike = [r for r in records if _likeness(r.settings)[:depth] == wanted[:depth]]
         if alike:
-            return steps * mean(record.seconds / record.steps for record in alike)
+            return steps * min(record.seconds / record.steps for record in alike)
     return None
 
 

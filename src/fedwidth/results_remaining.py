@@ -66,7 +66,7 @@ class Forecast:
 def remaining_texts(tables: Mapping[str, Sequence[Cell]], forecast: Forecast) -> Iterator[str]:
     """The section about what is not run."""
     yield (
-        "Times are for the hardware of the runs above, from what a local step took in the runs most like these, else"
+        "Times are for the hardware of the runs above, from what a local step took in the fastest run like these, else"
         " from the few rounds a recipe was started for (start-up included): a rough guide. Where there is neither,"
         " nothing is known."
     )
@@ -90,6 +90,8 @@ def count_remaining(tables: Mapping[str, Sequence[Cell]], forecast: Forecast, se
             once.setdefault(cell.key, _missing(name, [cell], forecast, seeds))
     missing = [seconds for each in once.values() for seconds in each]
     known = [seconds for seconds in missing if seconds is not None]
+    if missing and not known:
+        return f"{plural(len(missing), 'run')}, for which no time is known yet"
     unknown = f" and {plural(len(missing) - len(known), 'run')} of unknown length" if len(known) < len(missing) else ""
     return f"{plural(len(missing), 'run')}, about {show_time(sum(known))}{unknown}"
 

@@ -125,7 +125,21 @@ def test_a_pipe_in_the_folder_does_not_block(server, folder):
     assert "summary.json is no plain file" in ask(server, "/data")[2]
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8750", "", "127.0.0.1.evil.example", "localhost@evil"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8750",
+        "",
+        "127.0.0.1.evil.example",
+        "localhost@evil",
+        "[::1",
+        "[::1:8750",
+        "::1",
+        "[localhost]",
+        "[127.0.0.1]:8750",
+    ],
+)
 def test_other_names_are_refused(server, host):
     for path in ("/", "/data"):
         status, _, body = ask(server, path, host=host)

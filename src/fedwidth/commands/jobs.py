@@ -77,6 +77,8 @@ class Wishes:
     resume: bool
     overwrite: bool
     track: str
+    say_fresh: Callable[[Any], None]
+    """Called after each round: says, once, that there was nothing to resume."""
 
 
 def run_jobs(
@@ -84,7 +86,7 @@ def run_jobs(
 ) -> int:
     """Check all jobs, run them one after the other or as one batch, print the table and write the report."""
     for job in jobs:
-        _check_engine(job.settings)
+        check_engine(job.settings)
     if packed:
         if len(jobs) == 1:
             raise OptionError("--packed trains several runs as one batch, and here is one: give --seeds 1,2,3")
@@ -92,8 +94,8 @@ def run_jobs(
     check_folders(jobs, folder, resume=resume, overwrite=overwrite)
     check_tracker(track)
     parts = Parts(jobs)
-    if resume and not any(folders.holds_run(job.folder) for job in jobs):
-        print(f"nothing to resume in {folder} yet: starting from the beginning", file=sys.stderr)
+    fresh = resume and not any(folders.holds_run(job.folder) for job in jobs)
+    say_fresh = _say_once(f"nothing to resume in {folder} yet: started from the beginning" if fresh else "")
     experiments = [parts.experiment(job) for job in jobs] if packed else []
     if packed:
         reason = why_not_pack([experiment.trainer for experiment in experiments])
@@ -106,7 +108,7 @@ def run_jobs(
                 folders.clear(folder)
         stop = stack.enter_context(stop_signal())
         shown = stack.enter_context(show_progress([job.title for job in jobs], [j.settings.rounds for j in jobs]))
-        wishes = Wishes(resume, overwrite, track)
+        wishes = Wishes(resume, overwrite, track, say_fresh)
         try:
             if packed:
                 results = _run_together(jobs, experiments, wishes, shown, stop=stop)
@@ -136,7 +138,7 @@ def _run_one(job: Job, number: int, parts: Parts, wishes: Wishes, *, shown: Show
             job.folder,
             resume=wishes.resume,
             overwrite=wishes.overwrite,
-            on_round=_each(_say_once(taken), shown.update(number), tracker.log),
+            on_round=_each(wishes.say_fresh, _say_once(taken), shown.update(number), tracker.log),
             on_clients=shown.clients(number),
             stop=stop,
         )
@@ -153,7 +155,7 @@ def _run_together(
 ) -> list[Result]:
     trackers = [make_tracker(wishes.track, job.title, job.settings, job.folder) for job in jobs]
     say = _say_once(f"{len(jobs)} runs as one batch, engine: vectorised (their clients stacked by size)")
-    tell = [_each(say, shown.update(number), tracker.log) for number, tracker in enumerate(trackers)]
+    tell = [_each(wishes.say_fresh, say, shown.update(number), tracker.log) for number, tracker in enumerate(trackers)]
     for number in range(len(jobs)):
         shown.start(number)
     try:
@@ -186,7 +188,7 @@ def check_folders(jobs: Sequence[Job], folder: Path, *, resume: bool, overwrite:
         raise OptionError(f"{folder} holds another run already; give --overwrite or another --out")
 
 
-def _check_engine(settings: Settings) -> None:
+def check_engine(settings: Settings) -> None:
     """Refuse, before anything is written or cleared, an engine that cannot be had.
 
     Slots without a GPU too: from Python they train on the CPU, but nobody who asks for CUDA wants that.

@@ -27,17 +27,21 @@ def reproduce(
     work: Annotated[Path, typer.Option("--work", help="Folder of unfinished runs.")] = Path("runs/reproduce"),
 ) -> int:
     """Run what the results of published tables lack, and record it."""
-    from fedwidth.commands.jobs import stop_signal
+    from fedwidth.commands.jobs import check_engine, stop_signal
     from fedwidth.reproduce import reproduce as go
+    from fedwidth.reproduce_jobs import list_jobs
 
     if max_minutes is not None and not max_minutes > 0:
         raise OptionError(f"--max-minutes must be a number above 0, not {max_minutes:g}")
+    changes = with_data(changes, data)
+    for job in list_jobs(tables, only=only or [], seeds=[], changes=changes, work=work):
+        check_engine(job.settings)
     with stop_signal() as stop:
         go(
             tables,
             only=only or [],
             seeds=parse_seeds(seeds),
-            changes=with_data(changes, data),
+            changes=changes,
             results=results,
             work=work,
             max_minutes=max_minutes,
@@ -53,7 +57,10 @@ def results(
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("docs/results.md"),
     figures: Annotated[bool, typer.Option(help="Also draw the figures, into images/results beside the page.")] = True,
 ) -> None:
-    """Write the page that shows finished runs beside the published numbers, and its figures."""
+    """Write the page that shows finished runs beside the published numbers, its figures, and coverage.json (--results).
+
+    The last one holds what the page says about coverage: measured the first time, which takes a minute, and kept.
+    """
     from fedwidth.checkpoint import write_whole
     from fedwidth.results import read_all
     from fedwidth.results_figures import FOLDER, write_figures

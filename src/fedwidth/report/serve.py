@@ -161,13 +161,16 @@ def is_meant(header: str, names: set[str]) -> bool:
 
     >>> [is_meant(h, {"localhost"}) for h in ("localhost:8750", "127.0.0.1:1", "[::1]:8750", "evil.example:8750", "")]
     [True, True, True, False, False]
+    >>> [is_meant(h, {"localhost"}) for h in ("[::1", "::1", "[localhost]", "[127.0.0.1]", "[::1]8750")]
+    [False, False, False, False, False]
     """
     host = header.strip().lower()
+    name, colon, rest = host.partition(":")
+    rest = colon + rest
     if host.startswith("["):
-        name, _, rest = host[1:].partition("]")
-    else:
-        name, colon, rest = host.partition(":")
-        rest = colon + rest
+        name, bracket, rest = host[1:].partition("]")
+        if not bracket or ":" not in name:  # brackets are for IPv6 addresses, and come in pairs
+            return False
     if rest and not (rest[0] == ":" and rest[1:].isascii() and rest[1:].isdigit()):
         return False
     try:
