@@ -10,9 +10,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
-SHELLS = ("console", "bash", "sh", "shell", "")
+SHELLS = ("console", "bash", "sh")
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+TITLE = re.compile(r'title="([^"]*)"')
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Block:
 
     language: str
     marks: tuple[str, ...]
+    title: str
+    """The file it is the content of, if the page says so."""
     text: str
     line: int
 
@@ -34,12 +37,17 @@ class Command:
     line: int
 
     @property
-    def arguments(self) -> list[str] | None:
-        """What is handed to `fedwidth`, or None for another program."""
-        words = list(self.words)
-        if words[0] == "fedwidth":
-            return words[1:]
-        return words[3:] if words[1:3] == ["-m", "fedwidth.cli"] else None
+    def program(self) -> str:
+        """What is called."""
+        return self.words[0]
+
+    @property
+    def refused(self) -> bool:
+        """Whether the page shows it as a mistake."""
+        return self.output.startswith("error:")
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
 
 
 def page_name(page: Path) -> str:
@@ -52,14 +60,19 @@ def prose_of(page: Path) -> str:
 
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    return [
-        Block(found[1], tuple(found[2].split()), found[3], text.count("\n", 0, found.start()) + 2)
-        for found in FENCE.finditer(text)
-    ]
+    blocks = []
+    for found in FENCE.finditer(text):
+        title = TITLE.search(found[2])
+        marks = tuple(TITLE.sub("", found[2]).split())
+        line = text.count("\n", 0, found.start()) + 2
+        blocks.append(Block(found[1], marks, title[1] if title else "", found[3], line))
+    return blocks
 
 
 def commands_of(block: Block) -> list[Command]:
     """The commands of a shell block; with `$` prompts the other lines are output."""
+    if block.language not in SHELLS:
+        return []
     lines = block.text.replace("\\\n", "  ").splitlines()
     prompts = any(line.startswith("$ ") for line in lines)
     commands: list[Command] = []
@@ -70,10 +83,8 @@ def commands_of(block: Block) -> list[Command]:
                 commands.append(Command(last.words, f"{last.output}{line}\n", last.line))
             continue
         words = shlex.split(line.removeprefix("$ "), comments=True)
-        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-            words = words[1:]
-        for sign in ("|", ">", "&&"):
-            words = words[: words.index(sign)] if sign in words else words
+        if set(words) & {"|", ">", ">>", "<", "&", "&&", "||", ";"}:
+            raise ValueError(f"line {block.line + number}: one plain command a line, or no test runs all of it: {line}")
         if words:
             commands.append(Command(tuple(words), "", block.line + number))
     return commands

@@ -1,80 +1,99 @@
-"""The documentation is executed.
+"""The documentation is executed: every block of code on every page. `python tests/doc_runs.py` lists what runs which.
 
 - ```python blocks run, page by page in one namespace; with `>>>` they are doctests.
-- ```console and ```bash blocks: every `fedwidth` command runs, with fewer rounds and a smaller model. Marked `quick` it
-  runs as it stands, and its output is compared. Marked `data`, `gpu` or `yours` (a file of the reader's) it cannot run
-  here: the command is parsed, its recipe and settings are checked. `make` targets and example files must exist.
-- ```toml blocks are read as recipes.
+- ```toml blocks are recipes: each is saved under its title and trained.
+- ```console blocks: every command runs, page by page in one folder. `fedwidth` commands that train do so with one
+  round, a small model and two seeds, on stand-ins for the data sets (doc_data.py). Marked `quick` a command runs as it
+  stands, and its output is compared. `make`, Ray and Flower have files of their own beside this one (test_docs_*.py),
+  the last two in environments of their own.
+- What is not run stands in `doc_runs.NOT_RUN`, with the reason.
+- The other code of the site: programs (test_examples.py) and examples in docstrings (pytest runs them).
 """
 
 from __future__ import annotations
 
 import doctest
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+import urllib.request
 
 import pytest
 import torch
-import typer
 
-from doc_pages import PAGES, ROOT, SHELLS, blocks_of, commands_of, page_name
-from fedwidth import config
-from fedwidth.cli import UsageError, app, run_command
-from fedwidth.methods import method
+from doc_data import use, write_data
+from doc_pages import PAGES, ROOT, SHELLS, Block, blocks_of, commands_of, page_name, prose_of
+from doc_runs import LANGUAGES, MARKS, NO_CODE, NOT_RUN, SUITES, made_small, suite_of, suites_of
+from fedwidth.cli import run_command
+from fedwidth.plan.rules import registry
+from fedwidth.results import read_all
 
-LANGUAGES = ("python", "toml", "math", "text", *SHELLS)
-MARKS = {"quick", "data", "gpu", "yours"}
-RUN_HERE = ("run", "sweep", "report", "methods", "plan", "cost", "coverage", "partition")
-SMALL = ("rounds=1", "model.name=mlp", "engine=serial", "devices.per_round=2", "training.steps=1")
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
 
-def check_command(arguments: list[str]) -> None:
-    """The command and its options exist and are complete; recipes and settings are right."""
-    group = typer.main.get_command(app)
-    with group.make_context("fedwidth", list(arguments), resilient_parsing=True) as top:
-        if arguments[0].startswith("-"):
-            return
-        name, command, rest = group.resolve_command(top, list(arguments))
-        assert command is not None
-        with command.make_context(name, rest, parent=top) as context:
-            given = context.params
-    if name in ("run", "sweep"):
-        named = given["recipe"] or "quickstart"
-        recipe = named if named in config.recipe_names() else "quickstart"
-        assert recipe == named or named.endswith(".toml"), f"there is no recipe {named}"
-        axes = [text.partition("=") for text in given.get("over") or []]
-        over = [f"{key}={value}" for key, _, values in axes for value in values.split(",")[:1]]
-        found = config.read_settings(recipe, [*(given["changes"] or []), *over])
-        if given.get("only") and recipe == named:
-            found.only(given["only"])
-    if name == "coverage":
-        pairs = [text.partition("=") for text in given["method_options"] or []]
-        for key, _, _ in pairs:
-            assert key in method(given["method"]).options
-        method(given["method"])
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("stand-ins"))
 
 
-def made_small(arguments: list[str]) -> list[str]:
-    """The same command with less to do."""
-    if "--seeds" in arguments:
-        place = arguments.index("--seeds") + 1
-        arguments = [*arguments[:place], arguments[place][:3], *arguments[place + 1 :]]  # "1,2,3,4": two are enough
-    if arguments[0] in ("run", "sweep"):
-        return [*arguments, *(word for change in SMALL for word in ("--set", change))]
-    if "--rounds" in arguments:
-        place = arguments.index("--rounds") + 1
-        return [*arguments[:place], "2", *arguments[place + 1 :]]
-    return arguments
+@pytest.fixture
+def place(data, tmp_path, monkeypatch):
+    """The folder in which a page's commands run, one after the other."""
+    monkeypatch.chdir(tmp_path)
+    use(data, monkeypatch)
+    (tmp_path / "DIR").symlink_to(data)  # as pages call the reader's folder of data
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "results").mkdir()
+    shutil.copy(ROOT / "results" / "coverage.json", tmp_path / "results")  # which takes a minute to measure
+    return tmp_path
 
 
 @every_page
-def test_blocks_are_of_a_known_kind(page):
+def test_every_block_is_run_by_a_suite(page):
     fences = len(re.findall(r"^\s*```", page.read_text(encoding="utf-8"), re.MULTILINE))
     assert fences == 2 * len(blocks_of(page)), "a block is indented or not closed, so no test sees it"
+    assert not re.findall(r"\n\n(?: {4}|\t).*", prose_of(page)), "code without a fence, so no test sees it"
     for block in blocks_of(page):
-        assert block.language in LANGUAGES, f"{page_name(page)}:{block.line}"
-        assert set(block.marks) <= MARKS, f"{page_name(page)}:{block.line}"
+        where = f"{page_name(page)}:{block.line}"
+        assert block.language in LANGUAGES, where
+        assert set(block.marks) <= MARKS, where
+        assert not block.marks or {command.program for command in commands_of(block)} == {"fedwidth"}, where
+        if block.language not in NO_CODE:
+            assert suites_of(block) <= SUITES.keys(), f"{where}: no suite runs all of it"
+        assert block.language not in SHELLS or commands_of(block), f"{where}: no command"
+
+
+@pytest.mark.parametrize(
+    "text", ["ssh node ray start", "python train.py", "OMP_NUM_THREADS=1 fedwidth run", "ray start"]
+)
+def test_what_nothing_runs_is_found_out(text):
+    assert suites_of(Block("console", (), "", f"$ {text}\n", 1)) == {None}
+
+
+def test_the_suites_are_targets_that_run_the_documentation():
+    makefile = (ROOT / "Makefile").read_text()
+    for target, files in SUITES.items():
+        recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
+        named = re.findall(r"tests/\S+", recipe)
+        assert not named or set(files) <= set(named), f"make {target} must run {files}"  # none named: all are run
+        assert all((ROOT / file).exists() for file in files)
+
+
+@every_page
+def test_what_is_not_run_is_checked(page):
+    """Packages cannot be fetched without a network; the extras that `pip install 'fedwidth[...]'` names must exist."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for block in blocks_of(page):
+        for command in commands_of(block):
+            if command.program in NOT_RUN:
+                found = re.fullmatch(r"pip install 'fedwidth\[([\w,]+)\]'", str(command))
+                assert found, f"{page_name(page)}:{command.line}: {command}"
+                assert set(found[1].split(",")) <= extras.keys()
 
 
 @every_page
@@ -82,6 +101,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__page__"}
     runner = doctest.DocTestRunner(optionflags=LOOSE, verbose=False)
+    monkeypatch.setattr(registry, "RULES", dict(registry.RULES))  # a page shows how to add one
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for block in blocks_of(page):
@@ -99,47 +119,49 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 
 
 @every_page
-def test_toml_blocks_are_recipes(page):
+def test_recipes_and_commands_run_and_print_what_the_page_says(page, place, capsys):
     for block in blocks_of(page):
         if block.language == "toml":
-            assert config.read_settings(block.text).runs, f"{page_name(page)}:{block.line}"
-
-
-@every_page
-def test_commands_exist(page):
-    makefile = (ROOT / "Makefile").read_text()
-    for block in blocks_of(page):
-        for command in commands_of(block) if block.language in SHELLS else []:
-            where = f"{page_name(page)}:{command.line}: {' '.join(command.words)}"
-            if command.arguments is not None and not command.output.startswith("error:"):
-                try:
-                    check_command(command.arguments)
-                except (UsageError, ValueError) as error:
-                    pytest.fail(f"{where}: {error}")
-            elif command.words[0] == "make":
-                for target in [word for word in command.words[1:] if "=" not in word]:
-                    assert re.search(rf"^{target}:", makefile, re.MULTILINE), where
-            elif command.words[0].startswith("python") and command.words[1:]:
-                scripts = [word for word in command.words[1:] if word.endswith(".py")]
-                assert all((ROOT / script).exists() for script in scripts), where
-
-
-@every_page
-def test_commands_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for block in blocks_of(page):
-        if block.language not in SHELLS or set(block.marks) & {"data", "gpu", "yours"}:
-            continue
+            file = place / (block.title or f"line-{block.line}.toml")
+            file.write_text(block.text, encoding="utf-8")
+            assert run_command(made_small(["run", file.name, "--out", f"runs/as-shown-{block.line}"])) == 0
+            capsys.readouterr()
         for command in commands_of(block):
-            quick = "quick" in block.marks
-            assert command.arguments is not None or not quick, "only fedwidth commands can be marked quick"
-            if command.arguments is None or command.arguments[0] not in RUN_HERE:
-                continue
-            code = run_command(command.arguments if quick else made_small(command.arguments))
-            printed = capsys.readouterr()
-            where = f"{page_name(page)}:{command.line}: {' '.join(command.words)}\n{printed.out}{printed.err}"
-            refused = command.output.startswith("error:")
-            assert code == (2 if refused else 0), where
-            said = printed.err if refused else printed.out
-            if quick and command.output.strip():
-                assert doctest.OutputChecker().check_output(command.output, said, LOOSE), where
+            if command.program == "fedwidth" and suite_of(command) == "test":
+                run_and_compare(page, command, place, capsys, quick="quick" in block.marks)
+
+
+def run_and_compare(page, command, place, capsys, *, quick):
+    """Run a command of the page, and look at what it left."""
+    arguments = list(command.words[1:])
+    if arguments[0] == "view":
+        watch(arguments, place)
+        return
+    code = run_command(arguments if quick else made_small(arguments))
+    printed = capsys.readouterr()
+    where = f"{page_name(page)}:{command.line}: {command}\n{printed.out}{printed.err}"
+    assert code == (2 if command.refused else 0), where
+    said = printed.err if command.refused else printed.out
+    if quick and command.output.strip():
+        assert doctest.OutputChecker().check_output(command.output, said, LOOSE), where
+    if arguments[0] in ("run", "sweep") and not quick:
+        assert "report: " in said, where
+    if arguments[0] == "reproduce":
+        assert " 0 remain" in said, where
+        assert read_all(place / "results"), "a run is recorded"
+    if arguments[0] == "results":
+        assert (place / "docs" / "results.md").read_text(encoding="utf-8").startswith("# Results\n")
+
+
+def watch(arguments, place):
+    """Start the live view, on any free port; fetch the page from the address it prints; end it as a reader would."""
+    started = [sys.executable, "-m", "fedwidth.cli", *arguments, "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "no_proxy": "127.0.0.1"}
+    with subprocess.Popen(started, cwd=place, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = process.stdout.readline().split()[0]
+            with urllib.request.urlopen(address, timeout=20) as answer:
+                assert "FedRolex" in answer.read().decode()
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0

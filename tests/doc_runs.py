@@ -1,0 +1,104 @@
+"""Which suite runs which code of the documentation, and how a command is run there.
+
+    python tests/doc_runs.py
+
+prints it, block by block. The tests run by the same list, so what it says is run is run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from doc_pages import PAGES, SHELLS, Block, Command, blocks_of, commands_of, page_name
+
+SUITES = {
+    "test": ("tests/test_docs.py", "tests/test_docs_make.py"),
+    "test-slow": ("tests/test_docs_make.py",),
+    "test-flower": ("tests/test_docs_flower.py",),
+    "test-ray": ("tests/test_docs_ray.py",),
+}
+"""A target of the Makefile, and the files in it that run code of the documentation."""
+NOT_RUN = {"pip": "fetches packages over the network; the extras it names are compared with pyproject.toml"}
+"""Programs that no suite runs, and why. There are no other exceptions."""
+NO_CODE = ("math",)
+LANGUAGES = ("python", "toml", *SHELLS, *NO_CODE)
+MARKS = {"quick"}
+"""Run as it stands, and its output compared with the page's."""
+SLOW_TARGETS = {"check", "test-slow", "bench"}
+
+SMALL = ("rounds=1", "model.name=mlp", "devices.per_round=2", "training.steps=1", "device=cpu")
+TRAINING = ("run", "sweep", "reproduce")
+
+
+def suite_of(command: Command) -> str | None:
+    """The suite that runs a command; None where none does."""
+    if command.program == "make":
+        return "test-slow" if set(command.words) & SLOW_TARGETS else "test"
+    if command.program != "fedwidth":
+        return None
+    if command.words[1] == "deploy":
+        return "test-flower"
+    if "--ray-address" in command.words or ("--engine", "ray") in zip(command.words, command.words[1:], strict=False):
+        return "test-ray"
+    return "test"
+
+
+def suites_of(block: Block) -> set[str | None]:
+    """The suites it takes to run a block."""
+    if block.language in ("python", "toml"):
+        return {"test"}
+    return {suite_of(command) for command in commands_of(block) if command.program not in NOT_RUN}
+
+
+def commands_in(suite: str, program: str) -> Iterator[tuple[Path, Block, Command]]:
+    """The commands that a suite runs, in the order of the pages."""
+    for page in PAGES:
+        for block in blocks_of(page):
+            for command in commands_of(block):
+                if command.program == program and suite_of(command) == suite:
+                    yield page, block, command
+
+
+def pages_in(suite: str, program: str) -> list[Path]:
+    """The pages that have such commands."""
+    return list(dict.fromkeys(page for page, _, _ in commands_in(suite, program)))
+
+
+def made_small(arguments: list[str]) -> list[str]:
+    """The same `fedwidth` command with less to do: one round of one step of a small model, two seeds, on the CPU."""
+    if "--seeds" in arguments:
+        place = arguments.index("--seeds") + 1
+        arguments = [*arguments[:place], arguments[place][:3], *arguments[place + 1 :]]
+    if arguments[0] in TRAINING:
+        free = {"--packed", "--engine", "--ray-address"} & set(arguments)  # these choose the engine
+        changes = SMALL if free else (*SMALL, "engine=serial")
+        return [*arguments, *(word for change in changes for word in ("--set", change))]
+    if "--rounds" in arguments:
+        place = arguments.index("--rounds") + 1
+        return [*arguments[:place], "2", *arguments[place + 1 :]]
+    return arguments
+
+
+def main() -> None:
+    """Print every block with the suite that runs it, and their numbers."""
+    counts: Counter[str] = Counter()
+    for page in PAGES:
+        for block in blocks_of(page):
+            if block.language in NO_CODE:
+                continue
+            suites = sorted(suite or "NOTHING RUNS IT" for suite in suites_of(block))
+            shown = " and ".join(f"make {suite}" for suite in suites)
+            counts[shown] += 1
+            print(f"{page_name(page)}:{block.line}  {block.language}  {shown}")
+            for command in commands_of(block):
+                if command.program in NOT_RUN:
+                    counts["commands not run"] += 1
+                    print(f"    not run: {command}: {NOT_RUN[command.program]}")
+    print(*(f"{number:4d}  {shown}" for shown, number in counts.items()), sep="\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
