@@ -91,6 +91,18 @@ def test_out_of_memory_goes_on_with_fewer_slots_and_the_same_result(monkeypatch,
     assert [line["clients"] for line in expected.metrics] == [line["clients"] for line in found.metrics]
 
 
+@pytest.mark.parametrize("place", ["add_flat", "__init__"])
+def test_no_memory_for_the_sums_begins_the_round_again_with_fewer_slots(monkeypatch, place):
+    expected = reference()
+    with monkeypatch.context() as patch:
+        memory = Memory(patch, place, calls=(3,), owner=FlatSum)
+        with pytest.warns(UserWarning, match="fewer slots, 2 a width"):
+            found = reference()
+    assert memory.count > 6
+    assert all(torch.equal(expected.server.state[n], found.server.state[n]) for n in expected.server.state)
+    assert expected.metrics[-1]["train_loss"] == found.metrics[-1]["train_loss"]
+
+
 def test_a_device_with_room_for_one_slot_trains_one_client_at_a_time(monkeypatch):
     expected = reference()
     alive = weakref.WeakSet()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedwidth.aggregation import CohortSum, weigh
 from fedwidth.client import Trainer
-from fedwidth.engines.faults import named
+from fedwidth.engines.faults import named, out_of_memory
 from fedwidth.engines.flat import FlatState, Layout, SubLayout, send
 from fedwidth.engines.flat_sums import FlatSum
 from fedwidth.engines.jobs import Done, Job, Order, Size, make_jobs, orders_of, size_of
@@ -36,8 +36,15 @@ class Crew(Protocol):
     meanwhile: Callable[[], None]
     """To be called once in a round, while the device is busy."""
 
+    @property
+    def can_shrink(self) -> bool:
+        """Whether it can do with less memory."""
+
     def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
         """Train every job; they come back in the order given."""
+
+    def shrink(self) -> None:
+        """Give memory back, and do with less from now on."""
 
     def close(self) -> None:
         """Give memory and threads back."""
@@ -69,9 +76,22 @@ class FlatEngine:
         self._where: dict[str, Tensor] = {}
 
     def run(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
-        """Cut, train, add in task order."""
-        sums, jobs = self.begin(state, tasks, round)
-        return self.finish(sums, self.crew.train(jobs))
+        """Cut, train, add in task order.
+
+        A crew copes with too little memory while it trains. If there is none left for what comes before or after, the
+        round begins again with a smaller crew: nothing of it counts yet.
+        """
+        while True:
+            try:
+                sums, jobs = self.begin(state, tasks, round)
+                done = self.finish(sums, self.crew.train(jobs))
+                self._make_room()
+                return done
+            except Exception as error:
+                if not out_of_memory(error) or not self.crew.can_shrink:
+                    raise
+            # Only here is the exception gone, and with it the tensors it held.
+            self.crew.shrink()
 
     def begin(
         self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int
@@ -123,6 +143,12 @@ class FlatEngine:
         if ready is not None and ready.round == round and ready.tasks is tasks:
             return ready.sums, ready.orders
         return self._make_sums(tasks, round), orders_of(self.trainer, tasks, round)
+
+    def _make_room(self) -> None:
+        """Find out now whether there is memory for averaging: a new state, weights, and the parts of a cohort."""
+        if self.trainer.device.type == "cuda" and self._layout is not None:
+            bytes_each = 3 * self._layout.dtype.itemsize + 3 * torch.float64.itemsize
+            torch.empty(self._layout.size * bytes_each, dtype=torch.uint8, device=self.trainer.device)
 
     def _flatten(self, state: Mapping[str, Tensor]) -> FlatState:
         if self._layout is None:

@@ -62,6 +62,11 @@ class Slots:
             left = left[len(wave) :]
             wave.clear()  # the next one may need the slots' memory
 
+    @property
+    def can_shrink(self) -> bool:
+        """Whether there is more than one slot to do with."""
+        return (self.per_size, self.most) != (1, 1)
+
     def close(self) -> None:
         """Give memory and threads back."""
         self._slots.clear()
@@ -76,11 +81,11 @@ class Slots:
                 wave.extend(self._places(jobs))
                 return wave, self._train_wave(wave)
             except Exception as error:
-                if not out_of_memory(error) or (self.per_size, self.most) == (1, 1):
+                if not out_of_memory(error) or not self.can_shrink:
                     raise
             # Only here is the exception gone, and with it the tensors of the step that failed.
             wave.clear()
-            self._shrink()
+            self.shrink()
 
     def _places(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Slot]]:
         """Jobs in order, each with a slot of its size, until a size has no free slot left."""
@@ -108,7 +113,7 @@ class Slots:
                 del slots[used.get(size, 0) :]
             self._free()
 
-    def _shrink(self) -> None:
+    def shrink(self) -> None:
         """Go on with half the slots: of each size, and then of all sizes together."""
         if self.per_size > 1:
             self.per_size //= 2

@@ -104,6 +104,13 @@ class Stacks:
                 room = self._shrink(shape[0], room)
         return losses
 
+    can_shrink = False
+    """Stacks are cut into parts that fit while they train; where there is no memory for the rest, nothing helps."""
+
+    def shrink(self) -> None:
+        """Give memory back."""
+        free_memory(self.device, self._stacks.clear)
+
     def close(self) -> None:
         """Give memory back."""
         self._stacks.clear()
