@@ -20,7 +20,7 @@ import torch
 
 from fedwidth.config import read_settings
 from fedwidth.data import Data, Transform, from_tensors
-from fedwidth.engines import packed as packed_engine
+from fedwidth.engines import packed_stacks
 from fedwidth.experiment import Course, Stopped
 from fedwidth.settings import Settings
 from fedwidth.shelf import Shelf
@@ -88,11 +88,11 @@ class Clock:
     def watch_all(self) -> None:
         """Watch the parts of a round."""
         self.watch(_Choices, "choose", "choose")
-        self.watch(packed_engine, "clients_of", "orders")
-        self.watch(packed_engine.Pack, "_cut", "cut")
-        self.watch(packed_engine.Stacks, "hold", "copy orders")
-        self.watch(packed_engine.Stacks, "train_lot", "train")
-        self.watch(packed_engine, "average_runs", "average")
+        self.watch(packed_stacks, "clients_of", "orders")
+        self.watch(packed_stacks.StackPack, "_cut", "cut")
+        self.watch(packed_stacks.Stacks, "hold", "copy orders")
+        self.watch(packed_stacks.Stacks, "train_lot", "train")
+        self.watch(packed_stacks, "average_runs", "average")
         self.watch(_Judge, "measure", "evaluate")
         self.watch(Course, "note", "metrics")
 

@@ -205,10 +205,12 @@ def test_stacked_evaluation_is_evaluation_one_by_one(mask, partition):
 def test_engines_and_precisions_that_cannot_be_packed_are_refused():
     settings = read_settings("quickstart").main
     assert for_packing(settings).engine == "vectorised"
-    with pytest.raises(OptionError, match="engine must be auto or vectorised, not serial"):
+    assert for_packing(replace(settings, engine="cuda")).engine == "cuda"
+    assert for_packing(replace(settings, device="cuda", precision="bf16")).engine == "cuda"
+    with pytest.raises(OptionError, match="need engine auto, vectorised or cuda, not serial"):
         for_packing(replace(settings, engine="serial"))
     with pytest.raises(OptionError, match="bf16"):
-        for_packing(replace(settings, device="cuda", precision="bf16"))
+        for_packing(replace(settings, engine="vectorised", device="cuda", precision="bf16"))
     with pytest.raises(OptionError, match="trains another width at every step"):
         run_together(experiments(["seed=1"], ["seed=2", "method.name=fjord"]))
 

@@ -155,5 +155,5 @@ class Settings:
     precision: str = key(
         "tf32", "arithmetic of convolutions and matrix products on a GPU", choices=("float32", "tf32", "bf16")
     )
-    slots: int = key(4, "clients of one width the cuda engine trains at a time; results do not depend on it", least=1)
+    slots: int = key(10, "clients of one width the cuda engine trains at a time; results do not depend on it", least=1)
     checkpoint_every: int = key(1, "rounds between checkpoints; the last round always makes one", least=1)

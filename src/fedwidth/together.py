@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedwidth.client import Trainer
 from fedwidth.engines.packed import Pack
 from fedwidth.engines.packed_clients import Part
 from fedwidth.engines.packed_limits import SHARED
@@ -57,11 +58,11 @@ def run_together(
             for experiment, place in zip(experiments, places or [None] * len(experiments), strict=True)
         ]
         _share_states(courses, pack)
-        judge = _Judge(experiments)
+        judge, choices = _Judge(experiments), _Choices()
         stopping = False
         while not stopping and not all(course.ended for course in courses):
             going = [number for number, course in enumerate(courses) if not course.ended]
-            _advance([courses[number] for number in going], pack, judge)
+            choices = _advance([courses[number] for number in going], pack, judge, choices)
             stopping = stop() and not all(course.ended for course in courses)
             for number in going:
                 courses[number].save(always=stopping)
@@ -72,9 +73,10 @@ def run_together(
         return [course.finish() for course in courses]
 
 
-def _advance(courses: Sequence[Course], pack: Pack, judge: _Judge) -> None:
-    """One round of all runs."""
-    choices = _Choices()
+def _advance(courses: Sequence[Course], pack: Pack, judge: _Judge, choices: _Choices) -> _Choices:
+    """One round of all runs; what was chosen for the next one meanwhile."""
+    coming = _Choices()
+    pack.ahead = lambda: coming.look_ahead(courses)
     chosen = [choices.choose(course) for course in courses]
     trained = pack.run(
         [
@@ -90,6 +92,7 @@ def _advance(courses: Sequence[Course], pack: Pack, judge: _Judge) -> None:
     measured = judge.measure([(course, servers[id(course)]) for course in courses])
     for course, (tasks, _), (_, report), found in zip(courses, chosen, trained, measured, strict=True):
         course.note(servers[id(course)], tasks, report, found)
+    return coming
 
 
 class _Choices:
@@ -99,16 +102,26 @@ class _Choices:
         self._cohorts: dict[object, list[tuple[int, float]]] = {}
         self._known: dict[object, tuple[list[Task], History | None]] = {}
 
-    def choose(self, course: Course) -> tuple[list[Task], History | None]:
+    def look_ahead(self, courses: Sequence[Course]) -> list[tuple[Trainer, list[Task], int]]:
+        """The next round of the runs that have one, as far as it does not depend on this one."""
+        found = []
+        for course in courses:
+            round = course.server.round + 1
+            if round < course.experiment.settings.rounds and not course.experiment.method.remembers:
+                found.append((course.experiment.trainer, self.choose(course, round)[0], round))
+        return found
+
+    def choose(self, course: Course, round: int | None = None) -> tuple[list[Task], History | None]:
         """The tasks of a run's round, and the history it leaves."""
         experiment, server = course.experiment, course.server
+        round = server.round if round is None else round
         method, seed, devices = experiment.method, experiment.settings.seed, experiment.settings.devices
-        cohort = (seed, server.round, len(experiment.partition), repr(devices))
+        cohort = (seed, round, len(experiment.partition), repr(devices))
         if cohort not in self._cohorts:
-            self._cohorts[cohort] = experiment.cohort(server.round)
+            self._cohorts[cohort] = experiment.cohort(round)
         key = (cohort, method.name, repr(method.values), id(server.history))
         if key not in self._known:
-            tasks = method.assign(experiment.plan, self._cohorts[cohort], server.round, server.history, seed)
+            tasks = method.assign(experiment.plan, self._cohorts[cohort], round, server.history, seed)
             history = History.of(experiment.plan, [task.index for task in tasks]) if method.remembers else None
             self._known[key] = (tasks, history)
         return self._known[key]
@@ -171,7 +184,7 @@ def _share_states(courses: Sequence[Course], pack: Pack) -> None:
     histories: dict[object, History | None] = {}
     for course in courses:
         server = course.server
-        state = pack.flatten(course.experiment.trainer, server.state)
+        state = pack.flatten(server.state)
         others = [state.others[name] for name in sorted(state.others)]
         key = tuple(_digest(tensor) for tensor in (state.flat, *others))
         history = server.history
@@ -184,14 +197,16 @@ def _digest(tensor: Tensor) -> bytes:
 
 
 def for_packing(settings: Settings) -> Settings:
-    """The settings with the engine that packed runs train with."""
-    if settings.engine not in ("auto", "vectorised"):
-        raise OptionError(f"packed runs train as stacks, so engine must be auto or vectorised, not {settings.engine}")
+    """The settings with the engine that packed runs train with: stacks have no bf16, slots do."""
+    half = settings.precision == "bf16" and settings.device != "cpu"
+    engine = settings.engine if settings.engine != "auto" else "cuda" if half else "vectorised"
+    if engine not in ("cuda", "vectorised"):
+        raise OptionError(f"packed runs need engine auto, vectorised or cuda, not {engine}")
     if settings.devices.excluded:
         raise OptionError("packed runs need clients in every round, so devices.excluded must be empty")
-    if settings.precision == "bf16" and settings.device != "cpu":
-        raise OptionError("packed runs train as stacks, which have no bf16: set precision to tf32 or float32")
-    return replace(settings, engine="vectorised")
+    if half and engine == "vectorised":
+        raise OptionError("stacks have no bf16: set engine to cuda, or precision to tf32 or float32")
+    return replace(settings, engine=engine)
 
 
 def group_for_packing(all_settings: Sequence[Settings]) -> list[list[int]]:
@@ -201,6 +216,6 @@ def group_for_packing(all_settings: Sequence[Settings]) -> list[list[int]]:
         training = {name: getattr(settings.training, name) for name in SHARED}
         source = [settings.data.name, settings.data.root, settings.data.options]
         alike = [settings.rounds, asdict(settings.model), source, training, settings.devices.capacities]
-        key = json.dumps([*alike, settings.device, settings.precision], sort_keys=True)
+        key = json.dumps([*alike, settings.device, settings.precision, settings.engine], sort_keys=True)
         groups.setdefault(key, []).append(number)
     return list(groups.values())

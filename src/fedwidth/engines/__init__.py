@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from fedwidth.client import Trainer
 from fedwidth.engines.choice import Choice, choose_engine, count_workers, try_stack
-from fedwidth.engines.flat_engine import Crew, FlatEngine
+from fedwidth.engines.crew import Crew
+from fedwidth.engines.flat_engine import FlatEngine
 from fedwidth.engines.limits import why_not
 from fedwidth.engines.processes import ProcessEngine
 from fedwidth.engines.serial import SerialEngine

@@ -15,20 +15,21 @@ from fedwidth.methods import Task
 
 
 @contextmanager
-def named(stage: str, round: int, *tasks: Task) -> Iterator[None]:
+def named(stage: str, round: int, *tasks: Task, run: str = "") -> Iterator[None]:
     """Within it, exceptions say where they came from: stage "cut", "train" or "add".
 
     An error of fedwidth keeps its type, any other becomes a `ClientError` with that one as its cause. Clients that
-    train as one stack are all named.
+    train as one stack are all named, and `run` where several train together.
     """
+    begin = f"{run}: " if run else ""
     try:
         yield
     except ClientError:
         raise
     except FedwidthError as error:
-        raise type(error)(f"{error} ({describe(stage, round, *tasks)})") from error
+        raise type(error)(f"{begin}{error} ({describe(stage, round, *tasks)})") from error
     except Exception as error:
-        raise ClientError(f"{describe(stage, round, *tasks)}: {_summarise(error)}") from error
+        raise ClientError(f"{begin}{describe(stage, round, *tasks)}: {_summarise(error)}") from error
 
 
 def out_of_memory(error: BaseException | None) -> bool:

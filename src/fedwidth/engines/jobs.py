@@ -40,6 +40,8 @@ class Job:
     round: int
     others: Mapping[str, Tensor] = field(default_factory=dict)
     """What training may change beside the vector (counts of batches)."""
+    run: str = ""
+    """Whose it is, where several runs train together."""
 
     @property
     def size(self) -> Size:

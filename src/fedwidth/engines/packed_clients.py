@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,6 +61,18 @@ class Orders:
             self.draws.append(draws_of(order, trainer, client, round))
             self.lengths.append(tuple((order != NOBODY).sum(1).tolist()))
         return self.numbers[key]
+
+
+def who_has_what(trainers: Sequence[Trainer]) -> dict[int, bytes]:
+    """A digest of the training samples of every client, for each partition object among the runs."""
+    partitions = {id(trainer.partition): trainer.partition for trainer in trainers}
+    found = {}
+    for key, partition in partitions.items():
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in (partition.train.samples, partition.train.offsets):
+            digest.update(tensor.numpy().tobytes())
+        found[key] = digest.digest()
+    return found
 
 
 def clients_of(part: Part, run: int, orders: Orders) -> list[Client]:

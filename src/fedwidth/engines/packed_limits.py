@@ -7,27 +7,29 @@ from collections.abc import Sequence
 from fedwidth.client import Trainer
 from fedwidth.engines.choice import try_stack
 from fedwidth.engines.limits import why_not
+from fedwidth.engines.slot_making import try_capture
 
 SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
-"""Training settings that a stack has one of."""
+"""Training settings that a stack or a slot has one of."""
 
 
 def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
     """Why these runs cannot train as one batch, or None where they can.
 
     They must have one model, one data set and one way of training; seeds, methods, partitions, capacities and learning
-    rates may differ.
+    rates may differ. With the cuda engine they train side by side in slots, otherwise as stacks.
     """
     first = trainers[0]
+    stacked = first.settings.engine != "cuda"
     for trainer in trainers:
-        reason = why_not(trainer) or _differs(first, trainer)
+        reason = why_not(trainer, stacked=stacked) or _differs(first, trainer)
         if reason:
             return reason
-    return try_stack(first)
+    return try_stack(first) if stacked else try_capture(first)
 
 
 def _differs(first: Trainer, other: Trainer) -> str | None:
-    """What keeps two runs from sharing a stack."""
+    """What keeps two runs from sharing stacks or slots."""
     for name in SHARED:
         if getattr(first.settings.training, name) != getattr(other.settings.training, name):
             return f"training.{name} differs"
@@ -37,4 +39,6 @@ def _differs(first: Trainer, other: Trainer) -> str | None:
         return "they do not share one data set in memory"
     if (first.device, first.settings.precision) != (other.device, other.settings.precision):
         return "they are on different devices or differ in precision"
+    if (first.settings.engine == "cuda") != (other.settings.engine == "cuda"):
+        return "their engines differ"
     return None

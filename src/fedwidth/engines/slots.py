@@ -95,7 +95,7 @@ class Slots:
             if place == self.per_size or number == self.most:
                 return
             used[job.size] = place + 1
-            with named("train", job.round, job.task):
+            with named("train", job.round, job.task, run=job.run):
                 yield job, self._slot(job, place, used)
 
     def _slot(self, job: Job, place: int, used: dict[Size, int]) -> Slot:
@@ -141,7 +141,7 @@ class Slots:
         """Queue the whole training of a wave's clients, each on its slot's stream; their batches."""
         batches = batches_of([job for job, _ in wave])
         for (job, slot), own in zip(wave, batches, strict=True):
-            with named("train", job.round, job.task), slot.queue():
+            with named("train", job.round, job.task, run=job.run), slot.queue():
                 seed = dropout_seed(job.trainer.settings.seed, job.round, job.task.client)
                 slot.begin(job.start, learning_rate=job.learning_rate, absent=job.absent, seed=seed, others=job.others)
                 slot.prepare(own)  # capturing a graph must not meet other threads' work
@@ -172,7 +172,7 @@ def _results(wave: Wave) -> Iterator[Done]:
 
 
 def _launch(job: Job, slot: Slot, batches: Batches) -> None:
-    with named("train", job.round, job.task):
+    with named("train", job.round, job.task, run=job.run):
         slot.train_all(batches)
 
 
@@ -183,5 +183,5 @@ def _check_finite(wave: Wave) -> None:
         check_finite([s.flat for s in slots], [s.sub for s in slots], [job.task.client for job in jobs])
     except UpdateError:
         for job, slot in wave:
-            with named("add", job.round, job.task):
+            with named("add", job.round, job.task, run=job.run):
                 check_finite([slot.flat], [slot.sub], [job.task.client])

@@ -1,0 +1,50 @@
+"""A crew trains jobs: a pool of slots (`slots`) or of stacks (`stacks`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from fedwidth.engines.faults import out_of_memory
+from fedwidth.engines.jobs import Done, Job
+from fedwidth.index import Index
+
+Outcome = TypeVar("Outcome")
+
+
+class Crew(Protocol):
+    """Trains jobs."""
+
+    channels_last: Callable[[Index], bool]
+    """Whether the channels of convolutions lie last in the memory of sub-models of this size."""
+    meanwhile: Callable[[], None]
+    """To be called once in a round, while the device is busy."""
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether it can do with less memory."""
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
+        """Train every job; they come back in the order given."""
+
+    def shrink(self) -> None:
+        """Give memory back, and do with less from now on."""
+
+    def close(self) -> None:
+        """Give memory and threads back."""
+
+
+def fitting(crew: Crew, work: Callable[[], Outcome]) -> Outcome:
+    """Do a round's work.
+
+    A crew copes with too little memory while it trains. If there is none left for what comes before or after, the
+    round begins again with a smaller crew: nothing of it counts yet.
+    """
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if not out_of_memory(error) or not crew.can_shrink:
+                raise
+        # Only here is the exception gone, and with it the tensors it held.
+        crew.shrink()
