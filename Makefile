@@ -60,11 +60,12 @@ $(RAY_VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-ray: $(RAY_VENV)/.installed  ## Test the Ray engine on one and three emulated nodes, with workers and nodes killed (10 minutes)
-	$(RAY_VENV)/bin/python -m pytest -rs -m 'slow or not slow' tests/cluster/test_ray_parcels.py tests/cluster/test_ray_engine.py
+	$(RAY_VENV)/bin/python -m pytest -rs -m 'slow or not slow' tests/cluster/test_ray_parcels.py tests/cluster/test_ray_placement.py \
+	  tests/cluster/test_ray_engine.py tests/cluster/test_ray_gpu.py tests/test_docs_ray.py
 
 test-flower: $(FLOWER_VENV)/.installed  ## Test deployments with Flower, real ones on this machine included (20 minutes)
-	$(FLOWER_VENV)/bin/python -m pytest -s -m 'slow or not slow' tests/cluster/test_deploy.py tests/cluster/test_flower.py \
-	  tests/cluster/test_flower_wire.py tests/cluster/test_flower_deployment.py src/fedwidth/flower
+	$(FLOWER_VENV)/bin/python -m pytest -s -m 'slow or not slow' tests/cluster/test_deploy.py tests/cluster/test_scripts.py \
+	  tests/cluster/test_flower.py tests/cluster/test_flower_wire.py tests/cluster/test_flower_deployment.py tests/test_docs_flower.py src/fedwidth/flower
 
 # Playwright drives the Chromium of the system (Debian: apt-get install chromium); it downloads no browser.
 BROWSER_VENV ?= .venv-browser

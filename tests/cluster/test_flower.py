@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,8 @@ from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.flower.in_process import InProcessGrid
 from fedwidth.flower.node_app import client_app
-from fedwidth.flower.server import Deployment, serve
+from fedwidth.flower.server import LOCK, Deployment, _in_one_line, serve
+from fedwidth.folder import locked
 from small_runs import RECIPE, same
 
 CLIENTS = 4
@@ -303,7 +305,8 @@ def test_a_node_that_is_no_client_is_left_out_and_named(tmp_path, config, why):
     text, lines = recipe().replace(f"per_round = {CLIENTS}", "per_round = 3").replace("rounds = 3", "rounds = 1"), []
     nodes = {100 + client: {"client": client} for client in range(3)} | {200: config}
     serve(grid_of(text, nodes=nodes), text, Deployment(out=str(tmp_path)), log=lines.append)
-    assert any(line.startswith("node 200 is left out") and why in line for line in lines)
+    who = f"node 200 (client {config['client']})" if config else "node 200"
+    assert any(line.startswith(f"{who} is left out") and why in line for line in lines)
 
 
 def test_a_key_registered_for_one_client_cannot_be_another(tmp_path):
@@ -313,7 +316,7 @@ def test_a_key_registered_for_one_client_cannot_be_another(tmp_path):
     grid.get_nodes = lambda: [NodeInfo(node_id=id, name=name) for id, name in names.items()]
     result = serve(grid, text, Deployment(out=str(tmp_path)), log=lines.append)
     assert sorted(result.metrics[0]["clients"]) == [0, 1, 2]
-    assert lines[1] == "node 103 is left out: it says it is client 3, but is registered as client-1"
+    assert lines[1] == "node 103 (client-1) is left out: it says it is client 3, but is registered as client-1"
 
 
 @pytest.mark.parametrize(
@@ -323,6 +326,33 @@ def test_a_key_registered_for_one_client_cannot_be_another(tmp_path):
 def test_a_wrong_run_config_is_refused(config, why):
     with pytest.raises(OptionError, match=why):
         Deployment.of(config)
+
+
+def test_a_folder_another_run_writes_to_is_refused_before_nodes_are_asked(tmp_path):
+    lines = []
+    with (
+        locked(tmp_path, LOCK),
+        pytest.raises(OptionError, match="another run is writing to"),
+    ):
+        serve(grid_of(recipe()), recipe(), Deployment(out=str(tmp_path)), log=lines.append)
+    assert lines == []
+
+
+def test_what_stopped_a_run_is_one_line_in_flowers_log(caplog):
+    """As Flower logs it: the exception with its traceback, then an exit code with a page of help."""
+    log = logging.getLogger("test_flower.flwr")
+    log.addFilter(_in_one_line())
+    log.error("Exit Code: 1")
+    for error in (OptionError("only 1 of 4\nnodes came"), KeyError("a bug")):
+        try:
+            raise error
+        except Exception as raised:
+            log.error("%s raised an exception", "ServerApp", exc_info=raised)
+        log.error("Exit Code: 201\nAn unhandled exception occurred in the ServerApp.")
+    said = [(record.getMessage(), record.exc_info is not None) for record in caplog.records]
+    assert said[1] == ("the run failed: only 1 of 4 nodes came", False)
+    assert said[2] == ("ServerApp raised an exception", True), "what nobody expected keeps its traceback"
+    assert [message for message, _ in said if message.startswith("Exit Code")] == ["Exit Code: 1"]
 
 
 def test_neither_the_library_nor_the_command_line_imports_flower():

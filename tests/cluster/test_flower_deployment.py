@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import socket
 import ssl
@@ -25,6 +26,7 @@ from test_flower import CLIENTS, recipe
 
 from fedwidth.config import read_settings
 from fedwidth.experiment import Experiment
+from fedwidth.flower.device import is_refusal
 from fedwidth.flower.doctor import examine
 from fedwidth.flower.keys import make_authority, make_node_key, make_server_certificate
 from fedwidth.flower.superlink import MOST_REPLY
@@ -68,8 +70,9 @@ def loop(tmp_path_factory):
 def test_three_rounds_equal_the_embedded_engine_bit_for_bit(loop, method):
     text = recipe(f'method.name = "{method}"\n')
     loop.begin(text, method)
-    loop.run()
+    run = loop.run()
     loop.wait_finished()
+    assert run.wait(60) == 0
     lines = loop.lines()
     assert [sorted(line["clients"]) for line in lines] == [[0, 1, 2, 3]] * 3
     assert {c: w for line in lines for c, w in zip(line["clients"], line["capacities"], strict=True)} == {
@@ -100,6 +103,7 @@ def test_intruders_are_refused(loop, tmp_path):
     )
     assert stranger.wait(60) != 0
     assert "authenticat" in loop.log("stranger").lower() or "305" in loop.log("stranger")
+    assert is_refusal(loop.log("stranger")), "start.sh reads these words"
     plain = loop.node(
         1,
         name="plain",
@@ -129,7 +133,7 @@ def test_intruders_are_refused(loop, tmp_path):
 
 
 def test_an_expired_certificate_is_refused_by_nodes(tmp_path):
-    made = Loopback(tmp_path / "d", recipe(), nodes=1)
+    made = Loopback(tmp_path / "d", recipe(), nodes=1, capacities=("1",))
     place = made.folder / "certificates"
     make_server_certificate(place, make_authority(place, days=-1), ["127.0.0.1"], days=-1)
     (made.folder / "nodes" / "client-0" / "ca.pem").write_bytes((place / "ca.pem").read_bytes())
@@ -138,9 +142,46 @@ def test_an_expired_certificate_is_refused_by_nodes(tmp_path):
         node = made.node(0, resident=False, **{"--max-retries": "1"})
         wait_until(lambda: node.poll() is not None or "retrying" in made.log("node-0"), 90, lambda: made.log("node-0"))
         assert "SuperNode ID" not in made.log("node-0")
+        made.kill("node-0")
+        assert made.node(0, name="device").wait(60) == 1, "start.sh does not try for ever"
+        (last,) = made.log("device").splitlines()[-1:]
+        assert last.startswith("error: the certificate of the server at 127.0.0.1:")
+        assert last.endswith("is refused: certificate has expired")
         assert any("certificate has expired" in str(finding) for finding in examine(made.folder))
     finally:
         made.close()
+
+
+def test_a_device_that_is_not_registered_ends_with_the_reason(tmp_path):
+    made = Loopback(tmp_path / "d", recipe(), nodes=1, capacities=("1",))
+    try:
+        made.superlink()
+        assert made.node(0).wait(240) == 1
+        (last,) = made.log("node-0").splitlines()[-1:]
+        assert last.startswith("error: the server at 127.0.0.1:")
+        assert "its key is not registered (./register.sh on the server)" in last
+    finally:
+        made.close()
+
+
+def test_a_run_that_fails_says_why_in_one_line_and_has_an_exit_status(loop):
+    loop.begin(recipe(), "fails")
+    assert loop.run("wait-for=9 wait-seconds=8.0").wait(120) == 1
+    said = loop.log("run")
+    assert re.match(r"error: the run failed: only \d of 9 nodes came within 8 seconds$", said.splitlines()[-1])
+    assert "Traceback" not in said
+
+
+def test_a_second_run_in_one_folder_is_refused(loop):
+    loop.begin(recipe(), "alone")
+    first = loop.run()
+    wait_until(lambda: "waiting for" in loop.log("run"), 60, lambda: loop.log("run"))
+    second = loop.start("second", "./run.sh", "--run-config", f'out="{loop.out}" round-seconds=99.0')
+    assert second.wait(120) == 1
+    assert f"another run is writing to {loop.out}" in loop.log("second").splitlines()[-1]
+    assert "Traceback" not in loop.log("second")
+    assert first.wait(240) == 0, loop.log("run")
+    assert same(loop.state(), replayed(recipe(), loop.lines()))
 
 
 def test_a_server_app_and_then_the_superlink_are_killed_and_the_run_goes_on(loop):

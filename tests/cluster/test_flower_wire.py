@@ -16,8 +16,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.proto.message_pb2 import PullObjectResponse
-from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.superlink.grid import http_grid
@@ -206,6 +206,38 @@ def test_a_huge_reply_is_not_pulled_and_replies_come_one_at_a_time():
     answer = SimpleNamespace(request=SimpleNamespace(url=url), headers=headers, close=lambda: None)
     with pytest.raises(ObjectPullError, match="more than"):
         store._client.event_hooks["response"][0](answer)
+
+
+def test_parts_of_a_refused_reply_do_not_count_for_the_next(monkeypatch):
+    """Flower pulls parts side by side: one may still be on its way when the next reply is begun."""
+    InProcessGrid(client_app(""), {}, {})
+    replies = []
+    for number, size in enumerate((9_000, 100)):
+        asked = Message(RecordDict(), 7 + number, "train")
+        asked.metadata.__dict__["_message_id"] = f"question {number}"
+        arrays = ArrayRecord({"w": Array("uint8", (size,), "fedwidth.raw", bytes([number]) * size)})
+        replies.append(Message(RecordDict({"arrays": arrays}), reply_to=asked))
+    grid, store = http_grid.HttpGrid(token="t", insecure=True), Store(replies)
+    first, second = (set(get_all_nested_objects(reply)) for reply in replies)
+    grid._client, grid._run = store, SimpleNamespace(run_id=1)
+    bound_replies(grid, 9_500, seconds=60)
+    asked = PullAppMessagesRequest(message_ids=["question 0", "question 1"])
+    late = max(first - second, key=lambda name: len(store.parts[name]))
+    grid._client.PullMessages(asked)
+    pull = store.PullObject
+
+    def meanwhile(request):
+        """While the first reply's part is on its way, the second reply is begun."""
+        monkeypatch.setattr(store, "PullObject", pull)
+        grid._client.PullMessages(asked)
+        return pull(request)
+
+    monkeypatch.setattr(store, "PullObject", meanwhile)
+    grid._client.PullObject(PullObjectRequest(object_id=late))
+    with pytest.raises(ObjectPullError):
+        grid._client.PullObject(PullObjectRequest(object_id=late))
+    for name in second:
+        assert grid._client.PullObject(PullObjectRequest(object_id=name)).object_content == store.parts[name]
 
 
 def call_guard(

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,13 +14,13 @@ from fedwidth.aggregation import finalise
 from fedwidth.cli import main
 from fedwidth.engines import SerialEngine, make_engine
 from fedwidth.engines.ray_cluster import _fit
-from fedwidth.engines.ray_engine import AHEAD, Hand, choose
 from fedwidth.engines.ray_ledger import Ledger
-from fedwidth.engines.ray_parcels import MOST_PARCELS, Costs, Parcel, divide
-from fedwidth.engines.ray_records import About, Kit, Packed, PlainIndex, Work, pack
-from fedwidth.engines.ray_worker import Worker, choose_inner
+from fedwidth.engines.ray_parcels import MOST_PARCELS, divide
+from fedwidth.engines.ray_records import Kit, Packed, PlainIndex, Work, pack
+from fedwidth.engines.ray_worker import Worker, choose_inner, own_device
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
+from fedwidth.settings import RaySettings
 from small_runs import same, small, write_recipe
 
 CPU = torch.device("cpu")
@@ -153,44 +154,6 @@ def test_classes_a_client_lacks_weigh_nothing_also_where_a_flat_engine_sums():
         finalise(experiment._first_state, sums, experiment.plan)
 
 
-def hand(*seconds):
-    parcels = {object(): (Parcel(9, (0,), ()), s) for s in seconds}
-    return Hand(None, None, About("here", 1, "", ""), parcels)
-
-
-def test_parcels_go_to_the_worker_with_least_to_do():
-    """One long and three short ones: the short ones do not queue up behind the long one."""
-    long, short = hand(), hand()
-    seconds = {0: 10.0, 1: 1.0, 2: 1.0, 3: 1.0}
-    waiting = [Parcel(n, (n,), ()) for n in seconds]
-    for worker, parcel in choose([long, short], waiting):
-        worker.held[object()] = parcel, seconds[parcel.number]
-    assert [parcel.number for parcel, _ in long.held.values()] == [0]
-    assert [parcel.number for parcel, _ in short.held.values()] == [1, 2]
-    assert [parcel.number for parcel in waiting] == [3]
-    assert len(short.held) == AHEAD
-
-
-def test_workers_that_are_not_ready_get_nothing():
-    unready = Hand(None, None)
-    assert list(choose([unready], [Parcel(0, (0,), ())])) == []
-
-
-def test_costs_learn_what_a_width_takes():
-    costs = Costs()
-    for _ in range(20):
-        costs.learn({1.0: 100}, seconds=2.0)
-        costs.learn({0.5: 100}, seconds=1.5)  # narrow models cost more than the square of their width
-    assert costs.estimate({1.0: 100}) == pytest.approx(2.0)
-    assert costs.estimate({0.5: 200}) == pytest.approx(3.0)
-    assert costs.estimate({1.0: 10, 0.5: 10}) == pytest.approx(0.35)
-    costs.learn({1.0: 100}, seconds=4.0)
-    assert 2.0 < costs.estimate({1.0: 100}) < 4.0
-    mixed = Costs()
-    mixed.learn({1.0: 10, 0.5: 40}, seconds=4.0)  # guessed as 1 : 1 before
-    assert mixed.estimate({1.0: 10}) == pytest.approx(2.0)
-
-
 def test_how_many_workers_fit_on_a_node():
     assert _fit({"CPU": 2.0}, 1.0, 0.0) == 2
     assert _fit({"CPU": 2.0}, 0.1, 0.0) == 20
@@ -205,6 +168,40 @@ def test_the_engine_inside():
     with pytest.warns(UserWarning, match="one client at a time"):
         found = choose_inner(experiment_of("engine=ray", "ray.engine=vectorised", "method.name=fjord").trainer)
     assert found == ("serial", "cpu")
+    with pytest.raises(OptionError, match=r"ray.gpus is 2, but a worker trains on one GPU: give at most 1"):
+        choose_inner(experiment_of("engine=ray", "ray.gpus=2").trainer)
+
+
+class Recurrent(torch.nn.Module):
+    """Slots train it on a processor, but not on a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = torch.nn.GRU(6, 8, batch_first=True)
+        self.head = torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.cells(x[:, None])[0][:, -1])
+
+
+def test_what_only_a_gpu_cannot_do_is_seen_where_the_driver_has_none():
+    trainer = experiment_of("engine=ray").trainer
+    asked = {gpus: replace(trainer.settings, ray=RaySettings(gpus=gpus, engine="cuda")) for gpus in (0.0, 0.5)}
+    model = Recurrent()
+    assert choose_inner(replace(trainer, model=model, settings=asked[0.0])) == ("cuda", "cpu")
+    with pytest.warns(UserWarning, match="'cells' needs its weights in cuDNN's own order"):
+        assert choose_inner(replace(trainer, model=model, settings=asked[0.5])) == ("serial", "cuda")
+
+
+def test_a_worker_trains_on_the_gpu_it_was_given(monkeypatch):
+    """Ray hides all others, so it is the first a worker sees. Without any, one sentence says which, where and why."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert own_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert own_device("cuda") == torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(OptionError, match=r"^Ray gave a worker GPU 3 of .* finds no GPU there: .* set ray.gpus = 0"):
+        own_device("cuda")
 
 
 def test_without_ray_one_sentence_says_what_to_install(monkeypatch):

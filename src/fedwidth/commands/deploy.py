@@ -64,6 +64,8 @@ def doctor(
 def _need_flower() -> None:
     from importlib.util import find_spec
 
-    for package in ("flwr", "cryptography"):
-        if find_spec(package) is None:
-            raise OptionError(f"{package} is not installed; pip install 'fedwidth[flower]'")
+    from fedwidth.flower.versions import check_flower
+
+    check_flower()
+    if find_spec("cryptography") is None:
+        raise OptionError("cryptography is not installed; pip install 'fedwidth[flower]'")

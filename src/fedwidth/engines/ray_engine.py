@@ -1,9 +1,9 @@
 """Ray workers, on one machine or many: each trains parcels of clients with a fast engine and answers with their sums.
 
 The state goes into Ray's object store once a round and every worker cuts its sub-models out of it. Parcels of tasks
-(see `ray_parcels`) are handed to whoever has least to do, those that take longest first, and their sums merged in the
-order of tasks: who trained what changes nothing. If a worker is lost, its parcels are trained again by others; a parcel
-counts when its answer is there, so no client counts twice.
+(see `ray_parcels`) are handed out by what their widths were measured to cost (see `ray_hands`), and their sums merged
+in the order of tasks: who trained what changes nothing. If a worker is lost, its parcels are trained again by others; a
+parcel counts when its answer is there, so no client counts twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from fedwidth.aggregation import CohortSum
 from fedwidth.client import Trainer
 from fedwidth.engines.faults import describe
 from fedwidth.engines.ray_cluster import Cluster
+from fedwidth.engines.ray_hands import Hand, choose
 from fedwidth.engines.ray_ledger import Ledger
 from fedwidth.engines.ray_parcels import Costs, Parcel, divide
 from fedwidth.engines.ray_records import About, Answer, Kit, Work, pack
@@ -31,35 +31,11 @@ from fedwidth.errors import ClientError, FedwidthError, OptionError
 from fedwidth.methods import Task
 from fedwidth.rounds import Report
 
-AHEAD = 2
-"""Parcels a worker holds, so that it need not wait for the next one."""
-
 MOST_LOSSES = 3
 """Workers that may be lost over one parcel; by then it is likely to be what kills them (too large for memory)."""
 
 TICK, PATIENCE = 5.0, 120.0
 """Seconds after which to look for new nodes, and without any worker after which a round fails."""
-
-
-@dataclass(eq=False)
-class Hand:
-    """The driver's side of a worker: Ray's handle, and the answers it owes."""
-
-    actor: Any
-    ready: Any
-    """The answer to `prepare`, while it is awaited."""
-    about: About | None = None
-    held: dict[Any, tuple[Parcel, float]] = field(default_factory=dict)
-    """Parcels it has, by the reference of the answer, and the seconds each is expected to take."""
-    warm: bool = False
-    """Whether it has trained before; the first parcel also loads code."""
-    busy: float = 0.0
-    """Seconds it trained in this round."""
-
-    @property
-    def load(self) -> float:
-        """Seconds of work it holds."""
-        return sum(seconds for _, seconds in self.held.values())
 
 
 class RayEngine:
@@ -71,6 +47,8 @@ class RayEngine:
         self.watch: Callable[[int, int], None] = lambda *_: None
         """Called whenever a worker has answered, with the clients trained so far and all of the round."""
         self.costs = Costs()
+        self.choose = choose
+        """Which worker gets what next; changes no result."""
         self.hands: list[Hand] = []
         self.lost = 0
         """Workers lost so far."""
@@ -92,17 +70,20 @@ class RayEngine:
         shared = self._cluster.ray.put(pack({name: tensor for name, tensor in state.items() if name not in tied}))
         ledger = Ledger(tasks, divide(tasks, self.inner), next(iter(state.values())).device)
         samples = {parcel.number: self._samples(parcel, tasks) for parcel in ledger.parcels}
-        waiting = sorted(ledger.parcels, key=lambda parcel: -self.costs.estimate(samples[parcel.number]))
+
+        def seconds(parcel: Parcel) -> float:
+            return self.costs.estimate(samples[parcel.number])
+
+        waiting = sorted(ledger.parcels, key=seconds, reverse=True)
         losses: Counter[int] = Counter()
         self._calls, self._manned = self._calls + 1, time.monotonic()
         for hand in self.hands:
             hand.held, hand.busy = {}, 0.0  # what an earlier round that failed has left
         self._hire()
         while not ledger.complete:
-            for hand, parcel in choose(self.hands, waiting):
+            for hand, parcel in self.choose(self.hands, waiting, seconds):
                 work = Work.of([tasks[number] for number in parcel.tasks], round, self._calls)
-                seconds = self.costs.estimate(samples[parcel.number])
-                hand.held[hand.actor.train.remote(shared, work)] = parcel, seconds
+                hand.take(hand.actor.train.remote(shared, work), parcel)
             for hand, parcel, answer in self._answers(round):
                 if answer is None:
                     losses[parcel.number] += 1
@@ -158,8 +139,7 @@ class RayEngine:
             if hand.about is None:
                 hand.about = _checked(answer)
                 continue
-            parcel, _ = hand.held.pop(ref)
-            yield hand, parcel, answer
+            yield hand, hand.give(ref), answer
 
     def _owners(self) -> dict[Any, Hand]:
         """Whose answer each awaited reference is."""
@@ -194,13 +174,19 @@ class RayEngine:
             self.lost += 1
             warnings.warn(f"a Ray worker was lost ({hand.about}); others train what it held", stacklevel=2)
             self._hire()
-        return [parcel for parcel, _ in hand.held.values()]
+        return list(hand.held.values())
 
     def _hire(self) -> None:
         """Start workers up to the number wanted now; nodes may have come or gone."""
-        for _ in range(self._cluster.wanted() - len(self.hands)):
+        missing = self._cluster.wanted() - len(self.hands)
+        for _ in range(missing):
             actor = self._cluster.start()
             self.hands.append(Hand(actor, actor.prepare.remote(self._kit, self.inner, self.device)))
+        # Ray takes a while to see that a node is gone; a worker that was meant for it waits for a place.
+        waiting = [hand for hand in self.hands if hand.about is None]
+        for hand in waiting[: max(0, -missing)]:
+            self.hands.remove(hand)
+            self._cluster.ray.kill(hand.actor)
 
     def _put(self, kit: Kit) -> Any:
         try:
@@ -208,19 +194,6 @@ class RayEngine:
         except (TypeError, AttributeError, ValueError) as error:  # what pickling fails with
             reason = str(error).strip().splitlines()[0]
             raise OptionError(f"the model cannot be sent to Ray's workers ({reason}); use engine = 'serial'") from error
-
-
-def choose(hands: Sequence[Hand], waiting: list[Parcel]) -> Iterator[tuple[Hand, Parcel]]:
-    """Parcels to send now, in the order they wait, each to the worker with least to do, unless that has enough.
-
-    The caller gives the worker what it gets before it asks for the next.
-    """
-    ready = [hand for hand in hands if hand.about is not None]
-    while waiting and ready:
-        hand = min(ready, key=lambda hand: hand.load)
-        if len(hand.held) >= AHEAD:
-            return
-        yield hand, waiting.pop(0)
 
 
 def _cause(error: Any, hand: Hand) -> Exception:

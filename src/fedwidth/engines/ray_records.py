@@ -204,9 +204,11 @@ class About:
     process: int
     fedwidth: str
     torch: str
+    gpu: str = ""
+    """The GPU Ray gave it, as CUDA_VISIBLE_DEVICES names it."""
 
     def __str__(self) -> str:
-        return f"process {self.process} on {self.node}"
+        return f"process {self.process} on {self.node}{f', GPU {self.gpu}' if self.gpu else ''}"
 
 
 def _pack_weight(weight: Weight, dim: int | None) -> float | Packed:

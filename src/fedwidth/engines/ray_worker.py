@@ -18,9 +18,11 @@ from fedwidth.engines.choice import choose_engine, try_stack
 from fedwidth.engines.faults import named
 from fedwidth.engines.flat import Layout
 from fedwidth.engines.flat_engine import FlatEngine
+from fedwidth.engines.limits import why_not
 from fedwidth.engines.ray_records import About, Answer, Kit, Packed, PackedSum, Work, unpack
 from fedwidth.engines.serial import SerialEngine
-from fedwidth.engines.slots import Slots, try_capture, why_not
+from fedwidth.engines.slot_making import try_capture
+from fedwidth.engines.slots import Slots
 from fedwidth.engines.stacks import Stacks
 from fedwidth.errors import OptionError
 from fedwidth.rounds import Engine
@@ -32,11 +34,11 @@ class Worker:
     def prepare(self, kit: Kit, inner: str, device: str) -> About:
         """Take what the run needs; says who and where it is."""
         torch.set_num_threads(1)  # as every engine: sums then have one order
-        self.trainer = kit.trainer(torch.device(device))
+        self.trainer = kit.trainer(own_device(device))
         self.engine = make_inner(inner, self.trainer)
         self._call = -1
         self._state: Mapping[str, Tensor] = {}
-        return About(platform.node(), os.getpid(), fedwidth.__version__, torch.__version__)
+        return About(platform.node(), os.getpid(), fedwidth.__version__, torch.__version__, _given_gpu())
 
     def train(self, state: Mapping[str, Packed], work: Work) -> Answer:
         """Train a parcel from the global state and sum its updates."""
@@ -57,18 +59,38 @@ class Worker:
         return state
 
 
+def own_device(kind: str) -> torch.device:
+    """The device a worker trains on: Ray lets it see no GPU but the one it was given, so that is the first."""
+    if kind != "cuda":
+        return torch.device(kind)
+    if not torch.cuda.is_available():
+        raise OptionError(
+            f"Ray gave a worker GPU {_given_gpu() or '-'} of {platform.node()}, but PyTorch {torch.__version__} finds"
+            " no GPU there: install a build with CUDA on every node, or set ray.gpus = 0 to train on processors"
+        )
+    return torch.device("cuda", 0)
+
+
+def _given_gpu() -> str:
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+
 def choose_inner(trainer: Trainer) -> tuple[str, str]:
     """The engine inside the workers, the same in all, and the device it trains on."""
     settings = trainer.settings
     device = "cuda" if settings.ray.gpus else "cpu"
+    if settings.ray.gpus > 1:
+        raise OptionError(f"ray.gpus is {settings.ray.gpus:g}, but a worker trains on one GPU: give at most 1")
     if trainer.device.type == "cuda" and not settings.ray.gpus:
         raise OptionError("device is 'cuda', but ray.gpus is 0: set the share of a GPU that each worker holds, e.g. 1")
     wanted = replace(settings, engine=settings.ray.engine, device=device)
-    name = choose_engine(replace(trainer, settings=wanted, device=torch.device(device))).name
+    there = replace(trainer, settings=wanted, device=torch.device(device))
+    name = choose_engine(there).name
     if name in ("serial", "processes"):
         return "serial", device
     stacked = name == "vectorised"
-    reason = why_not(trainer, stacked=stacked) or (try_stack(trainer) if stacked else None)
+    # What a GPU cannot do is asked of the workers' device; stacking is tried here, where there may be none.
+    reason = why_not(there, stacked=stacked) or (try_stack(trainer) if stacked else None)
     if reason is not None:
         warnings.warn(f"Ray's workers train one client at a time, not {name}: {reason}", stacklevel=3)
     return ("serial" if reason else name), device
@@ -78,6 +100,9 @@ def make_inner(name: str, trainer: Trainer) -> Engine:
     """The engine inside a worker."""
     if name == "vectorised":
         return FlatEngine(trainer, Stacks(trainer))
-    if name == "cuda" and try_capture(trainer) is None:
-        return FlatEngine(trainer, Slots(trainer))
+    if name == "cuda":
+        reason = try_capture(trainer)
+        if reason is None:
+            return FlatEngine(trainer, Slots(trainer))
+        warnings.warn(f"a Ray worker trains one client at a time: {reason}", stacklevel=2)
     return SerialEngine(trainer)

@@ -8,7 +8,8 @@ roll        who is there, which client each node is and what it can afford
 server      the ServerApp
 node_app    the ClientApp; imports neither torch nor fedwidth until it must train itself
 local       training on a node; resident: a process that stays up for it; wire: how the two talk
-app_folder  what `fedwidth deploy init` writes; keys, templates; doctor: what is wrong with one
-superlink   Flower's server behind a guard
+app_folder  what `fedwidth deploy init` writes: keys, templates, scripts that call superlink, launch and device
+superlink   Flower's server behind a guard; launch: a run and what became of it; device: a node that stays connected
+doctor      what is wrong with a deployment: check_keys, check_server, findings; versions: which Flower it needs
 in_process  a grid without network
 """

@@ -7,13 +7,19 @@ ServerApp pulls. So the pulling is wrapped here, and `superlink` bounds what is 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
-from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
-from flwr.superlink.grid.http_grid import HttpGrid
+from fedwidth.flower.versions import check_flower
+
+check_flower()  # what is imported next is Flower's own business, and elsewhere in other versions
+
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse  # noqa: E402
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse  # noqa: E402
+from flwr.serverapp import Grid  # noqa: E402
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError  # noqa: E402
+from flwr.superlink.grid.http_grid import HttpGrid  # noqa: E402
 
 PATIENCE_SECONDS = 60.0
 """How long a reply whose upload has stopped half-way may hold up the others."""
@@ -34,13 +40,22 @@ def bound_replies(grid: Grid, most: int, *, seconds: float) -> None:
     client.most, client.deadline = most, time.monotonic() + seconds
 
 
+@dataclass
+class _Reply:
+    """The reply that is pulled now."""
+
+    parts: frozenset[str] = frozenset()
+    pulled: int = 0
+    progress: float = field(default_factory=time.monotonic)
+    """When its last part came."""
+
+
 class _Bounded:
     """A runtime client that hands out one reply at a time and refuses to pull more than `most` bytes of it."""
 
     def __init__(self, client: Any) -> None:
         self.most, self.deadline = 0, 0.0
-        self._client = client
-        self._pulled, self._progress = 0, 0.0
+        self._client, self._reply = client, _Reply()
         self._kept: list[tuple[Any, Any]] = []
         # Called once the headers are there and before the body is read.
         client._client.event_hooks["response"].append(self._check_length)
@@ -55,24 +70,27 @@ class _Bounded:
         if not self._kept:
             response = self._client.PullMessages(request)
             self._kept = list(zip(response.messages_list, response.message_object_trees, strict=True))
-        self._pulled, self._progress = 0, time.monotonic()
         first, self._kept = self._kept[:1], self._kept[1:]
+        self._reply = _Reply(frozenset(name for _, tree in first for name in _names(tree)))
         return PullAppMessagesResponse(
             messages_list=[message for message, _ in first], message_object_trees=[tree for _, tree in first]
         )
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
         """One of the reply's parts."""
-        if self._pulled > self.most:
+        # Flower pulls several side by side, and goes on with those of a refused reply while the next one is begun:
+        # they count for their own reply, or are refused.
+        reply = self._reply
+        if reply.pulled > self.most or request.object_id not in reply.parts:
             raise ObjectPullError(request.object_id, self._too_large)
         response: PullObjectResponse = self._client.PullObject(request)
         now = time.monotonic()
         if response.object_available:
-            self._progress = now
-        elif now > min(self._progress + PATIENCE_SECONDS, self.deadline):
+            reply.progress = now
+        elif now > min(reply.progress + PATIENCE_SECONDS, self.deadline):
             raise ObjectPullError(request.object_id, "its upload stopped half-way")
-        self._pulled += len(response.object_content)
-        if self._pulled > self.most:
+        reply.pulled += len(response.object_content)
+        if reply.pulled > self.most:
             raise ObjectPullError(request.object_id, self._too_large)
         return response
 
@@ -86,3 +104,10 @@ class _Bounded:
     @property
     def _too_large(self) -> str:
         return f"its answer is refused unread: it has more than {self.most:,} bytes"
+
+
+def _names(tree: Any) -> Iterator[str]:
+    """Of a message's parts, itself included."""
+    yield tree.object_id
+    for part in tree.children:
+        yield from _names(part)

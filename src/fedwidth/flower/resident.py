@@ -79,7 +79,8 @@ def main() -> None:
     except OptionError as error:
         raise SystemExit(f"error: {error}") from None
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # once is enough: a second one would cut the ending short
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, stop)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedwidth.capacity import parse_capacity, sample_clients
@@ -90,7 +90,7 @@ class Roll:
                     self._enter(node, connected)
                 except FedwidthError as error_here:
                     self.refused.add(id)
-                    self.log(f"node {id} is left out: {error_here}")
+                    self.log(f"{_named(id, names[id], reply)} is left out: {error_here}")
         # One that never answers must not hold up every round.
         self.refused |= {id for id in new if id not in self.nodes and self._asked[id] >= MOST_CALLS}
         self.present = {node.client: node for node in self.nodes.values() if node.id in connected}
@@ -120,6 +120,14 @@ class Roll:
         there = sorted(found)
         drawn = sample_clients(len(there), min(per_round, len(there)), round=round, seed=seed)
         return [(there[place], self.capacity_of(found[there[place]], round)) for place in drawn]
+
+
+def _named(id: int, name: str, reply: Message) -> str:
+    """A node by its id and by the client it is registered as, or says it is: whoever reads the log knows clients."""
+    said = reply.content.get("node") if reply.has_content() else None
+    client = said.get("client") if isinstance(said, ConfigRecord) else None
+    known = name if name.startswith("client-") else f"client {client}" if type(client) is int else name
+    return f"node {id} ({known})" if known else f"node {id}"
 
 
 def budgets_to_capacity(budgets: Mapping[str, float], parts: Any, *, passes: float) -> float:

@@ -1,11 +1,12 @@
 """The ServerApp: the same experiment as `fedwidth run`, its clients trained on nodes.
 
 Every round is checkpointed in `out`; a new `flwr run` of the same app goes on after the last one that is there. A
-round with too few answers is repeated with whoever is connected then.
+round with too few answers is repeated with whoever is connected then. One run at a time may use `out`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -15,13 +16,18 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedwidth import folder
 from fedwidth.config import read_settings
-from fedwidth.errors import OptionError, unknown
+from fedwidth.errors import FedwidthError, OptionError, unknown
 from fedwidth.experiment import Experiment, Line, Result
 from fedwidth.flower.engine import FlowerEngine, TooFewAnswers
 from fedwidth.flower.local import load_parts
 from fedwidth.flower.records import Limits
 from fedwidth.flower.roll import Node, Roll, budgets_to_capacity
+from fedwidth.settings import Settings
+
+LOCK = ".serve.lock"
+"""Held from before nodes are waited for until the run ends; the run's own lock is let go between attempts."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,19 @@ def serve(
     if not deployment.out:
         raise OptionError("run config key 'out' must name a folder for checkpoints and results")
     settings = replace(read_settings(recipe).main, checkpoint_every=1)
+    folder.check(Path(deployment.out), settings, resume=True, overwrite=False)
+    with folder.locked(Path(deployment.out), LOCK):
+        return _serve(grid, settings, deployment, on_round=on_round, log=log)
+
+
+def _serve(
+    grid: Grid,
+    settings: Settings,
+    deployment: Deployment,
+    *,
+    on_round: Callable[[Line], None],
+    log: Callable[[str], None],
+) -> Result:
     if deployment.load:  # what clients would score on their own data only they can know
         settings = replace(settings, evaluation=replace(settings.evaluation, local=False))
     data, partition = load_parts(settings, deployment.load, None)
@@ -125,6 +144,7 @@ def server_app(recipe: str) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         """Run it."""
+        logging.getLogger("flwr").addFilter(_in_one_line())
         deployment = Deployment.of(context.run_config)
         out = deployment.out
         result = serve(grid, recipe, deployment)
@@ -133,6 +153,22 @@ def server_app(recipe: str) -> ServerApp:
         )
 
     return app
+
+
+def _in_one_line() -> Callable[[logging.LogRecord], bool]:
+    """A filter for Flower's log: what stopped the run for a reason is one line, without the way through the code."""
+    stopped = False
+
+    def shorten(record: logging.LogRecord) -> bool:
+        nonlocal stopped
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, (FedwidthError, OSError)):
+            record.msg, record.args, record.exc_info = "the run failed: %s", (" ".join(str(error).split()),), None
+            stopped = True
+            return True
+        return not (stopped and record.getMessage().startswith("Exit Code"))  # which says less
+
+    return shorten
 
 
 def _capacities(experiment: Experiment) -> Callable[[Node, int], float]:

@@ -21,6 +21,9 @@ import ipaddress
 import sys
 from typing import Any
 
+from fedwidth.errors import OptionError
+from fedwidth.flower.versions import check_flower
+
 MOST_BYTES, MOST_REPLY = 16 << 20, 128 << 20
 MOST_KEYS = 100_000
 LOCK_MILLISECONDS = "25000"
@@ -109,6 +112,10 @@ def main() -> None:
     parser.add_argument("--most-reply", type=int, default=MOST_REPLY)
     parser.add_argument("--control", choices=("local", "any"), default="local")
     own, rest = parser.parse_known_args()
+    try:
+        check_flower()
+    except OptionError as error:
+        raise SystemExit(f"error: {error}") from None
     from flwr.supercore import sql_mixin
     from flwr.superlink import extensions
     from flwr.superlink.cli import flower_superlink

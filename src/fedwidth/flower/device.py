@@ -1,0 +1,213 @@
+"""A device's trainer and its connection to the server: `python device.py …`, what `start.sh` calls.
+
+The command line is that of `flower-supernode`. A connection that is lost is tried again, for ever; what trying again
+cannot heal (a key the server does not know, a certificate that has expired) ends it with the reason in one line.
+
+Standard library only, and copied into the nodes' folders: importing fedwidth brings in PyTorch, and a device needs its
+memory for the trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+
+FLOWER = "1.41"
+"""The minor version of Flower whose words are read here, and which all deployments were made for."""
+SOCKET = "trainer.sock"
+PAUSE_SECONDS = 10.0
+REFUSED_SECONDS = 100.0
+"""The server refuses a node that was cut off for up to 60 seconds, in the same words as one it does not know."""
+FINAL = (302, 303, 304, 600, 602, 603, 604, 605, 606)
+"""Exit codes of Flower for keys, certificates, addresses and versions that are no good."""
+ENDED = "SuperNode terminated gracefully"
+NOT_YET_VALID = 9
+"""OpenSSL's number: a device's clock may still be waiting to be set."""
+
+
+def why_not_flower() -> str | None:
+    """Why deployments cannot use the Flower that is installed, or None where they can."""
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        return "flwr is not installed; pip install 'fedwidth[flower]'"
+    if f"{found}.".startswith(f"{FLOWER}."):
+        return None
+    return (
+        f"flwr {found} is installed, but fedwidth's deployments were made for flwr {FLOWER} and use parts of it that"
+        f" change between versions; pip install 'flwr=={FLOWER}.*'"
+    )
+
+
+class Node:
+    """One `flower-supernode`, its output passed on."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.connected = False
+        self._last: deque[str] = deque(maxlen=30)
+        command = [str(Path(sys.executable).with_name("flower-supernode")), *words]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # Processes it started hold the pipe open after its end, so that is not what is waited for.
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait(self) -> str:
+        """The last it said, once it has ended."""
+        self.process.wait()
+        self._reader.join(timeout=2.0)
+        return "".join(self._last)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            print(line, end="", flush=True)
+            self._last.append(line)
+            self.connected |= "SuperNode ID:" in line
+
+
+def stay_connected(words: list[str], superlink: str, authority: str, trainer: subprocess.Popen[bytes]) -> str:
+    """Keep a SuperNode running until that cannot help; why it cannot."""
+    refused: float | None = None
+    while True:
+        if (reason := distrust(superlink, authority)) is not None:
+            return reason
+        node = Node(words)
+        try:
+            said = node.wait()
+        finally:
+            end(node.process)
+        if (reason := why_final(said)) is not None:
+            return reason
+        if trainer.poll() is not None:
+            return "the trainer has ended: see above"
+        if node.connected:
+            refused = None
+        elif is_refusal(said):
+            if refused is None:
+                print(f"the server does not let this device in; trying again for {REFUSED_SECONDS:.0f} s", flush=True)
+                refused = time.monotonic()
+            if time.monotonic() - refused > REFUSED_SECONDS:
+                return (
+                    f"the server at {superlink} has refused this device for {REFUSED_SECONDS:.0f} s: its key is not"
+                    " registered (./register.sh on the server), another device is connected with it, or this device's"
+                    f" clock is wrong ({time.strftime('%Y-%m-%d %H:%M %Z')})"
+                )
+        time.sleep(PAUSE_SECONDS)
+
+
+def distrust(superlink: str, authority: str) -> str | None:
+    """Why this device must not trust the server's certificate, or None; also where the server cannot be reached."""
+    host, _, port = superlink.rpartition(":")
+    host = host.strip("[]")
+    try:
+        context = ssl.create_default_context(cafile=authority)
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return None
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code == NOT_YET_VALID:
+            return None
+        return f"the certificate of the server at {superlink} is refused: {error.verify_message}"
+    except ssl.SSLError as error:
+        if "NO_CERTIFICATE" in (error.reason or "") or not Path(authority).stat().st_size:
+            return f"{authority} holds no certificate"
+        return None
+    except FileNotFoundError:
+        return f"{authority} is missing: copy the device's whole folder"
+    except (OSError, ValueError):
+        return None  # Flower says so, and tries again
+
+
+def why_final(said: str) -> str | None:
+    """What Flower's last words say that trying again cannot heal, or None.
+
+    >>> why_final("ERROR :     Exit Code: 302\\nThe key is invalid.\\n\\nFor more information, visit: <…>\\n")
+    'The key is invalid.'
+    >>> why_final("ERROR :     Exit Code: 305\\nFailed to initialize the connection to the SuperLink.\\n")
+    >>> why_final("usage: flower-supernode [-h]\\nflower-supernode: error: unrecognized arguments: --prot 1\\n")
+    'flower-supernode: error: unrecognized arguments: --prot 1'
+    """
+    if said.lstrip().startswith("usage:"):
+        return said.strip().splitlines()[-1]
+    if (taken := re.search(r"error while attempting to bind on address.*", said)) is not None:
+        return f"{taken[0].strip()} (give another --port)"
+    code, text = _exit_code(said)
+    if code not in FINAL:
+        return None
+    return " ".join(text.partition("For more information")[0].split()) or f"Flower's exit code {code}"
+
+
+def is_refusal(said: str) -> bool:
+    """Whether the server let the node in neither because of its key nor its signature.
+
+    >>> is_refusal("Exit Code: 305\\nFailed to initialize the connection to the SuperLink.\\n[code: 2004] Failed to …")
+    True
+    >>> is_refusal("Exit Code: 305\\nFailed to initialize the connection to the SuperLink.\\nproxy error")
+    False
+    """
+    code, text = _exit_code(said)
+    if code is None:
+        return ENDED in said  # with a signature that is not accepted, it ends without a word about that
+    return code == 305 and "[code: 2004]" in text
+
+
+def _exit_code(said: str) -> tuple[int | None, str]:
+    found = re.search(r"Exit Code: (\d+)\s*(.*)", said, re.DOTALL)
+    return (int(found[1]), found[2]) if found else (None, "")
+
+
+def end(*processes: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+    """Ask the processes to end, and after a while make them."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    """Run until stopped."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--superlink", required=True)
+    parser.add_argument("--root-certificates", required=True)
+    words = sys.argv[1:]
+    known, _ = parser.parse_known_args(words)
+    if (reason := why_not_flower()) is not None:
+        raise SystemExit(f"error: {reason}")
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # once is enough: a second one would cut the ending short
+        raise SystemExit(0)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    trainer = subprocess.Popen([sys.executable, "-m", "fedwidth.flower.resident", "--socket", SOCKET])
+    try:
+        why = stay_connected(words, known.superlink, known.root_certificates, trainer)
+    finally:
+        end(trainer)
+    raise SystemExit(f"error: {why}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Starts a run and says what became of it: `python -m fedwidth.flower.launch APP LINK …`.
+
+The rest of the command line is that of `flwr run`, whose output is passed on. Flower reports success whatever became of
+the run; this exits with 0 only if it finished, and else says why it did not in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from fedwidth.errors import OptionError
+from fedwidth.flower.versions import check_flower
+
+STARTED = re.compile(r"started run (\d+)")
+RAISED = "ServerApp failed with exception: "
+SETTLE_SECONDS = 10.0
+"""How long a run may take to be marked as finished once its log has ended."""
+INTERRUPTED = 130
+"""As shells report it."""
+
+
+class Watch:
+    """`flwr run --stream`, passed on until it ends."""
+
+    def __init__(self, app: str, link: str, more: list[str]) -> None:
+        self.interrupted = False
+        self._process = subprocess.Popen(
+            [_flwr(), "run", app, link, "--stream", *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+
+    def end(self, number: int, _frame: FrameType | None) -> None:
+        """On a signal: watching ends, the run does not."""
+        self.interrupted = True
+        if number == signal.SIGTERM:  # Ctrl-C reaches the process too
+            self._process.terminate()
+
+    def follow(self) -> tuple[str, int]:
+        """The run's number, empty where none was started, and the exit status."""
+        run = ""
+        assert self._process.stdout is not None
+        with self._process:
+            for line in self._process.stdout:
+                print(line, end="", flush=True)
+                found = STARTED.search(line)
+                run = run or (found[1] if found else "")
+        return run, self._process.returncode
+
+
+def launch(app: str, link: str, more: list[str]) -> int:
+    """Start the run and watch it; 0 if it finished."""
+    watch = Watch(app, link, more)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, watch.end)
+    run, status = watch.follow()
+    if watch.interrupted:
+        after = f"run {run} goes on; flwr stop {run} {link} ends it" if run else "it may not have been started"
+        print(f"no longer watching: {after}", file=sys.stderr)
+        return INTERRUPTED
+    if not run:
+        print("error: the run was not started: see above", file=sys.stderr)
+        return status or 1
+    said = verdict(*outcome(run, link))
+    if said is not None:
+        print(f"error: {said}", file=sys.stderr)
+    return int(said is not None)
+
+
+def outcome(run: str, link: str) -> tuple[str, str]:
+    """The status of a run and Flower's remarks on it; a run that is still going on is given a moment to end."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        command = [_flwr(), "list", link, "--run-id", run, "--format", "json"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            (found,) = json.loads(done.stdout)["runs"]
+            status, details = str(found["status"]), str(found.get("status-details", ""))
+        except (ValueError, KeyError, TypeError):
+            return "", ""
+        if status.startswith("finished") or time.monotonic() > deadline:
+            return status, details
+        time.sleep(0.5)
+
+
+def verdict(status: str, details: str) -> str | None:
+    """Why a run did not finish, in one line; None where it did.
+
+    >>> verdict("finished:completed", "")
+    >>> verdict("finished:failed", "ServerApp failed with exception: only 1 of 4 nodes came")
+    'the run failed: only 1 of 4 nodes came'
+    >>> verdict("finished:stopped", "")
+    'the run was stopped; ./run.sh goes on after its last finished round'
+    """
+    if status == "finished:completed":
+        return None
+    if not status:
+        return "the server can no longer be asked what became of the run; start ./superlink.sh, then ./run.sh"
+    if status == "finished:stopped":
+        return "the run was stopped; ./run.sh goes on after its last finished round"
+    if status == "finished:failed":
+        if "heartbeat" in details:
+            return "the run failed: its process ended without a word (killed, or out of memory)"
+        return f"the run failed: {' '.join(details.removeprefix(RAISED).split())}"
+    return f"the log ended, but the run is {status}; flwr list shows what becomes of it"
+
+
+def main() -> None:
+    """Start the run that the command line names."""
+    try:
+        check_flower()
+    except OptionError as error:
+        raise SystemExit(f"error: {error}") from None
+    if len(sys.argv) < 3:
+        raise SystemExit("error: give the app's folder and the name of the link")
+    raise SystemExit(launch(sys.argv[1], sys.argv[2], sys.argv[3:]))
+
+
+def _flwr() -> str:
+    return str(Path(sys.executable).with_name("flwr"))
+
+
+if __name__ == "__main__":
+    main()
