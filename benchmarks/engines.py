@@ -2,9 +2,9 @@
 
     python benchmarks/engines.py [--device cuda] [--rounds 20] [--out engines.json] [--only steps|rounds|profile]
 
-Steps: PreResNet18, CIFAR shapes, 10 clients (two per width), batch 10, SGD. Rounds: FedRolex, Adam, batch 128 and 10,
-one local epoch of 500 samples, as a run has them. Data are random images of CIFAR's shape: speed does not depend on
-what they show.
+Steps: PreResNet18, CIFAR shapes, 10 clients (two per width, or all of one), batch 10, SGD; and a small MLP. Rounds:
+FedRolex, Adam, batch 128 and 10, one local epoch of 500 samples, as a run has them. Data are random images of CIFAR's
+shape: speed does not depend on what they show.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,36 +62,72 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def timed(work: Callable[[int], object], device: str, repeats: int, warm: int) -> list[float]:
-    for number in range(warm):
-        work(number)
-    times = []
+class Steps:
+    """One local step of ten clients with one engine: the difference between rounds of 21 and of 1 steps, by 20."""
+
+    def __init__(self, data, device: str, engine: str, precision: str, widths: Sequence[float], *changes: str) -> None:
+        self.device, self.clients = device, list(enumerate(widths))
+        self.name, self.rounds = f"{engine} {precision}", {}
+        for steps in (1, 21):
+            ways = ["training.batch_size=10", f"training.steps={steps}", "training.lr=0.01", *changes]
+            run = experiment(data, device, engine, precision, *ways)
+            self.rounds[steps] = (run, make_engine(run.trainer), state_of(run.model))
+
+    def round(self, steps: int, number: int) -> None:
+        """One round of so many steps."""
+        run, engine, state = self.rounds[steps]
+        engine.run(state, run.method.assign(run.plan, self.clients, number), number)
+
+    def milliseconds(self, number: int) -> float:
+        """For one step."""
+        seconds = {}
+        for steps in (1, 21):
+            synchronise(self.device)
+            start = time.perf_counter()
+            self.round(steps, number)
+            synchronise(self.device)
+            seconds[steps] = time.perf_counter() - start
+        return 1000 * (seconds[21] - seconds[1]) / 20
+
+    def close(self) -> None:
+        """Give memory and workers back."""
+        for _, engine, _ in self.rounds.values():
+            engine.close()
+
+
+def compare_steps(title: str, cases: Sequence[Steps], repeats: int) -> dict[str, dict[str, float]]:
+    """Engines turn by turn in one process, so that what disturbs one disturbs all."""
+    for case in cases:
+        for number in range(3):
+            case.round(1, number)
+            case.round(21, number)
+    times: dict[str, list[float]] = {case.name: [] for case in cases}
     for number in range(repeats):
-        synchronise(device)
-        start = time.perf_counter()
-        work(warm + number)
-        synchronise(device)
-        times.append(time.perf_counter() - start)
-    return times
+        for case in cases:
+            times[case.name].append(case.milliseconds(3 + number))
+    for case in cases:
+        case.close()
+    found = {n: {"median": statistics.median(t), "least": min(t), "most": max(t)} for n, t in times.items()}
+    for name, ms in found.items():
+        print(f"{title}, {name}: {ms['median']:.2f} ms ({ms['least']:.2f} to {ms['most']:.2f})", flush=True)
+    return found
 
 
-def time_steps(data, device: str, engine: str, precision: str, repeats: int) -> float:
-    """Milliseconds for one step of all ten clients: the difference between rounds of 21 and of 1 steps, by 20."""
-    seconds = {}
-    for steps in (1, 21):
-        run = experiment(
-            data, device, engine, precision, "training.batch_size=10", f"training.steps={steps}", "training.lr=0.01"
-        )
-        trainer = make_engine(run.trainer)
-        state = state_of(run.model)
-        clients = list(enumerate(WIDTHS))
-
-        def work(number: int, run=run, trainer=trainer, state=state, clients=clients) -> None:
-            trainer.run(state, run.method.assign(run.plan, clients, number), number)
-
-        seconds[steps] = statistics.median(timed(work, device, repeats, warm=3))
-        trainer.close()
-    return 1000 * (seconds[21] - seconds[1]) / 20
+def steps_of(data, device: str, repeats: int) -> dict[str, object]:
+    """The engines with ten clients of mixed widths, of one width each, and with a small model."""
+    engines = [("serial", "tf32"), ("vectorised", "tf32"), ("cuda", "tf32")]
+    fast = [*engines[1:], ("cuda", "bf16")] if device.startswith("cuda") else [*engines[1:], ("processes", "tf32")]
+    record: dict[str, object] = {}
+    mixed = compare_steps("ten clients", [Steps(data, device, *e, WIDTHS) for e in [engines[0], *fast]], repeats)
+    print(f"cuda is {mixed['serial tf32']['median'] / mixed['cuda tf32']['median']:.1f} times serial")
+    record["mixed widths"] = mixed
+    for width in (1.0, 0.25, 0.0625):
+        title = f"ten clients of width {width:g}"
+        record[title] = compare_steps(title, [Steps(data, device, *e, [width] * 10) for e in fast], repeats)
+    mlp = ["model.name=mlp", "model.options={hidden=[128,32]}"]
+    title = "ten clients, MLP of hidden layers 128 and 32"
+    record[title] = compare_steps(title, [Steps(data, device, *e, WIDTHS, *mlp) for e in engines], repeats)
+    return record
 
 
 PAPER = ["training.optimiser=adam", "training.lr=2e-4", "training.weight_decay=5e-4", "training.clip=1.0"]
@@ -147,6 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", choices=["steps", "rounds", "profile"])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -156,12 +193,7 @@ def main() -> None:
     data = images()
     record: dict[str, object] = {"hardware": hardware, "torch": torch.__version__}
     if arguments.only in (None, "steps"):
-        steps = {}
-        for engine, precision in (("serial", "tf32"), ("cuda", "tf32"), ("cuda", "bf16")):
-            steps[f"{engine} {precision}"] = time_steps(data, device, engine, precision, 5)
-            print(f"step of ten clients, {engine} {precision}: {steps[f'{engine} {precision}']:.2f} ms", flush=True)
-        print(f"cuda is {steps['serial tf32'] / steps['cuda tf32']:.1f} times serial")
-        record["step_ms"] = steps
+        record["step_ms"] = steps_of(data, device, arguments.repeats)
     if arguments.only in (None, "rounds"):
         rounds = {}
         for batch in (128, 10):

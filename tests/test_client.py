@@ -314,6 +314,25 @@ class TestRandomness:
         assert train(trainer)[0].keys() == fedwidth.state_of(trainer.model).keys()
 
 
+class Volume(Cnn):
+    """Has a tensor of five dimensions, which cannot lie with its channels last as images do."""
+
+    def __init__(self):
+        super().__init__(data_shape=(3, 8, 8), classes=4, widths=(4, 8))
+        self.register_buffer("volume", torch.ones(1, 1, 1, 1, 1))
+
+    def forward(self, x):
+        return super().forward(x) * self.volume.flatten()
+
+
+def test_a_model_with_a_tensor_of_five_dimensions_keeps_its_order():
+    x, y = torch.randn(20, 3, 8, 8), torch.arange(20) % 4
+    data = fedwidth.data.from_tensors(x, y, x, y, kind="images")
+    trainer = trainer_of(Volume(), data, make_partition(data, "iid", 1, 1))
+    assert not trainer.channels_last
+    train(trainer, capacity=0.5)
+
+
 def test_channels_last_in_memory_changes_nothing_but_rounding():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(20, 3, 8, 8, generator=generator, dtype=torch.float64)

@@ -18,6 +18,14 @@ from small_runs import TwoUnits, contents, ones, same, small
 TINY_CNN = ("model.name=cnn", "model.options={widths=[4, 4]}")
 
 
+@pytest.mark.parametrize("engine", ["serial", "cuda", "vectorised"])
+def test_the_state_and_the_model_lie_in_memory_as_others_expect(engine):
+    """Clients may train with channels last; files and `view` need the usual order."""
+    result = Experiment(small(*TINY_CNN, "method.name=fedavg", f"engine={engine}")).run()
+    for tensors in (result.server.state, result.model.state_dict()):
+        assert all(tensor.is_contiguous() for tensor in tensors.values())
+
+
 class TestOneSeedOneResult:
     def test_twice(self, tmp_path):
         for folder in ("one", "two"):

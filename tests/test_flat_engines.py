@@ -78,29 +78,42 @@ class Memory:
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
 def test_out_of_memory_goes_on_with_fewer_slots_and_the_same_result(monkeypatch, place, error):
     expected = reference()
+    # The third slot is the second of its width, so halving leaves one of each.
+    calls, left = ((3, 6), ["2 a width", "1 a width"])
+    if place == "__init__":
+        calls, left = ((3, 4), ["1 a width", "1 for all widths together"])
     with monkeypatch.context() as patch:
-        memory = Memory(patch, place, calls=(3, 6), error=error)
+        memory = Memory(patch, place, calls=calls, error=error)
         with pytest.warns(UserWarning, match="out of memory") as said:
             found = reference()
-    assert memory.count > 6
+    assert memory.count > calls[-1]
     messages = [str(w.message) for w in said]
-    assert [m.rpartition(", ")[2] for m in messages] == ["2 a width", "1 a width"]
+    assert [m.rpartition(", ")[2] for m in messages] == left
     assert all(m.startswith("out of memory on cpu: the cuda engine goes on with fewer slots") for m in messages)
     assert all(torch.equal(expected.server.state[n], found.server.state[n]) for n in expected.server.state)
     assert [line["train_loss"] for line in expected.metrics] == [line["train_loss"] for line in found.metrics]
     assert [line["clients"] for line in expected.metrics] == [line["clients"] for line in found.metrics]
 
 
-@pytest.mark.parametrize("place", ["add_flat", "__init__"])
-def test_no_memory_for_the_sums_begins_the_round_again_with_fewer_slots(monkeypatch, place):
+@pytest.mark.parametrize(("place", "call"), [("add_flat", 3), ("__init__", 1)])
+def test_no_memory_for_the_sums_begins_the_round_again_with_fewer_slots(monkeypatch, place, call):
     expected = reference()
     with monkeypatch.context() as patch:
-        memory = Memory(patch, place, calls=(3,), owner=FlatSum)
-        with pytest.warns(UserWarning, match="fewer slots, 2 a width"):
+        memory = Memory(patch, place, calls=(call,), owner=FlatSum)
+        with pytest.warns(UserWarning, match="fewer slots, . a width"):
             found = reference()
-    assert memory.count > 6
+    assert memory.count > 4
     assert all(torch.equal(expected.server.state[n], found.server.state[n]) for n in expected.server.state)
     assert expected.metrics[-1]["train_loss"] == found.metrics[-1]["train_loss"]
+
+
+def test_no_memory_to_prepare_the_next_round_is_no_reason_to_train_this_one_again(monkeypatch):
+    expected = reference()
+    with monkeypatch.context() as patch:
+        memory = Memory(patch, "prepare", calls=(1,), owner=FlatEngine)
+        found = reference()  # warnings are errors
+    assert memory.count == 1
+    assert all(torch.equal(expected.server.state[n], found.server.state[n]) for n in expected.server.state)
 
 
 def test_a_device_with_room_for_one_slot_trains_one_client_at_a_time(monkeypatch):

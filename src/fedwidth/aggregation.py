@@ -208,7 +208,8 @@ def interpolated(mean: Tensor, value: Tensor, share: Weight) -> Tensor:
     """The same as a new tensor; one pass over memory less than a copy and then `interpolate`."""
     if isinstance(share, Tensor):
         return mean.lerp(value, share.to(mean.dtype))
-    return value.clone() if share == 1.0 else mean.lerp(value, share)
+    # Not a clone of the value: it may lie otherwise in memory than the state it becomes part of.
+    return torch.empty_like(mean).copy_(value) if share == 1.0 else mean.lerp(value, share)
 
 
 def _back(result: Tensor, old: Tensor) -> Tensor:

@@ -122,9 +122,9 @@ class Trainer:
             whole, values = skeleton(self.model, self.plan, {}).to(self.device), state_of(self.model)
         with torch.no_grad(), untouched(whole):
             load(whole, values)
-            whole = whole.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
             inputs = self.data.example().to(self.device)
             try:
+                whole = whole.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
                 whole(inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs)
             except RuntimeError:
                 return False

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from fedwidth import checkpoint, evaluation, folder
@@ -100,7 +101,8 @@ class Course:
             checkpoint.write_whole(self.place / "summary.json", json.dumps(summary, indent=2) + "\n")
         settings, data = experiment.settings.evaluation, experiment.data
         evaluation.prepare(experiment.model, server.state, data, settings, experiment.device)
-        return Result(summary, self.lines, server, experiment.model)
+        model = experiment.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return Result(summary, self.lines, server, model)
 
     def _write(self) -> None:
         if self._metrics and self._written < len(self.lines):

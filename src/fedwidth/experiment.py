@@ -21,6 +21,7 @@ from fedwidth.config import check, identity, settings_toml
 from fedwidth.cost import Cost, cost_at, count_parameters
 from fedwidth.course import Course, Line, Measured, Result, Stopped
 from fedwidth.data import Data, Partition
+from fedwidth.device import on_device
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
 from fedwidth.methods import Task, method
@@ -76,8 +77,6 @@ class Experiment:
         self.trainer = Trainer(
             self.model, self.plan, self.data, self.partition, self.method, settings, device=self.device
         )
-        if self.device.type == "cuda" and self.trainer.takes_channels_last:
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # evaluation is faster so
         self.costs: dict[tuple[tuple[str, int], ...], Cost] = {}
         """Of sub-models by size; runs of one model may share them."""
 
@@ -104,6 +103,7 @@ class Experiment:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             # One thread on the CPU: sums then have one order, and results do not depend on the number of cores.
             torch.set_num_threads(1)
+            stack.enter_context(on_device(self.device))
             engine = engine or make_engine(self.trainer)
             if hasattr(engine, "watch"):  # one whose rounds may be long, with workers that answer one by one
                 engine.watch = on_clients
@@ -144,6 +144,8 @@ class Experiment:
                 if overwrite:
                     folder.clear(place)
             server, seconds = self._start(place, resume)
+            if self.device.type == "cuda" and self.trainer.takes_channels_last:  # then evaluation is faster
+                self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             if place and not (place / folder.CONFIG).exists():
                 checkpoint.write_whole(place / folder.CONFIG, settings_toml(self.settings))
             yield Course(self, place, server, seconds=seconds, packed=packed)

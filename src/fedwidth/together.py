@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.client import Trainer
+from fedwidth.device import on_device
 from fedwidth.engines.packed import Pack
 from fedwidth.engines.packed_clients import Part
 from fedwidth.engines.packed_limits import SHARED
@@ -51,6 +52,7 @@ def run_together(
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
+        stack.enter_context(on_device(experiments[0].device))
         pack = Pack([experiment.trainer for experiment in experiments])
         stack.callback(pack.close)
         courses = [

@@ -210,11 +210,13 @@ def test_bad_input_is_one_line_and_code_2(tmp_path, capsys):
             assert error.count("\n") == 1
 
 
-def test_ctrl_c_ends_it_quietly(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_it_quietly(tmp_path, how):
     write_run(tmp_path / "a", metrics=lines(3))
     command = [sys.executable, "-m", "fedwidth.cli", "view", str(tmp_path), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    in_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]  # Ctrl-C ignored, as by a shell's &
+    with subprocess.Popen(in_background, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline().startswith("http://127.0.0.1:")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         out, error = process.communicate(timeout=30)
     assert (process.returncode, out, error) == (0, "", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import webbrowser
 from pathlib import Path
@@ -32,4 +33,6 @@ def view(
         if open_page:
             webbrowser.open(url)
 
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell that starts it in the background ignores Ctrl-C
+        signal.signal(number, signal.default_int_handler)
     serve(server, announce)

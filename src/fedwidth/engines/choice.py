@@ -27,7 +27,7 @@ from fedwidth.capacity import Capacities
 from fedwidth.client import Trainer, masked_loss
 from fedwidth.cost import cost
 from fedwidth.engines.limits import why_not
-from fedwidth.engines.sending import cannot_send, cannot_share
+from fedwidth.engines.sending import cannot_import, cannot_send, cannot_share
 from fedwidth.engines.stacks import couples_samples
 from fedwidth.narrow import skeleton
 from fedwidth.submodel import state_of
@@ -70,7 +70,7 @@ def choose_engine(trainer: Trainer) -> Choice:
         return Choice("serial", reason)
     if workers == 1 or cannot_send(trainer.model) is not None:
         return Choice("serial", "no second core or the model cannot be sent to one")
-    if (lacking := cannot_share(trainer)) is not None:
+    if (lacking := cannot_share(trainer) or cannot_import(trainer)) is not None:
         return Choice("serial", lacking)
     return Choice("processes", f"{work.round:.1e} multiply-adds a round, {workers} workers")
 

@@ -34,6 +34,15 @@ class Crew(Protocol):
         """Give memory and threads back."""
 
 
+def if_it_fits(work: Callable[[], None]) -> None:
+    """Do what may as well be done later, unless the device has no memory for it now."""
+    try:
+        work()
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+
+
 def fitting(crew: Crew, work: Callable[[], Outcome]) -> Outcome:
     """Do a round's work.
 

@@ -102,11 +102,10 @@ class SubLayout:
         return found
 
     def mark(self, names: Sequence[str]) -> Tensor:
-        """1 for the elements of these tensors, 0 for the others."""
-        marked = torch.zeros(self.size, dtype=self.layout.dtype)
+        """1 for the elements of these tensors, and for gaps, which are 0 whatever happens; 0 for other tensors."""
+        marked = torch.ones(self.size, dtype=self.layout.dtype)
         for name, view in self.views(marked).items():
-            if name in names:
-                view.fill_(1.0)
+            view.fill_(float(name in names))
         return marked
 
     def where(self, index: Index) -> Tensor:

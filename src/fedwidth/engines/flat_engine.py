@@ -7,7 +7,7 @@ order of sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedwidth.aggregation import CohortSum, weigh
 from fedwidth.client import Trainer
-from fedwidth.engines.crew import Crew, fitting
+from fedwidth.engines.crew import Crew, fitting, if_it_fits
 from fedwidth.engines.faults import named
 from fedwidth.engines.flat import FlatState, Layout, SubLayout, send
 from fedwidth.engines.flat_sums import FlatSum
@@ -67,7 +67,8 @@ class FlatEngine:
         def work() -> tuple[list[CohortSum], Report]:
             sums, jobs = self.begin(state, tasks, round)
             done = self.finish(sums, self.crew.train(jobs))
-            self._make_room()
+            del jobs  # their sub-models are gone before averaging begins
+            self._make_room(sums.values())
             return done
 
         return fitting(self.crew, work)
@@ -104,6 +105,7 @@ class FlatEngine:
     def close(self) -> None:
         """Give the device's memory back."""
         self.crew.close()
+        self._prepared = None
         for held in (self.shapes.subs, self.shapes.labels, self._where):
             held.clear()
 
@@ -115,7 +117,8 @@ class FlatEngine:
     def _work_ahead(self) -> None:
         coming = self.ahead()
         if coming is not None:
-            self.prepare(*coming)
+            tasks, round = coming
+            if_it_fits(lambda: self.prepare(tasks, round))
 
     def _take_prepared(self, tasks: Sequence[Task], round: int) -> tuple[dict[str, FlatSum], list[Order]]:
         """The round's empty sums and its clients' orders, made beforehand or now."""
@@ -124,12 +127,14 @@ class FlatEngine:
             return ready.sums, ready.orders
         return self._make_sums(tasks, round), orders_of(self.trainer, tasks, round)
 
-    def _make_room(self) -> None:
-        """Find out now whether there is memory for averaging: a new state, weights, and the parts of a cohort."""
+    def _make_room(self, sums: Iterable[FlatSum]) -> None:
+        """Find out, while a smaller crew could help, whether there is memory for averaging: state, weights, parts."""
         layout = self.shapes.layout
-        if self.trainer.device.type == "cuda" and layout is not None:
-            bytes_each = 3 * layout.dtype.itemsize + 3 * torch.float64.itemsize
-            torch.empty(layout.size * bytes_each, dtype=torch.uint8, device=self.trainer.device)
+        if self.trainer.device.type == "cuda" and layout is not None and self.crew.can_shrink:
+            number, weight = layout.dtype.itemsize, torch.float64.itemsize
+            widest = max(cohort.sub.size for cohort in sums)
+            needed = layout.size * (number + weight) + widest * (2 * number + 3 * weight)
+            torch.empty(needed, dtype=torch.uint8, device=self.trainer.device)
 
     def _flatten(self, state: Mapping[str, Tensor]) -> FlatState:
         if self.shapes.layout is None:

@@ -14,7 +14,7 @@ from itertools import islice
 from torch import Tensor
 
 from fedwidth.client import Trainer
-from fedwidth.engines.crew import fitting
+from fedwidth.engines.crew import fitting, if_it_fits
 from fedwidth.engines.flat import FlatState, Layout
 from fedwidth.engines.flat_engine import FlatEngine, Shapes
 from fedwidth.engines.packed_clients import Part
@@ -54,15 +54,21 @@ class SlotPack:
         jobs_of_all = [replace(job, run=_name(job.trainer)) for _, jobs in begun for job in jobs]
         trained = self.crew.train(jobs_of_all)
         found = []
-        for engine, part, (empty, jobs) in zip(engines, parts, begun, strict=True):
+        for engine, part in zip(engines, parts, strict=True):
+            empty, jobs = begun.pop(0)  # let go of, once it is averaged
             sums, report = engine.finish(empty, islice(trained, len(jobs)))
             found.append((part.trainer.method.aggregate(part.state, sums, part.trainer.plan), report))
         return found
 
     def _work_ahead(self) -> None:
         """Prepare the next round of every run while the device trains."""
-        for trainer, tasks, round in self._ahead():
-            self._engines[id(trainer)].prepare(tasks, round)
+        coming = self._ahead()
+
+        def prepare() -> None:
+            for trainer, tasks, round in coming:
+                self._engines[id(trainer)].prepare(tasks, round)
+
+        if_it_fits(prepare)
 
 
 def _name(trainer: Trainer) -> str:

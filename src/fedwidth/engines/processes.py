@@ -28,7 +28,14 @@ from fedwidth.client import Trainer
 from fedwidth.data import Data, Partition
 from fedwidth.engines.faults import describe, named
 from fedwidth.engines.plain_index import PlainIndex
-from fedwidth.engines.sending import cannot_send, cannot_share, sent_once
+from fedwidth.engines.sending import (
+    cannot_import,
+    cannot_send,
+    cannot_share,
+    needs_script,
+    script_unseen,
+    sent_once,
+)
 from fedwidth.engines.serial import train_named
 from fedwidth.errors import ClientError, OptionError
 from fedwidth.methods import Task, method
@@ -58,9 +65,10 @@ class ProcessEngine:
     def __init__(self, trainer: Trainer, workers: int) -> None:
         if (reason := cannot_send(trainer.model)) is not None:
             raise OptionError(f"the model cannot be sent to worker processes ({reason}); use engine = 'serial'")
-        if (reason := cannot_share(trainer)) is not None:
+        if (reason := cannot_share(trainer) or cannot_import(trainer)) is not None:
             raise OptionError(f"{reason}; use engine = 'serial'")
         self.trainer = trainer
+        self._without_script = not needs_script(trainer)
         self.workers = workers
         self._pool: ProcessPoolExecutor | None = None
 
@@ -130,7 +138,8 @@ class ProcessEngine:
                 if key not in packed:
                     with named("cut", round, task):
                         packed[key] = _pack(extract(state, self.trainer.plan, task.index))
-                futures[place] = self._pool.submit(_train, packed[key], _LightTask.of(task), round)
+                with script_unseen(self._without_script):  # a worker may be started here
+                    futures[place] = self._pool.submit(_train, packed[key], _LightTask.of(task), round)
                 waiting[key] -= 1
                 if not waiting[key]:
                     del packed[key]

@@ -1,10 +1,18 @@
-"""Whether worker processes can be given what they train with: the model pickled, tensors through shared memory."""
+"""Whether worker processes can be given what they train with: the model pickled, tensors through shared memory.
+
+A new process imports the script it was started from, which runs all of it again unless it is guarded by
+`if __name__ == "__main__":`. Workers need the script only if something they are sent is defined in it.
+"""
 
 from __future__ import annotations
 
+import ast
 import io
 import pickle
 import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +38,48 @@ def cannot_send(model: nn.Module) -> str | None:
     return None
 
 
+def cannot_import(trainer: Trainer) -> str | None:
+    """Why workers cannot get at what the script itself defines (a model, data), or None where they can or need not."""
+    if not needs_script(trainer):
+        return None
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    if path is None or not Path(path).is_file():
+        return "model or data are defined in an interactive session, which worker processes cannot import"
+    if _is_guarded(Path(path)):
+        return None
+    return (
+        f"model or data are defined in {Path(path).name}, which every worker process would run again: put what it does"
+        " under `if __name__ == '__main__':`, or the definitions into a module"
+    )
+
+
+def needs_script(trainer: Trainer) -> bool:
+    """Whether something that workers are sent is defined in the script that runs."""
+    content = io.BytesIO()
+    _Counter(content).dump(sent_once(trainer))
+    return b"__main__" in content.getvalue()
+
+
+@contextmanager
+def script_unseen(unseen: bool) -> Iterator[None]:
+    """Within it, a process that is started does not import the script."""
+    main = sys.modules["__main__"]
+    held: dict[str, Any] = {n: main.__dict__[n] for n in ("__file__", "__spec__") if n in main.__dict__}
+    if unseen:
+        main.__dict__.pop("__file__", None)
+        main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(held)
+
+
+def _is_guarded(script: Path) -> bool:
+    """Whether a script asks for its own name anywhere on its top level."""
+    tests = [node.test for node in ast.parse(script.read_bytes()).body if isinstance(node, ast.If)]
+    return any(isinstance(part, ast.Name) and part.id == "__name__" for test in tests for part in ast.walk(test))
+
+
 def cannot_share(trainer: Trainer) -> str | None:
     """Why what workers start with does not fit into shared memory, or None; asked for too much, PyTorch crashes."""
     if not SHARED_MEMORY.is_dir():
@@ -52,7 +102,7 @@ def count_shared(content: Any) -> int:
     >>> count_shared([rows, {"part": rows[2:]}, torch.zeros(5, dtype=torch.uint8)])
     125
     """
-    counter = _Counter()
+    counter = _Counter(_Nowhere())
     counter.dump(content)
     return sum(counter.sizes.values())
 
@@ -68,8 +118,8 @@ class _Nowhere(io.RawIOBase):
 class _Counter(pickle.Pickler):
     """Finds the tensors in what is pickled, without writing them down."""
 
-    def __init__(self) -> None:
-        super().__init__(_Nowhere())
+    def __init__(self, out: io.RawIOBase | io.BytesIO) -> None:
+        super().__init__(out)
         self.sizes: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> int | None:

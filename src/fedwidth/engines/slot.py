@@ -91,7 +91,7 @@ class Slot:
         """Within it, work is queued on the slot's stream, after what the caller's stream holds so far."""
         if self.stream is None:
             return nullcontext()
-        self.stream.wait_stream(torch.cuda.current_stream())
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self.stream)
 
     def prepare(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -150,7 +150,7 @@ class Slot:
         drawn = self.generator.get_state()
         for _ in range(3):
             self._step(inputs, targets)
-        torch.cuda.current_stream().synchronize()
+        torch.cuda.current_stream(self.device).synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream):
             self._step(inputs, targets)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from fedwidth.client import Trainer
+from fedwidth.device import on_device
 from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.flat import Layout, SubLayout
 from fedwidth.engines.limits import changing
@@ -34,7 +35,8 @@ def try_capture(trainer: Trainer) -> str | None:
     if trainer.device.type != "cuda":
         return None
     try:
-        return _try_capture(trainer)
+        with on_device(trainer.device):
+            return _try_capture(trainer)
     except Exception as error:
         if not out_of_memory(error):
             raise

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -41,6 +42,8 @@ class Slots:
         self.per_size = trainer.settings.slots
         self.most = sys.maxsize
         """Slots of all sizes together; lowered where the device has no memory for one of each size."""
+        self._wanted = 1
+        """The most slots of one size that were asked for."""
         self._slots: dict[Size, list[Slot]] = {}
         self._threads = ThreadPoolExecutor(LAUNCHERS) if self.device.type == "cuda" else None
         self.meanwhile: Callable[[], None] = lambda: None
@@ -54,8 +57,12 @@ class Slots:
         while left:
             wave, batches = self._train_first(left)
             if len(wave) == len(left):
-                self.meanwhile()  # the caller's stream is still free, so what it queues runs beside the training
-            self._join(wave)
+                try:
+                    self.meanwhile()  # the caller's stream is still free, so what it queues runs beside the training
+                finally:
+                    self._join(wave)
+            else:
+                self._join(wave)
             del batches  # the slots' streams have read them: their memory may go to the caller's
             _check_finite(wave)  # waits for the device
             yield from _results(wave)
@@ -69,9 +76,11 @@ class Slots:
 
     def close(self) -> None:
         """Give memory and threads back."""
-        self._slots.clear()
         if self._threads is not None:
             self._threads.shutdown()
+        with suppress(torch.AcceleratorError):  # what broke the device was said already
+            self._wait()
+        self._slots.clear()
 
     def _train_first(self, jobs: Sequence[Job]) -> tuple[Wave, list[Batches]]:
         """Queue the training of as many of the first jobs as there are slots for; also what must live until then."""
@@ -100,6 +109,7 @@ class Slots:
 
     def _slot(self, job: Job, place: int, used: dict[Size, int]) -> Slot:
         slots = self._slots.setdefault(job.size, [])
+        self._wanted = max(self._wanted, place + 1)
         if place == len(slots):
             self._make_room(used)
             slots.append(make_slot(self.trainer, job.task.index.counts, job.sub, job.task.capacity))
@@ -116,7 +126,7 @@ class Slots:
     def shrink(self) -> None:
         """Go on with half the slots: of each size, and then of all sizes together."""
         if self.per_size > 1:
-            self.per_size //= 2
+            self.per_size = max(1, min(self.per_size, self._wanted) // 2)
             left = f"{self.per_size} a width"
         else:
             self.most = max(1, min(self.most, sum(map(len, self._slots.values()))) // 2)
@@ -163,7 +173,7 @@ class Slots:
         """Whatever the caller's stream does from here on comes after the wave's training."""
         for _, slot in wave:
             if slot.stream is not None:
-                torch.cuda.current_stream().wait_stream(slot.stream)
+                torch.cuda.current_stream(self.device).wait_stream(slot.stream)
 
 
 def _results(wave: Wave) -> Iterator[Done]:

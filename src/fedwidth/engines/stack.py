@@ -122,15 +122,15 @@ class Stack:
         held = [vectors.flat, vectors.first, vectors.second, vectors.steps, prefix.loss_sum, self.number]
         before = [tensor.clone() for tensor in held]
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
+        side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(2):
                 self._step(prefix, longest)
                 self.number.copy_(before[-1])
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # One pool for all graphs: they run one after the other, and leave nothing in it.
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=side):
             self._step(prefix, longest)
         for tensor, value in zip(held, before, strict=True):
             tensor.copy_(value)
