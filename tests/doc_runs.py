@@ -21,8 +21,6 @@ SUITES = {
     "test-ray": ("tests/test_docs_ray.py",),
 }
 """A target of the Makefile, and the files in it that run code of the documentation."""
-NOT_RUN = {"pip": "fetches packages over the network; the extras it names are compared with pyproject.toml"}
-"""Programs that no suite runs, and why. There are no other exceptions."""
 NO_CODE = ("math",)
 LANGUAGES = ("python", "toml", *SHELLS, *NO_CODE)
 MARKS = {"quick"}
@@ -37,6 +35,8 @@ def suite_of(command: Command) -> str | None:
     """The suite that runs a command; None where none does."""
     if command.program == "make":
         return "test-slow" if set(command.words) & SLOW_TARGETS else "test"
+    if command.program == "pip":
+        return "test"
     if command.program != "fedwidth":
         return None
     if command.words[1] == "deploy":
@@ -50,7 +50,7 @@ def suites_of(block: Block) -> set[str | None]:
     """The suites it takes to run a block."""
     if block.language in ("python", "toml"):
         return {"test"}
-    return {suite_of(command) for command in commands_of(block) if command.program not in NOT_RUN}
+    return {suite_of(command) for command in commands_of(block)}
 
 
 def commands_in(suite: str, program: str) -> Iterator[tuple[Path, Block, Command]]:
@@ -93,10 +93,6 @@ def main() -> None:
             shown = " and ".join(f"make {suite}" for suite in suites)
             counts[shown] += 1
             print(f"{page_name(page)}:{block.line}  {block.language}  {shown}")
-            for command in commands_of(block):
-                if command.program in NOT_RUN:
-                    counts["commands not run"] += 1
-                    print(f"    not run: {command}: {NOT_RUN[command.program]}")
     print(*(f"{number:4d}  {shown}" for shown, number in counts.items()), sep="\n")
 
 

@@ -6,7 +6,7 @@
   round, a small model and two seeds, on stand-ins for the data sets (doc_data.py). Marked `quick` a command runs as it
   stands, and its output is compared. `make`, Ray and Flower have files of their own beside this one (test_docs_*.py),
   the last two in environments of their own.
-- What is not run stands in `doc_runs.NOT_RUN`, with the reason.
+- `pip install` runs with a folder in place of the index on the network.
 - The other code of the site: programs (test_examples.py) and examples in docstrings (pytest runs them).
 """
 
@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tomllib
 import urllib.request
 
 import pytest
@@ -27,7 +26,7 @@ import torch
 
 from doc_data import use, write_data
 from doc_pages import PAGES, ROOT, SHELLS, Block, blocks_of, commands_of, page_name, prose_of
-from doc_runs import LANGUAGES, MARKS, NO_CODE, NOT_RUN, SUITES, made_small, suite_of, suites_of
+from doc_runs import LANGUAGES, MARKS, NO_CODE, SUITES, commands_in, made_small, suite_of, suites_of
 from fedwidth.cli import run_command
 from fedwidth.plan.rules import registry
 from fedwidth.results import read_all
@@ -84,16 +83,25 @@ def test_the_suites_are_targets_that_run_the_documentation():
         assert all((ROOT / file).exists() for file in files)
 
 
-@every_page
-def test_what_is_not_run_is_checked(page):
-    """Packages cannot be fetched without a network; the extras that `pip install 'fedwidth[...]'` names must exist."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for block in blocks_of(page):
-        for command in commands_of(block):
-            if command.program in NOT_RUN:
-                found = re.fullmatch(r"pip install 'fedwidth\[([\w,]+)\]'", str(command))
-                assert found, f"{page_name(page)}:{command.line}: {command}"
-                assert set(found[1].split(",")) <= extras.keys()
+def test_packages_are_installed_as_the_pages_say(tmp_path):
+    """Out of a folder with the package instead of an index on the network, and without what it depends on."""
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    quiet = {**os.environ, "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    make = ["pip", "wheel", "--quiet", "--no-build-isolation", "--wheel-dir", "wheels", "."]
+    subprocess.run([sys.executable, "-m", *make], cwd=tmp_path, env=quiet, check=True, timeout=240)
+    commands = list(commands_in("test", "pip"))
+    assert commands
+    for number, (page, _, command) in enumerate(commands):
+        place = tmp_path / f"installed-{number}"
+        here = {**quiet, "PIP_FIND_LINKS": str(tmp_path / "wheels"), "PIP_TARGET": str(place)}
+        words = [sys.executable, "-m", *command.words]
+        done = subprocess.run(words, cwd=tmp_path, env=here, capture_output=True, text=True, timeout=240)
+        where = f"{page_name(page)}:{command.line}: {command}\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, where
+        assert "does not provide the extra" not in done.stdout + done.stderr, where
+        assert (place / "fedwidth" / "__init__.py").exists(), where
 
 
 @every_page
