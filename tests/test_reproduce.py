@@ -180,7 +180,7 @@ def test_a_run_that_is_another_one_is_recorded_as_such(go):
     assert [(r.label, r.same_as) for r in records] == [("fedrolex", ""), ("heterofl", "small fedrolex, seed 1")]
     assert records[0].evaluations == records[1].evaluations
     go(changes=["engine=serial", "rounds=3"], packed=False)
-    with pytest.raises(OptionError, match="engine must be auto or vectorised, not serial"):
+    with pytest.raises(OptionError, match="need engine auto, vectorised or cuda, not serial"):
         go(packed=True)
 
 
