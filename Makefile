@@ -12,12 +12,19 @@ help:  ## Show this list
 
 setup: $(STAMP)  ## Make the virtual environment (the other targets do it themselves)
 
+# An environment with PACKAGES, in the folder of the target; what they are built with comes first.
+PINS = constraints.txt
+define install
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -c $(PINS) torch setuptools wheel
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c $(PINS) $(PACKAGES)
+	@touch $@
+endef
+
+$(STAMP): PACKAGES = -e '.[dev]'
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("fedwidth needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools wheel
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
-	@touch $@
+	$(install)
 
 run: $(STAMP)  ## Train the quick start and print its table
 	$(BIN)/fedwidth run --out runs/quickstart --overwrite
@@ -31,11 +38,9 @@ test-slow: $(STAMP)  ## Run the tests that take minutes
 # MLflow and Weights & Biases bring dozens of packages, so their tests have an environment of their own.
 TRACK_VENV ?= .venv-track
 
+$(TRACK_VENV)/.installed: PACKAGES = -e '.[dev,mlflow,wandb]'
 $(TRACK_VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(TRACK_VENV)
-	$(TRACK_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools wheel
-	$(TRACK_VENV)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,mlflow,wandb]'
-	@touch $@
+	$(install)
 
 test-track: $(TRACK_VENV)/.installed  ## Test --track with the real TensorBoard, MLflow and Weights & Biases
 	$(TRACK_VENV)/bin/python -c 'import mlflow, tensorboard, wandb'
@@ -44,20 +49,17 @@ test-track: $(TRACK_VENV)/.installed  ## Test --track with the real TensorBoard,
 # Flower wants older versions of packages than the rest does, so its tests have an environment and pins of their own.
 FLOWER_VENV ?= .venv-flower
 
+$(FLOWER_VENV)/.installed: PINS = constraints-flower.txt
+$(FLOWER_VENV)/.installed: PACKAGES = -e '.[dev,flower]'
 $(FLOWER_VENV)/.installed: pyproject.toml constraints-flower.txt
-	$(PYTHON) -m venv $(FLOWER_VENV)
-	$(FLOWER_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-flower.txt torch setuptools wheel
-	$(FLOWER_VENV)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints-flower.txt -e '.[dev,flower]'
-	@touch $@
+	$(install)
 
 # Ray brings many packages, so its tests have an environment of their own.
 RAY_VENV ?= .venv-ray
 
+$(RAY_VENV)/.installed: PACKAGES = -e '.[ray]' pytest hypothesis
 $(RAY_VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(RAY_VENV)
-	$(RAY_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools wheel
-	$(RAY_VENV)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[ray]' pytest hypothesis
-	@touch $@
+	$(install)
 
 test-ray: $(RAY_VENV)/.installed  ## Test the Ray engine on one and three emulated nodes, with workers and nodes killed (10 minutes)
 	$(RAY_VENV)/bin/python -m pytest -rs -m 'slow or not slow' tests/cluster/test_ray_parcels.py tests/cluster/test_ray_placement.py \
@@ -70,11 +72,9 @@ test-flower: $(FLOWER_VENV)/.installed  ## Test deployments with Flower, real on
 # Playwright drives the Chromium of the system (Debian: apt-get install chromium); it downloads no browser.
 BROWSER_VENV ?= .venv-browser
 
+$(BROWSER_VENV)/.installed: PACKAGES = -e '.[dev,browser]'
 $(BROWSER_VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(BROWSER_VENV)
-	$(BROWSER_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools wheel
-	$(BROWSER_VENV)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev,browser]'
-	@touch $@
+	$(install)
 
 test-browser: $(BROWSER_VENV)/.installed  ## Test report and live view in a real Chromium; keeps screenshots
 	$(BROWSER_VENV)/bin/python -c 'import playwright, shutil, sys; sys.exit(0 if shutil.which("chromium") or shutil.which("chromium-browser") else "there is no Chromium on the PATH")'
