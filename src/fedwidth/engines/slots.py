@@ -6,7 +6,6 @@ device has no memory left, the crew goes on with fewer slots: their number chang
 
 from __future__ import annotations
 
-import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.client import Trainer, dropout_seed
-from fedwidth.engines.faults import named, out_of_memory
+from fedwidth.engines.faults import free_memory, named, out_of_memory
 from fedwidth.engines.flat_sums import check_finite
 from fedwidth.engines.jobs import Done, Job, Size, batches_of
 from fedwidth.engines.slot import Slot
@@ -78,8 +77,8 @@ class Slots:
         """Give memory and threads back."""
         if self._threads is not None:
             self._threads.shutdown()
-        with suppress(torch.AcceleratorError):  # what broke the device was said already
-            self._wait()
+        with suppress(RuntimeError):  # what broke the device was said already
+            free_memory(self.device, self._slots.clear)
         self._slots.clear()
 
     def _train_first(self, jobs: Sequence[Job]) -> tuple[Wave, list[Batches]]:
@@ -117,11 +116,13 @@ class Slots:
 
     def _make_room(self, used: dict[Size, int]) -> None:
         """Let go of slots the wave does not use, if there may be no more of them."""
-        if sum(map(len, self._slots.values())) >= self.most:
-            self._wait()
+
+        def release() -> None:
             for size, slots in self._slots.items():
                 del slots[used.get(size, 0) :]
-            self._free()
+
+        if sum(map(len, self._slots.values())) >= self.most:
+            free_memory(self.device, release)
 
     def shrink(self) -> None:
         """Go on with half the slots: of each size, and then of all sizes together."""
@@ -131,21 +132,8 @@ class Slots:
         else:
             self.most = max(1, min(self.most, sum(map(len, self._slots.values()))) // 2)
             left = f"{self.most} for all widths together"
-        self._wait()
-        self._slots.clear()
-        self._free()
+        free_memory(self.device, self._slots.clear)
         warnings.warn(f"out of memory on {self.device}: the cuda engine goes on with fewer slots, {left}", stacklevel=2)
-
-    def _wait(self) -> None:
-        """What was queued must be done before its memory is used for something else."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def _free(self) -> None:
-        """Give the memory of slots that are gone back to the device."""
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _train_wave(self, wave: Wave) -> list[Batches]:
         """Queue the whole training of a wave's clients, each on its slot's stream; their batches."""
