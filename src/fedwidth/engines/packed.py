@@ -16,18 +16,14 @@ from torch import Tensor
 
 from fedwidth.client import Trainer
 from fedwidth.engines.flat import FlatState, Layout
-from fedwidth.engines.packed_clients import Part, who_has_what
+from fedwidth.engines.packed_clients import Coming, Part, who_has_what
 from fedwidth.engines.packed_limits import why_not_pack
 from fedwidth.engines.packed_slots import SlotPack
 from fedwidth.engines.packed_stacks import StackPack
 from fedwidth.errors import OptionError
-from fedwidth.methods import Task
 from fedwidth.methods.definition import average
 from fedwidth.rounds import Report
 from fedwidth.submodel import state_of
-
-Coming = Sequence[tuple[Trainer, Sequence[Task], int]]
-"""The next round of each run: its tasks and its number."""
 
 
 class Way(Protocol):

@@ -14,6 +14,9 @@ from fedwidth.engines.stack import Lot
 from fedwidth.methods import Task
 from fedwidth.randomness import torch_generator
 
+Coming = Sequence[tuple[Trainer, Sequence[Task], int]]
+"""The next round of each run: its tasks and its number."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -61,6 +64,11 @@ class Orders:
             self.draws.append(draws_of(order, trainer, client, round))
             self.lengths.append(tuple((order != NOBODY).sum(1).tolist()))
         return self.numbers[key]
+
+
+def name_of(trainer: Trainer) -> str:
+    """Of a run, among those that train together."""
+    return f"{trainer.method.name} with seed {trainer.settings.seed}"
 
 
 def who_has_what(trainers: Sequence[Trainer]) -> dict[int, bytes]:

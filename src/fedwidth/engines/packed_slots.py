@@ -17,9 +17,8 @@ from fedwidth.client import Trainer
 from fedwidth.engines.crew import fitting, if_it_fits
 from fedwidth.engines.flat import FlatState, Layout
 from fedwidth.engines.flat_engine import FlatEngine, Shapes
-from fedwidth.engines.packed_clients import Part
+from fedwidth.engines.packed_clients import Coming, Part, name_of
 from fedwidth.engines.slots import Slots
-from fedwidth.methods import Task
 from fedwidth.rounds import Report
 
 
@@ -30,7 +29,7 @@ class SlotPack:
         self,
         trainers: Sequence[Trainer],
         layout: Layout,
-        ahead: Callable[[], Sequence[tuple[Trainer, Sequence[Task], int]]],
+        ahead: Callable[[], Coming],
     ) -> None:
         self.crew = Slots(trainers[0])
         self.crew.per_size *= len(trainers)
@@ -51,7 +50,7 @@ class SlotPack:
     def _train(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
         engines = [self._engines[id(part.trainer)] for part in parts]
         begun = [engine.begin(p.state, p.tasks, p.round) for engine, p in zip(engines, parts, strict=True)]
-        jobs_of_all = [replace(job, run=_name(job.trainer)) for _, jobs in begun for job in jobs]
+        jobs_of_all = [replace(job, run=name_of(job.trainer)) for _, jobs in begun for job in jobs]
         trained = self.crew.train(jobs_of_all)
         found = []
         for engine, part in zip(engines, parts, strict=True):
@@ -69,7 +68,3 @@ class SlotPack:
                 self._engines[id(trainer)].prepare(tasks, round)
 
         if_it_fits(prepare)
-
-
-def _name(trainer: Trainer) -> str:
-    return f"{trainer.method.name} with seed {trainer.settings.seed}"

@@ -19,7 +19,7 @@ from fedwidth.client import Trainer
 from fedwidth.engines.flat import FlatState, Layout, SubLayout
 from fedwidth.engines.flat_sums import check_rows
 from fedwidth.engines.jobs import Size, size_of
-from fedwidth.engines.packed_clients import Client, Orders, Part, clients_of, lot_of, who_has_what
+from fedwidth.engines.packed_clients import Client, Orders, Part, clients_of, lot_of, name_of, who_has_what
 from fedwidth.engines.packed_sums import Members, average_runs
 from fedwidth.engines.stacks import Shape, Stacks
 from fedwidth.errors import UpdateError
@@ -124,8 +124,7 @@ def _check(member: Members, clients: Sequence[Client], parts: Sequence[Part]) ->
     except UpdateError:
         for row, client in zip(member.rows, clients, strict=True):
             part = parts[client.run]
-            run = f"{part.trainer.method.name} with seed {part.trainer.settings.seed}"
             try:
                 check_rows(row[None], member.sub, [client.task], part.round)
             except UpdateError as error:
-                raise UpdateError(f"{run}: {error}") from None
+                raise UpdateError(f"{name_of(part.trainer)}: {error}") from None
