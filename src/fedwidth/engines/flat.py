@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -88,18 +89,42 @@ class SubLayout:
         sizes = [math.prod(self.shapes[n]) for n in layout.names]
         *offsets, self.size = _running(map(_aligned, sizes))
         self.offsets = dict(zip(layout.names, offsets, strict=True))
+        axes = dict(layout.plan.label_axes)
+        self._class_axes = {name: axes[name] for name in layout.names if name in axes}
         self._make_gather(device)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The narrow tensors as views of a sub-model's vector [n], or of many [clients, n]."""
-        found = {}
-        for name, shape in self.shapes.items():
-            order = [0, 2, 3, 1] if self.channels_last and len(shape) == 4 else list(range(len(shape)))
-            part = flat[..., self.offsets[name] : self.offsets[name] + math.prod(shape)]
-            before = part.dim() - 1
-            laid = torch.unflatten(part, -1, [shape[dim] for dim in order]) if shape else part.squeeze(-1)
-            found[name] = laid.permute(*range(before), *(before + order.index(dim) for dim in range(len(shape))))
-        return found
+        ends = {name: self.offsets[name] + math.prod(shape) for name, shape in self.shapes.items()}
+        return {name: self._view(name, flat[..., self.offsets[name] : end]) for name, end in ends.items()}
+
+    @cached_property
+    def classes(self) -> Tensor:
+        """The class of each labelled element: those of the tensors with a class axis, in order, without gaps.
+
+        That is the classifier, a few thousand elements among millions, and the vocabulary a language model reads.
+        """
+        sizes = [math.prod(self.shapes[name]) for name in self._class_axes]
+        found = torch.empty(sum(sizes), dtype=torch.long)
+        for name, view in self.labelled_views(found).items():
+            dim = self._class_axes[name]
+            view.copy_(torch.arange(view.shape[dim]).view([-1 if d == dim else 1 for d in range(view.dim())]))
+        return send(found, self.constant.device)
+
+    def take_labelled(self, flat: Tensor) -> Tensor:
+        """A copy of the labelled elements of a sub-model's vector."""
+        return torch.cat([flat[:0], *self._labelled_parts(flat)])
+
+    def put_labelled(self, flat: Tensor, values: Tensor) -> None:
+        """The inverse of `take_labelled`, in place."""
+        parts = self._labelled_parts(flat)
+        for part, value in zip(parts, torch.split(values, [len(part) for part in parts]), strict=True):
+            part.copy_(value)
+
+    def labelled_views(self, values: Tensor) -> dict[str, Tensor]:
+        """The narrow tensors with a class axis as views of what `take_labelled` gives."""
+        parts = torch.split(values, [math.prod(self.shapes[name]) for name in self._class_axes])
+        return {name: self._view(name, part) for name, part in zip(self._class_axes, parts, strict=True)}
 
     def mark(self, names: Sequence[str]) -> Tensor:
         """1 for the elements of these tensors, and for gaps, which are 0 whatever happens; 0 for other tensors."""
@@ -124,14 +149,21 @@ class SubLayout:
 
     def labels(self, classes: int) -> Tensor:
         """The class each element belongs to, and `classes` for those that belong to none."""
-        plan = self.layout.plan
-        found = torch.full((self.size,), classes, dtype=torch.long)
-        views = self.views(found)
-        for name, dim in plan.label_axes:
-            if name in views:
-                shape = [-1 if d == dim else 1 for d in range(views[name].dim())]
-                views[name].copy_(torch.arange(classes).view(shape).expand(views[name].shape))
-        return found.to(self.constant.device)
+        found = torch.full_like(self.constant, classes)
+        self.put_labelled(found, self.classes)
+        return found
+
+    def _labelled_parts(self, flat: Tensor) -> list[Tensor]:
+        starts = {name: self.offsets[name] for name in self._class_axes}
+        return [flat[start : start + math.prod(self.shapes[name])] for name, start in starts.items()]
+
+    def _view(self, name: str, part: Tensor) -> Tensor:
+        """One tensor's elements, in the last dimension of `part`, in the shape it has."""
+        shape = self.shapes[name]
+        order = [0, 2, 3, 1] if self.channels_last and len(shape) == 4 else list(range(len(shape)))
+        before = part.dim() - 1
+        laid = torch.unflatten(part, -1, [shape[dim] for dim in order]) if shape else part.squeeze(-1)
+        return laid.permute(*range(before), *(before + order.index(dim) for dim in range(len(shape))))
 
     def _make_gather(self, device: torch.device) -> None:
         full, layout = self.layout.plan.shapes, self.layout

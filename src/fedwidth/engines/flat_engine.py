@@ -44,8 +44,6 @@ class Shapes:
 
     layout: Layout | None = None
     subs: dict[Size, SubLayout] = field(default_factory=dict)
-    labels: dict[Size, Tensor] = field(default_factory=dict)
-    """The class each element belongs to."""
 
 
 class FlatEngine:
@@ -106,8 +104,8 @@ class FlatEngine:
         """Give the device's memory back."""
         self.crew.close()
         self._prepared = None
-        for held in (self.shapes.subs, self.shapes.labels, self._where):
-            held.clear()
+        self.shapes.subs.clear()
+        self._where.clear()
 
     def prepare(self, tasks: Sequence[Task], round: int) -> None:
         """Prepare a round to come: neither the positions of its sub-models nor the orders of samples need a state."""
@@ -128,12 +126,11 @@ class FlatEngine:
         return self._make_sums(tasks, round), orders_of(self.trainer, tasks, round)
 
     def _make_room(self, sums: Iterable[FlatSum]) -> None:
-        """Find out, while a smaller crew could help, whether there is memory for averaging: state, weights, parts."""
+        """Find out, while a smaller crew could help, whether averaging has memory: state, weights, a cohort."""
         layout = self.shapes.layout
         if self.trainer.device.type == "cuda" and layout is not None and self.crew.can_shrink:
-            number, weight = layout.dtype.itemsize, torch.float64.itemsize
-            widest = max(cohort.sub.size for cohort in sums)
-            needed = layout.size * (number + weight) + widest * (2 * number + 3 * weight)
+            each = layout.dtype.itemsize + torch.float64.itemsize
+            needed = layout.size * each + max(cohort.room for cohort in sums)
             torch.empty(needed, dtype=torch.uint8, device=self.trainer.device)
 
     def _flatten(self, state: Mapping[str, Tensor]) -> FlatState:
@@ -180,11 +177,7 @@ class FlatEngine:
         cohort.add_others(done.others, weight)
 
     def _rows(self, size: Size, labels: Tensor) -> Tensor:
-        """1 for every element of the sub-model, 0 for those that belong to a class the client lacks."""
-        classes = self.trainer.data.classes
-        if size not in self.shapes.labels:
-            self.shapes.labels[size] = self.shapes.subs[size].labels(classes)
-        table = torch.zeros(classes + 1, dtype=torch.float64)
+        """For every labelled element of the sub-model: 0 if it belongs to a class the client lacks, else 1."""
+        table = torch.zeros(self.trainer.data.classes, dtype=torch.float64)
         table[labels] = 1.0
-        table[classes] = 1.0
-        return send(table, self.trainer.device)[self.shapes.labels[size]]
+        return send(table, self.trainer.device)[self.shapes.subs[size].classes]

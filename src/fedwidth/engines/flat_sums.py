@@ -25,21 +25,30 @@ class FlatSum(CohortSum):
         self.sub = sub
         self.where = where
         self.flat_mean: Tensor | None = None
-        self.flat_weight: Weight = 0.0
+        self.flat_weight = 0.0
+        """Of every element but the labelled ones: clients differ in those alone."""
+        self.label_weight: Tensor | None = None
+        """Of each labelled element (`sub.classes`); None while it is `flat_weight`, as all clients had all classes."""
 
     def add_flat(self, flat: Tensor, weight: float, rows: Tensor | None) -> None:
-        """Add a client's vector. `rows` weighs each element (0 for rows of labels the client lacks), or None.
+        """Add a client's vector. `rows` is 0 for labelled elements of classes the client lacks, else 1; None: all 1.
 
         The caller checks that the vectors are finite (`check_finite`), once for all clients of a round: asking the
         device each time would make it wait.
         """
         here: Weight = weight if rows is None else rows * weight
+        before: Weight = self.flat_weight if self.label_weight is None else self.label_weight
+        total, labels = self.flat_weight + weight, before + here
         if self.flat_mean is None:
-            self.flat_mean, self.flat_weight = flat.clone(), here
+            self.flat_mean = flat.clone()
+        elif isinstance(labels, Tensor):
+            labelled = self.sub.take_labelled(self.flat_mean)  # all elements are about to move by the others' share
+            interpolate(labelled, self.sub.take_labelled(flat), ratio(here, labels))
+            interpolate(self.flat_mean, flat, ratio(weight, total))
+            self.sub.put_labelled(self.flat_mean, labelled)
         else:
-            total = self.flat_weight + here
-            interpolate(self.flat_mean, flat, ratio(here, total))
-            self.flat_weight = total
+            interpolate(self.flat_mean, flat, ratio(weight, total))
+        self.flat_weight, self.label_weight = total, labels if isinstance(labels, Tensor) else None
         self.clients += 1
 
     def add_others(self, others: Mapping[str, Tensor], weight: float) -> None:
@@ -55,12 +64,23 @@ class FlatSum(CohortSum):
         """Fill `mean` and `weight` by tensor."""
         assert self.flat_mean is not None
         self.mean.update(self.sub.views(self.flat_mean))
-        if isinstance(self.flat_weight, Tensor):
-            weights = self.sub.views(self.flat_weight)
-            labelled = {name for name, _ in self.index.plan.label_axes}
-            self.weight.update({n: w if n in labelled else float(w.flatten()[0]) for n, w in weights.items()})
-        else:
-            self.weight.update(dict.fromkeys(self.sub.shapes, self.flat_weight))
+        self.weight.update(dict.fromkeys(self.sub.shapes, self.flat_weight))
+        if self.label_weight is not None:
+            self.weight.update(self.sub.labelled_views(self.label_weight))
+
+    @property
+    def room(self) -> int:
+        """Bytes that `_put` takes for a while, beside the state and its weights.
+
+        Of every element the weights so far, and then also the cohort's share of them; when the weights are gone, the
+        share, the share in the state's dtype and the state's value are no more. Labelled elements (a few of an image
+        model, most of a language model) come on top: first their weights, two results of `ratio` on the way and its
+        mask, then their share.
+        """
+        weight, elements = torch.float64.itemsize, self.sub.size
+        labelled = 0 if self.label_weight is None else self.label_weight.numel()
+        on_the_way = weight * elements + (3 * weight + torch.bool.itemsize) * labelled
+        return max(on_the_way, 2 * weight * elements + weight * labelled)
 
     def average_together(self, state: Mapping[str, Tensor], sums: Sequence[FlatSum]) -> FlatState:
         """What `aggregation.finalise` does for sums of this kind."""
@@ -70,21 +90,42 @@ class FlatSum(CohortSum):
 def average_flat(state: FlatState, sums: Sequence[FlatSum], layout: Layout) -> FlatState:
     """Eq. 10 over vectors: a new state, elements nobody holds keep their bits."""
     result = state.flat.clone()
-    total: Weight = 0.0
+    total = torch.zeros(layout.size, dtype=torch.float64, device=result.device)
     for cohort in sums:
-        assert cohort.flat_mean is not None
-        mean, weight = cohort.flat_mean, cohort.flat_weight
-        if isinstance(total, float):
-            total = torch.zeros(layout.size, dtype=torch.float64, device=result.device)
-        after = total[cohort.where] + weight
-        part = result[cohort.where]
-        interpolate(part, mean, ratio(weight, after))
-        result[cohort.where] = part
-        total[cohort.where] = after
+        _put(result, total, cohort)
     others = dict(state.others)
     for name in others.keys() & {name for cohort in sums for name in cohort.mean}:
         others[name] = average_tensor(others[name], name, sums, layout.plan)
     return FlatState(result, layout, others)
+
+
+def _put(result: Tensor, total: Tensor, cohort: FlatSum) -> None:
+    """Average one cohort into the state; `total` is the weight each element has so far."""
+    assert cohort.flat_mean is not None
+    share = _share(total, cohort)
+    part = result[cohort.where]
+    interpolate(part, cohort.flat_mean, share)
+    result[cohort.where] = part
+
+
+def _share(total: Tensor, cohort: FlatSum) -> Weight:
+    """What the cohort weighs in each of its elements, among all cohorts so far; its weight is added to `total`."""
+    after = total[cohort.where]
+    if cohort.label_weight is None:
+        after += cohort.flat_weight
+        total[cohort.where] = after
+        return ratio(cohort.flat_weight, after)
+    labelled = cohort.sub.take_labelled(after).add_(cohort.label_weight)
+    after += cohort.flat_weight
+    cohort.sub.put_labelled(after, labelled)
+    total[cohort.where] = after
+    labelled_share = ratio(cohort.label_weight, labelled)
+    del labelled  # in a language model nearly all elements: no more than needed at a time
+    share = ratio(cohort.flat_weight, after)
+    assert isinstance(share, Tensor)
+    assert isinstance(labelled_share, Tensor)
+    cohort.sub.put_labelled(share, labelled_share)
+    return share
 
 
 def check_finite(vectors: Sequence[Tensor], subs: Sequence[SubLayout], clients: Sequence[int]) -> None:

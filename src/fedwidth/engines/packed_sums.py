@@ -142,7 +142,11 @@ def _aggregate(
         member, row = members[cohort.group], cohort.rows[0]
         one = FlatSum(member.tasks[row][2].index, member.sub, member.where[member.which[row]])
         one.flat_mean, one.clients = member.rows[row], len(cohort.rows)
-        one.flat_weight = _spread(member, [cohort.total])[0] if isinstance(cohort.total, Tensor) else cohort.total
+        if isinstance(cohort.total, Tensor):
+            one.flat_weight = float(cohort.total[-1])
+            one.label_weight = cohort.total.to(member.rows.device)[member.sub.classes]
+        else:
+            one.flat_weight = cohort.total
         one.open()
         sums.append(one)
     return trainer.method.aggregate(state, sums, trainer.plan)
