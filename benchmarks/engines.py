@@ -114,19 +114,30 @@ def compare_steps(title: str, cases: Sequence[Steps], repeats: int) -> dict[str,
 
 
 def steps_of(data, device: str, repeats: int) -> dict[str, object]:
-    """The engines with ten clients of mixed widths, of one width each, and with a small model."""
-    engines = [("serial", "tf32"), ("vectorised", "tf32"), ("cuda", "tf32")]
-    fast = [*engines[1:], ("cuda", "bf16")] if device.startswith("cuda") else [*engines[1:], ("processes", "tf32")]
+    """The engines with ten clients of mixed widths, with many of one width, and with a small model."""
+    on_gpu = device.startswith("cuda")
+    plain = [("serial", "tf32"), ("vectorised", "tf32"), ("cuda", "tf32")]
     record: dict[str, object] = {}
-    mixed = compare_steps("ten clients", [Steps(data, device, *e, WIDTHS) for e in [engines[0], *fast]], repeats)
+
+    def compare(title: str, engines: Sequence[tuple[str, str]], widths: Sequence[float], *changes: str) -> None:
+        own = (*changes, f"slots={len(widths)}")
+        cases = [Steps(data, device, *engine, widths, *own) for engine in engines]
+        record[title] = compare_steps(title, cases, repeats)
+
+    compare("ten clients", [*plain, ("cuda", "bf16") if on_gpu else ("processes", "tf32")], WIDTHS)
+    mixed = record["ten clients"]
     print(f"cuda is {mixed['serial tf32']['median'] / mixed['cuda tf32']['median']:.1f} times serial")
-    record["mixed widths"] = mixed
+    alike = [("vectorised", "bf16"), ("cuda", "bf16")] if on_gpu else plain[1:]
     for width in (1.0, 0.25, 0.0625):
-        title = f"ten clients of width {width:g}"
-        record[title] = compare_steps(title, [Steps(data, device, *e, [width] * 10) for e in fast], repeats)
+        compare(f"ten clients of width {width:g}", alike, [width] * 10)
+    if on_gpu:
+        for clients, width in ((10, 0.125), (10, 0.0625), (60, 0.125), (60, 0.0625)):
+            compare(
+                f"{clients} clients of width {width:g}, batch 64", alike, [width] * clients, "training.batch_size=64"
+            )
     mlp = ["model.name=mlp", "model.options={hidden=[128,32]}"]
-    title = "ten clients, MLP of hidden layers 128 and 32"
-    record[title] = compare_steps(title, [Steps(data, device, *e, WIDTHS, *mlp) for e in engines], repeats)
+    for clients in (10, 100):
+        compare(f"{clients} clients, MLP of hidden layers 128 and 32", plain, WIDTHS * (clients // 10), *mlp)
     return record
 
 

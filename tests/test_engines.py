@@ -265,8 +265,9 @@ def test_shared_memory_that_is_too_small(monkeypatch, tmp_path):
 
 def make_heavy(monkeypatch):
     """Every run is heavy, and no step small."""
-    for name in ("HEAVY_ROUND", "HEAVY_RUN", "SMALL_STEP"):
+    for name in ("HEAVY_ROUND", "HEAVY_RUN"):
         monkeypatch.setattr(choice, name, 0.0)
+    monkeypatch.setitem(choice.SMALL_STEP, "cpu", 0.0)
 
 
 def test_auto_takes_workers_for_heavy_rounds_only(monkeypatch):
@@ -295,6 +296,23 @@ def test_what_auto_takes_and_why(changes, name, reason):
         found = choose_engine(Experiment(small("engine=auto", f"workers={workers}", *changes)).trainer)
         assert found.name == name
         assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "reason"),
+    [
+        (("devices.per_round=6", "devices.capacities=a0-c1"), "vectorised", "a step of a client is small"),
+        (("devices.per_round=5", "devices.capacities=a0-c1"), "cuda", "5 clients a round of 1 width are too few"),
+        (("devices.per_round=6", "devices.capacities=a1-c1"), "cuda", "6 clients a round of 2 widths are too few"),
+        (("devices.per_round=6", "training.batch_size=10000000"), "cuda", "side by side on the GPU; a step"),
+    ],
+)
+def test_auto_on_a_gpu_stacks_where_there_are_enough_of_one_width(monkeypatch, changes, name, reason):
+    monkeypatch.setattr(choice, "try_stack", lambda _: None)  # all the rest needs no GPU
+    trainer = Experiment(small("engine=auto", *changes)).trainer
+    found = choose_engine(replace(trainer, device=torch.device("cuda")))
+    assert found.name == name
+    assert reason in found.reason
 
 
 def test_auto_stacks_no_batch_norm_of_unequal_clients_and_no_model_that_cannot_be_stacked():

@@ -10,14 +10,17 @@ from torch import nn
 from fedwidth.cli import run_command
 from fedwidth.config import read_settings
 from fedwidth.data import from_tensors
+from fedwidth.engines import packed_clients
+from fedwidth.engines.packed_limits import in_slots
 from fedwidth.engines.stack import Stack
+from fedwidth.engines.stacks import Stacks
 from fedwidth.errors import OptionError, UpdateError
 from fedwidth.evaluation_packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Experiment, Stopped, build_model
 from fedwidth.server import Server
 from fedwidth.submodel import state_of
-from fedwidth.together import for_packing, group_for_packing, run_together
-from small_runs import contents, write_recipe
+from fedwidth.together import check_for_packing, group_for_packing, run_together
+from small_runs import contents, same, write_recipe
 
 
 def experiments(*changes_of_each):
@@ -202,15 +205,10 @@ def test_stacked_evaluation_is_evaluation_one_by_one(mask, partition):
         assert torch.equal(local.counted, measured.local.counted)
 
 
-def test_engines_and_precisions_that_cannot_be_packed_are_refused():
+def test_engines_that_cannot_be_packed_are_refused():
     settings = read_settings("quickstart").main
-    assert for_packing(settings).engine == "vectorised"
-    assert for_packing(replace(settings, engine="cuda")).engine == "cuda"
-    assert for_packing(replace(settings, device="cuda", precision="bf16")).engine == "cuda"
     with pytest.raises(OptionError, match="need engine auto, vectorised or cuda, not serial"):
-        for_packing(replace(settings, engine="serial"))
-    with pytest.raises(OptionError, match="bf16"):
-        for_packing(replace(settings, engine="vectorised", device="cuda", precision="bf16"))
+        check_for_packing(replace(settings, engine="serial"))
     with pytest.raises(OptionError, match="trains another width at every step"):
         run_together(experiments(["seed=1"], ["seed=2", "method.name=fjord"]))
 
@@ -249,3 +247,37 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     assert run_command(["sweep", *given, *over, "--packed"]) == 2
     assert "--packed cannot train these runs as one batch: training.batch_size differs" in capsys.readouterr().err
     assert run_command(["sweep", *given, "--over", "method.name=fedrolex,heterofl", "--packed"]) == 0
+
+
+def test_working_ahead_changes_no_bit_and_shuffles_once(monkeypatch):
+    expected = run_together(experiments(*VARIANTS))
+    shuffled, hold, order_of = [], Stacks.hold, packed_clients.order_of
+
+    def as_on_a_gpu(crew, *arguments):
+        found = hold(crew, *arguments)
+        crew._idle = True
+        return found
+
+    def order(*arguments):
+        shuffled.append(arguments)
+        return order_of(*arguments)
+
+    monkeypatch.setattr(packed_clients, "order_of", order)
+    run_together(experiments(*VARIANTS))
+    once = len(shuffled)
+    monkeypatch.setattr(Stacks, "hold", as_on_a_gpu)
+    found = run_together(experiments(*VARIANTS))
+    assert len(shuffled) == 2 * once
+    assert all(same(one.server.state, other.server.state) for one, other in zip(expected, found, strict=True))
+
+
+def test_auto_packs_large_steps_in_slots_on_a_gpu_and_stacks_otherwise(tmp_path):
+    run, other = experiments(["engine=auto"], ["engine=auto", "seed=2"])
+    large = replace(run.trainer.settings, training=replace(run.trainer.settings.training, batch_size=10**7))
+    on_gpu = replace(run.trainer, device=torch.device("cuda"))
+    assert not in_slots(run.trainer)
+    assert not in_slots(on_gpu)
+    assert in_slots(replace(on_gpu, settings=large))
+    assert not in_slots(replace(run.trainer, settings=large))
+    run_together([run, other], [tmp_path / "1", tmp_path / "2"])
+    assert 'engine = "vectorised"' in (tmp_path / "1" / "config.toml").read_text()

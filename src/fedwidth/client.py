@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from fedwidth.aggregation import Update, weigh
 from fedwidth.data import IGNORE, Data, Partition
+from fedwidth.device import autocast
 from fedwidth.methods import Method, Task
 from fedwidth.models import set_scaler
 from fedwidth.narrow import skeleton
@@ -80,7 +81,8 @@ class Trainer:
                 if self.channels_last and inputs.dim() == 4:
                     inputs = inputs.contiguous(memory_format=torch.channels_last)
                 optimiser.zero_grad(set_to_none=True)
-                loss = widths.loss(module, inputs, targets, absent)
+                with autocast(self.device, self.settings.precision):
+                    loss = widths.loss(module, inputs, targets, absent)
                 loss.backward()  # type: ignore[no-untyped-call]
                 if settings.clip:
                     nn.utils.clip_grad_norm_(module.parameters(), settings.clip)

@@ -21,7 +21,7 @@ from fedwidth.config import check, identity, settings_toml
 from fedwidth.cost import Cost, cost_at, count_parameters
 from fedwidth.course import Course, Line, Measured, Result, Stopped
 from fedwidth.data import Data, Partition
-from fedwidth.device import on_device
+from fedwidth.device import autocast, on_device
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
 from fedwidth.methods import Task, method
@@ -79,6 +79,11 @@ class Experiment:
         )
         self.costs: dict[tuple[tuple[str, int], ...], Cost] = {}
         """Of sub-models by size; runs of one model may share them."""
+
+    def settle(self, engine: str) -> None:
+        """Train with this engine where the settings leave the choice; what is saved names it."""
+        if self.settings.engine == "auto":
+            self.settings = self.trainer.settings = replace(self.settings, engine=engine)
 
     def run(
         self,
@@ -176,7 +181,8 @@ class Experiment:
     def measure(self, server: Server) -> Measured:
         """The same, with the accuracy of every client."""
         settings = self.settings.evaluation
-        model = evaluation.prepare(self.model, server.state, self.data, settings, self.device)
+        with autocast(self.device, self.settings.precision):  # statistics as in training; the scores are more precise
+            model = evaluation.prepare(self.model, server.state, self.data, settings, self.device)
         score, kept = evaluation.score(model, self.data, self.data.test, settings, self.device)
         return self.describe(server, score, self._local(kept) if settings.local else None)
 
@@ -204,7 +210,8 @@ class Experiment:
         index = self.method.select(self.plan, capacity=capacity, round=max(0, server.round - 1))
         small = skeleton(self.model, self.plan, index.counts).to(self.device)
         state = extract(server.state, self.plan, index)
-        evaluation.prepare(small, state, self.data, self.settings.evaluation, self.device)
+        with autocast(self.device, self.settings.precision):
+            evaluation.prepare(small, state, self.data, self.settings.evaluation, self.device)
         score, _ = evaluation.score(small, self.data, self.data.test, self.settings.evaluation, self.device)
         return score.accuracy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from fedwidth.reproduce_jobs import (
 from fedwidth.reproduce_time import count_seconds_left, make_teller, show_time_left
 from fedwidth.results import UNFINISHED, Record, append_record, count_steps, make_record, read_all
 from fedwidth.shelf import Shelf
-from fedwidth.together import for_packing, group_for_packing, run_together
+from fedwidth.together import check_for_packing, group_for_packing, run_together
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ def reproduce(
     checkpoints = PACKED_CHECKPOINTS if packed else CHECKPOINTS
     jobs = list_jobs(tables, only=only, seeds=seeds, changes=changes, work=work, checkpoints=checkpoints)
     if packed:
-        jobs = [replace(job, settings=for_packing(job.settings)) for job in jobs]
+        for job in jobs:
+            check_for_packing(job.settings)
     recorded = {(experiment_key(record.settings), record.seed) for record in read_all(results)}
     open_jobs = [job for job in jobs if (experiment_key(asdict(job.settings)), job.settings.seed) not in recorded]
     for device in {job.settings.device for job in open_jobs}:

@@ -24,7 +24,7 @@ from fedwidth.client import Trainer
 from fedwidth.device import on_device
 from fedwidth.engines.packed import Pack
 from fedwidth.engines.packed_clients import Part
-from fedwidth.engines.packed_limits import SHARED
+from fedwidth.engines.packed_limits import SHARED, in_slots
 from fedwidth.errors import OptionError
 from fedwidth.evaluation import LocalScores, Score
 from fedwidth.evaluation_packed import PackedEvaluation, stack_states
@@ -53,6 +53,9 @@ def run_together(
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         stack.enter_context(on_device(experiments[0].device))
+        engine = "cuda" if in_slots(experiments[0].trainer) else "vectorised"
+        for experiment in experiments:
+            experiment.settle(engine)
         pack = Pack([experiment.trainer for experiment in experiments])
         stack.callback(pack.close)
         courses = [
@@ -198,17 +201,12 @@ def _digest(tensor: Tensor) -> bytes:
     return hashlib.blake2b(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).digest()
 
 
-def for_packing(settings: Settings) -> Settings:
-    """The settings with the engine that packed runs train with: stacks have no bf16, slots do."""
-    half = settings.precision == "bf16" and settings.device != "cpu"
-    engine = settings.engine if settings.engine != "auto" else "cuda" if half else "vectorised"
-    if engine not in ("cuda", "vectorised"):
-        raise OptionError(f"packed runs need engine auto, vectorised or cuda, not {engine}")
+def check_for_packing(settings: Settings) -> None:
+    """Refuse settings that no packed run can have."""
+    if settings.engine not in ("auto", "cuda", "vectorised"):
+        raise OptionError(f"packed runs need engine auto, vectorised or cuda, not {settings.engine}")
     if settings.devices.excluded:
         raise OptionError("packed runs need clients in every round, so devices.excluded must be empty")
-    if half and engine == "vectorised":
-        raise OptionError("stacks have no bf16: set engine to cuda, or precision to tf32 or float32")
-    return replace(settings, engine=engine)
 
 
 def group_for_packing(all_settings: Sequence[Settings]) -> list[list[int]]:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fedwidth.capacity import Capacities
 from fedwidth.commands.progress import Shown, show_progress
 from fedwidth.commands.results import print_results, write_results
 from fedwidth.engines import choose_engine
-from fedwidth.engines.packed_limits import why_not_pack
+from fedwidth.engines.packed_limits import in_slots, why_not_pack
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment, Result, Stopped
 from fedwidth.methods import method
@@ -26,7 +26,7 @@ from fedwidth.plan import Plan
 from fedwidth.report import write_report
 from fedwidth.settings import Settings
 from fedwidth.shelf import Shelf
-from fedwidth.together import for_packing, run_together
+from fedwidth.together import check_for_packing, run_together
 from fedwidth.tracking import check_tracker, make_tracker
 
 
@@ -90,7 +90,8 @@ def run_jobs(
     if packed:
         if len(jobs) == 1:
             raise OptionError("--packed trains several runs as one batch, and here is one: give --seeds 1,2,3")
-        jobs = [replace(job, settings=for_packing(job.settings)) for job in jobs]
+        for job in jobs:
+            check_for_packing(job.settings)
     check_folders(jobs, folder, resume=resume, overwrite=overwrite)
     check_tracker(track)
     parts = Parts(jobs)
@@ -98,7 +99,8 @@ def run_jobs(
     say_fresh = _say_once(f"nothing to resume in {folder} yet: started from the beginning" if fresh else "")
     experiments = [parts.experiment(job) for job in jobs] if packed else []
     if packed:
-        reason = why_not_pack([experiment.trainer for experiment in experiments])
+        trainers = [experiment.trainer for experiment in experiments]
+        reason = why_not_pack(trainers, stacked=not in_slots(trainers[0]))
         if reason:
             raise OptionError(f"--packed cannot train these runs as one batch: {reason}")
     with ExitStack() as stack:

@@ -4,10 +4,11 @@ Equal settings must give equal bits on every machine. Serial and processes agree
 the number of cores may decide; stacked products sum in another order, so whether clients are stacked depends on the
 settings, the model and the data alone:
 
-    on a GPU                                                        cuda
-    a step of one client is small (`SMALL_STEP` multiply-adds),
-    the round's sub-models fit into `MOST_STACKED` numbers, clients
-    take about equally many steps, and the model can be stacked     vectorised
+    a step of one client is small (`SMALL_STEP` multiply-adds), the
+    round's sub-models fit into `MOST_STACKED` numbers, there are
+    some of each width (`ALIKE`), clients take about equally many
+    steps, and the model can be stacked                             vectorised
+    otherwise, on a GPU                                             cuda
     the run is heavy (`HEAVY_ROUND`, `HEAVY_RUN` multiply-adds) and
     there are cores for it                                          processes
     otherwise                                                       serial
@@ -20,23 +21,28 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.func import functional_call, grad, vmap
 
 from fedwidth.capacity import Capacities
-from fedwidth.client import Trainer, masked_loss
+from fedwidth.client import Trainer
 from fedwidth.cost import cost
+from fedwidth.device import autocast
 from fedwidth.engines.limits import why_not
 from fedwidth.engines.sending import cannot_import, cannot_send, cannot_share
+from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
+from fedwidth.engines.stacked_layers import stack_layers
 from fedwidth.engines.stacks import couples_samples
 from fedwidth.narrow import skeleton
 from fedwidth.submodel import state_of
 
-SMALL_STEP = 1e6
-"""Multiply-adds of a forward pass of one batch, up to which calling PyTorch costs more than the arithmetic."""
+SMALL_STEP = {"cpu": 1e6, "cuda": 2.5e9}
+"""Multiply-adds of a forward pass of one batch, up to which calling PyTorch (on a GPU: launching kernels) costs more
+than the arithmetic."""
 
-MOST_STACKED = 5e6
-"""Parameters of all clients of a round; beyond that memory, not calling PyTorch, is what takes the time."""
+MOST_STACKED = {"cpu": 5e6, "cuda": 2**28}
+"""Parameters of all clients of a round; beyond that memory is what takes the time."""
+
+ALIKE = {"cpu": 1, "cuda": 6}
+"""Clients of one width in a round from which on stacking pays; a GPU trains fewer side by side as they are."""
 
 HEAVY_ROUND, HEAVY_RUN = 1e9, 2e11
 """Multiply-adds from which on workers repay what sending to them costs, and what starting them does."""
@@ -58,12 +64,12 @@ def choose_engine(trainer: Trainer) -> Choice:
     settings = trainer.settings
     if settings.engine != "auto":
         return Choice(settings.engine, "as set")
-    if trainer.device.type == "cuda":
-        return Choice("cuda", "clients side by side on the GPU")
     work = Work.of(trainer)
     reason = why_not_stack(trainer, work)
     if reason is None:
         return Choice("vectorised", f"a step of a client is small: {work.step:,.0f} multiply-adds")
+    if trainer.device.type == "cuda":
+        return Choice("cuda", f"clients side by side on the GPU; {reason}")
     workers = count_workers(trainer)
     heavy = work.round >= HEAVY_ROUND and work.round * settings.rounds >= HEAVY_RUN
     if not heavy:
@@ -85,6 +91,8 @@ class Work:
     """Multiply-adds of the forward pass of one batch."""
     round: float
     """Multiply-adds of a round, gradients included."""
+    widths: int
+    """That clients may have."""
 
     @classmethod
     def of(cls, trainer: Trainer) -> Work:
@@ -101,20 +109,27 @@ class Work:
         if training.steps:
             samples = training.steps * training.batch_size
         # A sample costs three forward passes: one forward, and about two for the gradients.
+        passes = 3 * macs * samples * devices.per_round
         return cls(
-            mean([c.parameters for c in costs]), training.batch_size * macs, 3 * macs * samples * devices.per_round
+            mean([c.parameters for c in costs]),
+            training.batch_size * macs,
+            passes,
+            sum(weight > 0 for weight in mix.weights),
         )
 
 
 def why_not_stack(trainer: Trainer, work: Work) -> str | None:
     """Why stacking the clients of a round would not pay or not work, or None."""
-    settings = trainer.settings
-    if work.step > SMALL_STEP:
+    settings, kind = trainer.settings, trainer.device.type
+    clients = settings.devices.per_round
+    if work.step > SMALL_STEP[kind]:
         return f"a step of a client is large enough to train alone: {work.step:,.0f} multiply-adds"
-    if settings.devices.per_round == 1:
+    if clients == 1:
         return "one client a round"
-    if work.parameters * settings.devices.per_round > MOST_STACKED:
-        return f"{settings.devices.per_round} clients of {work.parameters:,.0f} parameters are too many to stack"
+    if clients < ALIKE[kind] * work.widths:
+        return f"{clients} clients a round of {work.widths} width{'s' * (work.widths > 1)} are too few to stack"
+    if work.parameters * clients > MOST_STACKED[kind]:
+        return f"{clients} clients of {work.parameters:,.0f} parameters are too many to stack"
     sizes = trainer.partition.sizes
     if couples_samples(trainer.model) and int(sizes.min()) < int(sizes.max()):
         return "clients have different numbers of samples, and batch norm leaves no room for missing ones"
@@ -126,31 +141,32 @@ def why_not_stack(trainer: Trainer, work: Work) -> str | None:
 
 def try_stack(trainer: Trainer) -> str | None:
     """Take the gradient of two stacked copies: not every model can be stacked, and none says so beforehand."""
-    module = skeleton(trainer.model, trainer.plan, {}).to(trainer.device).train()
+    on_gpu = trainer.device.type == "cuda"
+    module = stack_layers(skeleton(trainer.model, trainer.plan, {}).to(trainer.device).train(), merge=on_gpu)
     state = state_of(trainer.model)
-    own = {name: state[name] for name, tensor in module.named_parameters() if tensor.requires_grad}
-    rest = {name: tensor for name, tensor in state.items() if name not in own and name not in trainer.plan.tied}
+    names = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
+    twice = {name: torch.stack([state[name]] * 2) for name in state if name not in trainer.plan.tied}
+    own = {name: twice.pop(name) for name in names}
     inputs = trainer.data.example().to(trainer.device)
     targets = trainer.data.train.targets[: len(inputs)].long().to(trainer.device)
-
-    def loss(own: dict[str, Tensor], rest: dict[str, Tensor], x: Tensor) -> Tensor:
-        return masked_loss(functional_call(module, {**own, **rest}, (x,)), targets, None, "none")
-
-    def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: torch.stack([tensor, tensor]) for name, tensor in tensors.items()}
-
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("error", message="There is a performance drop")
+    x, y = torch.stack([inputs] * 2), torch.stack([targets] * 2)
+    if x.dim() == 5 and on_gpu and trainer.takes_channels_last:
+        x = beside(x)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        allow_restriding()
+        failure = ""
         try:
-            vmap(grad(loss))(stacked(own), stacked(rest), torch.stack([inputs, inputs]))
-        except UserWarning:
-            return "it has operators that stacked clients would take one after the other"
+            with autocast(trainer.device, trainer.settings.precision):
+                found, _ = gradients_of(module, own, twice, x, y, absent=None, mask="none")
         except Exception as error:  # a model may do anything in its forward pass
-            return f"the model cannot be stacked ({type(error).__name__})"
-    leaves = {name: tensor.requires_grad_() for name, tensor in own.items()}
-    found = torch.autograd.grad(loss(leaves, rest, inputs), list(leaves.values()), allow_unused=True)
-    unused = [name for name, gradient in zip(leaves, found, strict=True) if gradient is None]
-    return f"the loss does not depend on '{unused[0]}', and stacks would not notice" if unused else None
+            failure = type(error).__name__
+    if any(str(warning.message).startswith("There is a performance drop") for warning in said):
+        return "it has operators that stacked clients would take one after the other"
+    if failure:
+        return f"the model cannot be stacked ({failure})"
+    unused = [name for name, gradient in zip(own, found, strict=True) if gradient is None]
+    return f"the loss does not depend on '{unused[0]}', and weight decay would move it all the same" if unused else None
 
 
 def count_workers(trainer: Trainer) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedwidth.client import Trainer
 from fedwidth.engines.flat import FlatState, Layout
 from fedwidth.engines.packed_clients import Coming, Part, who_has_what
-from fedwidth.engines.packed_limits import why_not_pack
+from fedwidth.engines.packed_limits import in_slots, why_not_pack
 from fedwidth.engines.packed_slots import SlotPack
 from fedwidth.engines.packed_stacks import StackPack
 from fedwidth.errors import OptionError
@@ -40,17 +40,18 @@ class Pack:
     """The engine of a packed sweep."""
 
     def __init__(self, trainers: Sequence[Trainer]) -> None:
-        reason = why_not_pack(trainers)
+        first = trainers[0]
+        slots = in_slots(first)
+        reason = why_not_pack(trainers, stacked=not slots)
         if reason:
             raise OptionError(f"these runs cannot train as one batch: {reason}")
-        first = trainers[0]
         self.layout = Layout(first.plan, state_of(first.model), next(first.model.parameters()).dtype)
         self.ahead: Callable[[], Coming] = lambda: ()
         """The next round, asked for while the device trains this one."""
         self._way: Way = (
             SlotPack(trainers, self.layout, lambda: self.ahead())
-            if first.settings.engine == "cuda"
-            else StackPack(trainers, self.layout)
+            if slots
+            else StackPack(trainers, self.layout, lambda: self.ahead())
         )
         partitions = who_has_what(trainers)
         self._shared = {id(trainer): _what_counts(trainer, partitions[id(trainer.partition)]) for trainer in trainers}

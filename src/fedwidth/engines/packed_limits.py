@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedwidth.client import Trainer
-from fedwidth.engines.choice import try_stack
+from fedwidth.engines.choice import SMALL_STEP, Work, try_stack
 from fedwidth.engines.limits import why_not
 from fedwidth.engines.slot_making import try_capture
 
@@ -13,14 +13,20 @@ SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "au
 """Training settings that a stack or a slot has one of."""
 
 
-def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
-    """Why these runs cannot train as one batch, or None where they can.
+def in_slots(trainer: Trainer) -> bool:
+    """Whether packed runs train in slots and not as stacks: as the settings say, or on a GPU where steps are large."""
+    if trainer.settings.engine != "auto":
+        return trainer.settings.engine == "cuda"
+    return trainer.device.type == "cuda" and Work.of(trainer).step > SMALL_STEP["cuda"]
+
+
+def why_not_pack(trainers: Sequence[Trainer], *, stacked: bool) -> str | None:
+    """Why these runs cannot train as one batch, as stacks or in slots; None where they can.
 
     They must have one model, one data set and one way of training; seeds, methods, partitions, capacities and learning
-    rates may differ. With the cuda engine they train side by side in slots, otherwise as stacks.
+    rates may differ.
     """
     first = trainers[0]
-    stacked = first.settings.engine != "cuda"
     for trainer in trainers:
         reason = why_not(trainer, stacked=stacked) or _differs(first, trainer)
         if reason:
@@ -39,6 +45,6 @@ def _differs(first: Trainer, other: Trainer) -> str | None:
         return "they do not share one data set in memory"
     if (first.device, first.settings.precision) != (other.device, other.settings.precision):
         return "they are on different devices or differ in precision"
-    if (first.settings.engine == "cuda") != (other.settings.engine == "cuda"):
+    if first.settings.engine != other.settings.engine:
         return "their engines differ"
     return None

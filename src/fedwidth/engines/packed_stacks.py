@@ -10,7 +10,7 @@ only the order of sums inside a stacked product may differ, because more models 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from fedwidth.client import Trainer
 from fedwidth.engines.flat import FlatState, Layout, SubLayout
 from fedwidth.engines.flat_sums import check_rows
 from fedwidth.engines.jobs import Size, size_of
-from fedwidth.engines.packed_clients import Client, Orders, Part, clients_of, lot_of, name_of, who_has_what
+from fedwidth.engines.packed_clients import Client, Coming, Orders, Part, clients_of, lot_of, name_of, who_has_what
 from fedwidth.engines.packed_sums import Members, average_runs
 from fedwidth.engines.stacks import Shape, Stacks
 from fedwidth.errors import UpdateError
@@ -32,13 +32,17 @@ MOST_GATHERED = 2**26
 class StackPack:
     """Trains a round of several runs as stacks."""
 
-    def __init__(self, trainers: Sequence[Trainer], layout: Layout) -> None:
+    def __init__(self, trainers: Sequence[Trainer], layout: Layout, ahead: Callable[[], Coming]) -> None:
         self.crew = Stacks(trainers[0])
+        self.crew.meanwhile = self._work_ahead
+        self._ahead = ahead
         self.device = trainers[0].device
         self._layout = layout
         self._subs: dict[Size, SubLayout] = {}
         self._labels: dict[Size, Tensor] = {}
         self._partitions = who_has_what(trainers)
+        self._orders = self._no_orders()
+        """Of the next round, as far as they are known."""
 
     def close(self) -> None:
         """Give the device's memory back."""
@@ -50,7 +54,7 @@ class StackPack:
         """The averaged states and what the clients reported."""
         states = [self._layout.flatten(part.state) for part in parts]
         flats = torch.stack([state.flat for state in states])
-        orders = Orders(self._partitions, {}, [], [], [])
+        orders, self._orders = self._orders, self._no_orders()
         clients = [clients_of(part, run, orders) for run, part in enumerate(parts)]
         first = self.crew.hold(orders.orders, orders.draws)
         groups: dict[Size, dict[Shape, list[Client]]] = {}
@@ -83,11 +87,21 @@ class StackPack:
         ]
         return list(zip(averaged, reports, strict=True))
 
+    def _no_orders(self) -> Orders:
+        return Orders(self._partitions, {}, [], [], [])
+
+    def _work_ahead(self) -> None:
+        """Choose the sub-models of the next round and shuffle its samples while the device trains."""
+        for trainer, tasks, round in self._ahead():
+            for task in tasks:
+                self._orders.number(trainer, task.client, round)
+
     def _cut(self, flats: Tensor, group: Sequence[Client], parts: Sequence[Part]) -> Members:
         """The sub-models of a group, one in each row, and where each comes from."""
         task, size = group[0].task, size_of(group[0].task)
         if size not in self._subs:
-            self._subs[size] = SubLayout(self._layout, task.index, self.device, channels_last=False)
+            last = self.crew.channels_last(task.index)
+            self._subs[size] = SubLayout(self._layout, task.index, self.device, channels_last=last)
         sub = self._subs[size]
         indexes = {client.task.index.key: client.task.index for client in group}
         number = {key: place for place, key in enumerate(indexes)}

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.client import masked_loss
+from fedwidth.device import autocast
 from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.flat import SubLayout
 from fedwidth.engines.optimise import Vectors, clip, step
@@ -162,7 +163,7 @@ class Slot:
     def _step(self, inputs: Tensor, targets: Tensor) -> None:
         if self.sub.channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        with self._autocast():
+        with autocast(self.device, self.precision):
             loss = masked_loss(self.module(inputs), targets, self.absent, self.settings.mask)
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         with torch.no_grad():
@@ -201,11 +202,6 @@ class Slot:
                     torch.default_generator.set_state(self.generator.get_state())
                     yield
                     self.generator.set_state(torch.default_generator.get_state())
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.precision != "bf16":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
 @contextmanager

@@ -7,18 +7,22 @@ and a row in one that has no step left (or no client at all) takes steps of leng
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
 
-from fedwidth.client import Trainer, masked_loss
+from fedwidth.client import Trainer
+from fedwidth.device import autocast
 from fedwidth.engines.flat import SubLayout
 from fedwidth.engines.optimise import Vectors, clip, step
 from fedwidth.engines.samples import Samples
+from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
+from fedwidth.engines.stacked_layers import stack_layers
 from fedwidth.methods import Task
 from fedwidth.models import set_scaler
 from fedwidth.narrow import skeleton
@@ -51,9 +55,13 @@ class Lot:
 class Stack:
     """Room for `rows` clients of one size."""
 
-    def __init__(self, trainer: Trainer, task: Task, sub: SubLayout, samples: Samples, *, rows: int, pool: Any) -> None:
+    def __init__(
+        self, trainer: Trainer, task: Task, sub: SubLayout, samples: Samples, *, rows: int, pool: Any, merge: bool
+    ) -> None:
         self.settings, self.device, self.samples = trainer.settings.training, trainer.device, samples
-        self.module = skeleton(trainer.model, trainer.plan, task.index.counts).to(self.device).train()
+        self.precision = trainer.settings.precision
+        module = skeleton(trainer.model, trainer.plan, task.index.counts).to(self.device).train()
+        self.module = stack_layers(module, merge=merge)
         set_scaler(self.module, task.capacity if self.settings.scaler else 1.0)
         self.names = [name for name, tensor in trainer.model.named_parameters() if tensor.requires_grad]
         self.sub, self.rows = sub, rows
@@ -68,11 +76,26 @@ class Stack:
         self.number = torch.zeros((), dtype=torch.long, device=self.device)
         """Of the step to come."""
         self._pool = pool
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._prefixes: dict[int, Prefix] = {}
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     def train(self, starts: Tensor, lot: Lot) -> tuple[Tensor, Tensor]:
-        """Train from these vectors [clients, n] to the end: the trained ones and their sums of losses, as views."""
+        """Train from these vectors [clients, n] to the end: the trained ones and their sums of losses, as views.
+
+        On a GPU they are there after `join`.
+        """
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            return self._train(starts, lot)
+
+    def join(self) -> None:
+        """Whatever the caller's stream does from here on comes after the training."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def _train(self, starts: Tensor, lot: Lot) -> tuple[Tensor, Tensor]:
         clients = len(starts)
         self.vectors.flat[:clients].copy_(starts)
         self.vectors.reset()
@@ -123,15 +146,17 @@ class Stack:
         before = [tensor.clone() for tensor in held]
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._step(prefix, longest)
-                self.number.copy_(before[-1])
-        torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # One pool for all graphs: they run one after the other, and leave nothing in it.
-        with torch.cuda.graph(graph, pool=self._pool, stream=side):
-            self._step(prefix, longest)
+        with warnings.catch_warnings():
+            allow_restriding()
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    self._step(prefix, longest)
+                    self.number.copy_(before[-1])
+            torch.cuda.current_stream(self.device).wait_stream(side)
+            # One pool for all graphs: they run one after the other, and leave nothing in it.
+            with torch.cuda.graph(graph, pool=self._pool, stream=side):
+                self._step(prefix, longest)
         for tensor, value in zip(held, before, strict=True):
             tensor.copy_(value)
         return graph
@@ -143,17 +168,16 @@ class Stack:
         inputs, targets = self.samples.batch(
             prefix.first + torch.minimum(self.number, prefix.steps - 1).clamp(min=0), longest
         )
-
-        def loss_of(own: dict[str, Tensor], rest: dict[str, Tensor], x: Tensor, y: Tensor, lacks: Any) -> Tensor:
-            logits = functional_call(self.module, {**own, **rest}, (x,))
-            return masked_loss(logits, y, lacks, self.settings.mask)
-
-        absent = None if self.settings.mask == "none" else prefix.absent
-        found, losses = vmap(grad_and_value(loss_of), in_dims=(0, 0, 0, 0, None if absent is None else 0))(
-            prefix.parameters, prefix.rest, inputs, targets, absent
-        )
+        if self.sub.channels_last and inputs.dim() == 5:
+            inputs = beside(inputs)
+        mask = self.settings.mask
+        absent = None if mask == "none" else prefix.absent
+        with autocast(self.device, self.precision):
+            found, losses = gradients_of(
+                self.module, prefix.parameters, prefix.rest, inputs, targets, absent=absent, mask=mask
+            )
         vectors = prefix.vectors
-        torch._foreach_copy_(prefix.gradients, [found[name] for name in self.names])
+        torch._foreach_copy_(prefix.gradients, cast(list[Tensor], found))  # `try_stack` has seen that none is missing
         if self.settings.clip:
             clip(vectors, self.settings.clip)
         torch.mul(prefix.rates, active[:, None], out=vectors.learning_rate)

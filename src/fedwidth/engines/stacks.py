@@ -5,8 +5,9 @@ Where the model has no batch norm, clients with fewer samples join in: missing s
 and a client that is done stays as it is. With batch norm only clients with equal batches share a stack, because
 padding would change the batch statistics.
 
-Where the device has no memory left, the crew goes on with stacks of half as many rows: products of fewer models may be
-summed in another order, and nothing else changes.
+On a GPU, convolutional models train in several small stacks side by side. Where the device has no memory left, the crew
+goes on with fewer of them at a time, and then with half as many rows in each: products of fewer models may be summed in
+another order, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ MOST_STACKS = 64
 MOST_NUMBERS = {"cpu": 2**22, "cuda": 2**28}
 """Of one vector of all clients of a stack: what fits the caches, and 1 GiB in single precision. More go in parts."""
 
+MOST_MERGED, STACKS_BESIDE = 10, 8
+"""Rows of a stack whose convolutions are merged, and such stacks that train side by side: with more rows, groups become
+many, and cuDNN launches some of its kernels group by group."""
+
 Shape = tuple[Size, tuple[int, ...] | None]
 """What shares a stack: the size, and with batch norm the samples in each batch."""
 
@@ -45,13 +50,20 @@ class Stacks:
         self.trainer, self.device = trainer, trainer.device
         self.coupled = couples_samples(trainer.model)
         self.samples = Samples(trainer)
-        self.channels_last: Callable[[Index], bool] = lambda _: False  # stacked clients lie channel beside channel
+        last = self.device.type == "cuda" and trainer.takes_channels_last
+        self.channels_last: Callable[[Index], bool] = lambda _: last
+        self.merges = self.device.type == "cuda" and any(isinstance(m, nn.Conv2d) for m in trainer.model.modules())
+        """Whether narrow convolutions of neighbours are merged (`stacked_layers`)."""
         self.meanwhile: Callable[[], None] = lambda: None
-        """Never called: a stack's steps are launched one by one, which keeps the processor busy."""
+        """Called on a GPU, where steps are launched much faster than they run."""
+        self._idle = False
+        """Whether the processor has time for that in this round."""
+        self.beside = STACKS_BESIDE
+        """Stacks that train side by side; fewer where more did not fit, which changes no bit."""
         self.most: dict[Size, int] = {}
         """Rows of a stack, for sizes of which more did not fit."""
         self._stacks: dict[object, Stack] = {}
-        self._pool = self._make_pool()
+        self._pools = self._make_pools()
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
         """Group the jobs by shape, train each group as one, and give them back in the order given."""
@@ -82,6 +94,7 @@ class Stacks:
 
     def hold(self, orders: Sequence[Tensor], draws: Sequence[Tensor | None]) -> list[int]:
         """Put the orders of a round's clients where the stacks read them: the first row of each."""
+        self._idle = self.device.type == "cuda"
         first, moved = self.samples.hold(orders, draws)
         if moved:
             for stack in self._stacks.values():
@@ -91,17 +104,19 @@ class Stacks:
     def train_lot(self, shape: Shape, sub: SubLayout, rows: Tensor, lot: Lot) -> Tensor:
         """Train clients of one shape, one vector in each row, in place; returns their sums of losses.
 
-        A part that runs out of memory has changed no row yet, so its clients can train again: each counts once.
+        They train in parts, some of them side by side. A part that runs out of memory has changed no row yet, nor have
+        those beside it, so their clients can train again: each counts once.
         """
         room = self._room(shape[0], sub, len(rows))
         losses = torch.empty(len(rows), dtype=rows.dtype, device=self.device)
         start = 0
         while start < len(rows):
-            part = slice(start, start + room)
-            if self._fits(shape, sub, rows[part], losses[part], lot=lot[part], room=room):
-                start += room
+            end = min(start + room * self._beside(room * sub.size), len(rows))
+            parts = [slice(first, min(first + room, end)) for first in range(start, end, room)]
+            if self._fits(shape, sub, rows, losses, lot=lot, room=room, parts=parts):
+                start = end
             else:
-                room = self._shrink(shape[0], room)
+                room = self._shrink(shape[0], room, len(parts))
         return losses
 
     can_shrink = False
@@ -117,46 +132,89 @@ class Stacks:
 
     def _room(self, size: Size, sub: SubLayout, clients: int) -> int:
         """Rows of a stack for so many clients."""
-        parts = -(-clients // max(1, MOST_NUMBERS[self.device.type] // sub.size))
+        most = max(1, MOST_NUMBERS[self.device.type] // sub.size)
+        parts = -(-clients // (min(most, MOST_MERGED) if self.merges else most))
         room = -(-clients // parts)
         if self.device.type == "cuda" and room > 16:
             room = -(-room // 16) * 16  # so that a captured step also serves a cohort with a few clients more
         return min(room, self.most.get(size, room))
 
-    def _fits(self, shape: Shape, sub: SubLayout, rows: Tensor, losses: Tensor, *, lot: Lot, room: int) -> bool:
-        """Train one part in place; False where the device has no memory for it, and could have for half of it."""
+    def _beside(self, numbers: int) -> int:
+        """How many stacks of so many numbers train side by side."""
+        fit = max(1, MOST_NUMBERS[self.device.type] // numbers)
+        return min(fit, self.beside) if self.merges else 1
+
+    def _fits(
+        self,
+        shape: Shape,
+        sub: SubLayout,
+        rows: Tensor,
+        losses: Tensor,
+        *,
+        lot: Lot,
+        room: int,
+        parts: Sequence[slice],
+    ) -> bool:
+        """Train parts in place; False where the device has no memory for them, and could have for smaller ones."""
         try:
-            with named("train", lot.rounds[0], *lot.tasks):
-                trained, sums = self._stack(shape, lot.tasks[0], sub, room).train(rows, lot)
-                losses.copy_(sums)
-                rows.copy_(trained)
+            with named("train", lot.rounds[0], *(task for part in parts for task in lot.tasks[part])):
+                stacks = [self._stack(shape, lot.tasks[0], sub, room, place) for place in range(len(parts))]
+                trained = [stack.train(rows[part], lot[part]) for stack, part in zip(stacks, parts, strict=True)]
+                if self._idle:
+                    self._idle = False
+                    self.meanwhile()
+                for stack in stacks:
+                    stack.join()
+                for number, part in enumerate(parts):
+                    if self.merges and not bool(torch.isfinite(trained[number][0].sum())):
+                        # One client's infinities have reached its neighbours: find out whose they are.
+                        alone = self._stack(shape, lot.tasks[0], sub, room, merge=False)
+                        trained[number] = alone.train(rows[part], lot[part])
+                        alone.join()
+                for part, (vectors, sums) in zip(parts, trained, strict=True):
+                    rows[part].copy_(vectors)
+                    losses[part].copy_(sums)
         except Exception as error:
-            if room == 1 or not out_of_memory(error):
+            if (room, len(parts)) == (1, 1) or not out_of_memory(error):
                 raise
             return False
         return True
 
-    def _shrink(self, size: Size, room: int) -> int:
-        """Go on with half the rows for clients of this size."""
-        self.most[size] = room // 2
+    def _shrink(self, size: Size, room: int, beside: int) -> int:
+        """Go on with half as many stacks at a time, or half the rows for clients of this size; returns the rows."""
+        if beside > 1:
+            self.beside = beside // 2
+            less = f"fewer stacks, {self.beside} at a time"
+        else:
+            room = self.most[size] = room // 2
+            less = f"smaller stacks, {room} of capacity {float(size[0]):g} at a time"
         free_memory(self.device, self._stacks.clear)
-        self._pool = self._make_pool()  # a capture that failed may have left the old one half used
-        warnings.warn(
-            f"out of memory on {self.device}: the vectorised engine goes on with smaller stacks, "
-            f"{self.most[size]} of capacity {float(size[0]):g} at a time",
-            stacklevel=2,
-        )
-        return self.most[size]
+        self._pools = self._make_pools()  # a capture that failed may have left the old one half used
+        warnings.warn(f"out of memory on {self.device}: the vectorised engine goes on with {less}", stacklevel=2)
+        return room
 
-    def _make_pool(self) -> Any:
-        return torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+    def _make_pools(self) -> list[Any]:
+        """Memory of captured steps: one for each place, since those of one place never run at the same time."""
+        on_gpu = self.device.type == "cuda"
+        return [torch.cuda.graph_pool_handle() if on_gpu else None for _ in range(STACKS_BESIDE)]
 
-    def _stack(self, shape: Shape, task: Task, sub: SubLayout, rows: int) -> Stack:
-        key = (shape, rows)
+    def _stack(
+        self, shape: Shape, task: Task, sub: SubLayout, rows: int, place: int = 0, *, merge: bool = True
+    ) -> Stack:
+        """One of so many rows; those that train side by side have different places."""
+        key = (shape, rows, place, merge)
         if key not in self._stacks:
-            if len(self._stacks) >= MOST_STACKS:
+            if len(self._stacks) >= MOST_STACKS and place == 0:
                 self._stacks.clear()
-            self._stacks[key] = Stack(self.trainer, task, sub, self.samples, rows=rows, pool=self._pool)
+            self._stacks[key] = Stack(
+                self.trainer,
+                task,
+                sub,
+                self.samples,
+                rows=rows,
+                pool=self._pools[place],
+                merge=merge and self.merges,
+            )
         return self._stacks[key]
 
 

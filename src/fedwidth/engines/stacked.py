@@ -1,0 +1,52 @@
+"""Many models of one shape as one: the losses of all of them from one call (`torch.func.vmap`).
+
+Gradients are those of the sum of the losses, taken by plain autograd: a model's parameters move only its own loss. So
+only the forward pass is stacked.
+
+Images lie sample, height, width, client, channel in the memory of a GPU (`beside`): stacked convolutions and norms
+(`stacked_layers`) then find their channels last without a copy.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedwidth.client import masked_loss
+
+Tensors = Mapping[str, Tensor]
+
+
+def gradients_of(
+    module: nn.Module, own: Tensors, rest: Tensors, inputs: Tensor, targets: Tensor, *, absent: Tensor | None, mask: str
+) -> tuple[list[Tensor | None], Tensor]:
+    """The gradients for `own` and the loss of each model. All tensors have the models as their first axis."""
+
+    def loss(own: Tensors, rest: Tensors, x: Tensor, y: Tensor, lacks: Tensor | None) -> Tensor:
+        logits = functional_call(module, {**own, **rest}, (x,))
+        # Autocast would do so for one model; a stacked loss is broken up into parts that it does not know.
+        logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        return masked_loss(logits, y, lacks, mask)
+
+    axes = (0, 0, 0, 0, None if absent is None else 0)
+    if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+        # vmap breaks recurrent layers up into parts that it knows only inside of a gradient.
+        found, losses = vmap(grad_and_value(loss), in_dims=axes)(own, rest, inputs, targets, absent)
+        return [found[name] for name in own], losses
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
+    losses = vmap(loss, in_dims=axes)(leaves, rest, inputs, targets, absent)
+    return list(torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)), losses.detach()
+
+
+def beside(images: Tensor) -> Tensor:
+    """Images [clients, samples, channels, height, width] with the channels of all clients last in memory."""
+    return images.permute(1, 3, 4, 0, 2).contiguous().permute(3, 0, 4, 1, 2)
+
+
+def allow_restriding() -> None:
+    """Within `catch_warnings`: pooling to one pixel restrides its result client by client, which moves nothing."""
+    warnings.filterwarnings("ignore", message="There is a performance drop .* aten::as_strided_")

@@ -1,0 +1,157 @@
+"""Stacked models: gradients against each model alone, whatever form their layers take."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedwidth.config import read_settings
+from fedwidth.data import from_tensors
+from fedwidth.engines import stacks
+from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
+from fedwidth.engines.stacked_layers import merged, stack_layers
+from fedwidth.errors import UpdateError
+from fedwidth.experiment import Experiment, build_model
+from fedwidth.models import StaticBatchNorm2d, build
+from small_runs import same
+
+
+def convolutions():
+    """Strides, dilation, one pixel, bias, groups; batch norms that keep nothing."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2, padding=1),
+        StaticBatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 8, 3, padding=2, dilation=2, bias=False),
+        nn.BatchNorm2d(8, track_running_stats=False),
+        nn.Conv2d(8, 8, 3, padding=1, groups=2),
+        nn.Conv2d(8, 16, 1, stride=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 10),
+    )
+
+
+def preresnet():
+    return build("preresnet18", widths=[4, 8, 8, 8])
+
+
+@pytest.mark.parametrize("clients", [1, 3, 8])
+@pytest.mark.parametrize("make", [convolutions, preresnet])
+@pytest.mark.parametrize("form", ["plain", "merged", "merged, channels last"])
+def test_gradients_are_those_of_each_model_alone(make, clients, form):
+    torch.manual_seed(0)
+    module = make().double().train()
+    names = [name for name, _ in module.named_parameters()]
+    own = {name: torch.stack([torch.randn_like(p) for _ in range(clients)]) for name, p in module.named_parameters()}
+    rest = {name: torch.stack([buffer] * clients) for name, buffer in module.named_buffers()}
+    inputs, targets = torch.randn(clients, 6, 3, 12, 12).double(), torch.randint(10, (clients, 6))
+    expected, losses = [], []
+    for client in range(clients):
+        mine = {name: own[name][client].clone().requires_grad_() for name in names}
+        buffers = {name: buffer[client] for name, buffer in rest.items()}
+        loss = nn.functional.cross_entropy(
+            functional_call(module, {**mine, **buffers}, (inputs[client],)), targets[client]
+        )
+        expected.append(torch.autograd.grad(loss, list(mine.values())))
+        losses.append(loss.detach())
+    stack_layers(module, merge=form != "plain")
+    with warnings.catch_warnings():
+        allow_restriding()
+        laid = beside(inputs) if form == "merged, channels last" else inputs
+        found, sums = gradients_of(module, own, rest, laid, targets, absent=None, mask="none")
+    assert torch.allclose(sums, torch.stack(losses), rtol=1e-12)
+    for number, name in enumerate(names):
+        alone = torch.stack([gradients[number] for gradients in expected])
+        assert torch.allclose(found[number], alone, rtol=1e-9, atol=1e-9), name
+
+
+def test_neighbours_merge_until_a_group_has_some_thirty_channels():
+    assert [merged(10, channels, channels) for channels in (3, 4, 8, 16, 32, 512)] == [10, 10, 5, 2, 1, 1]
+    assert [merged(10, channels, 3, most=True) for channels in (3, 100, 103, 205, 2000)] == [10, 10, 5, 2, 1]
+
+
+def test_losses_are_added_up_in_single_precision_where_models_compute_in_half():
+    module = stack_layers(preresnet().train(), merge=True)
+    own = {name: torch.stack([p.detach()] * 2) for name, p in module.named_parameters()}
+    rest = {name: torch.stack([b] * 2) for name, b in module.named_buffers()}
+    x, y = torch.randn(2, 8, 3, 16, 16), torch.randint(10, (2, 8))
+    _, precise = gradients_of(module, own, rest, x, y, absent=None, mask="none")
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        found, half = gradients_of(module, own, rest, x, y, absent=None, mask="none")
+    assert half.dtype == torch.float32
+    assert all(gradient.dtype == torch.float32 for gradient in found)
+    assert not torch.equal(half, precise), "nothing was computed in half precision"
+    assert torch.allclose(half, precise, rtol=0.02)
+
+
+CHANGES = ["rounds=2", "evaluation.every=2", "devices.dynamic=true", "training.batch_size=20", "data.clients=12"]
+CHANGES += ["model.options={widths=[4,8]}", "devices.capacities=a1-b1", "devices.per_round=9", "engine=vectorised"]
+CHANGES += ["training.steps=3"]  # of equal batches: only such clients share a stack where there is batch norm
+
+
+def run(change=lambda _: None):
+    """The quick start in double precision; `change` may spoil the inputs."""
+    settings = read_settings("quickstart", CHANGES).main
+    digits = Experiment(settings).data
+    train, test = (digits.transform(split.inputs).double() for split in (digits.train, digits.test))
+    experiment = Experiment(settings, data=digits)
+    change(train, experiment.partition)
+    data = from_tensors(train, digits.train.targets, test, digits.test.targets, kind="images")
+    return Experiment(replace(settings), model=build_model(settings, data).double(), data=data).run()
+
+
+def merging(monkeypatch):
+    """As on a GPU: merged convolutions, two rows a stack, stacks side by side."""
+    real = stacks.Stacks.__init__
+
+    def make(crew, trainer):
+        real(crew, trainer)
+        crew.merges = True
+
+    monkeypatch.setattr(stacks.Stacks, "__init__", make)
+    monkeypatch.setattr(stacks, "MOST_MERGED", 2)
+
+
+def test_merged_stacks_side_by_side_give_what_one_stack_gives(monkeypatch):
+    expected = run(lambda *_: None)
+    merging(monkeypatch)
+    found = run(lambda *_: None)
+    state = expected.server.state
+    assert max(float((state[n] - found.server.state[n]).abs().max()) for n in state) < 1e-10
+    assert expected.metrics[-1]["train_loss"] == pytest.approx(found.metrics[-1]["train_loss"], rel=1e-9)
+
+
+def test_no_memory_for_one_of_them_trains_all_again_with_fewer_at_a_time(monkeypatch):
+    merging(monkeypatch)
+    expected, busy, real = run(lambda *_: None), set(), stacks.Stack.train
+
+    def train(stack, *arguments):
+        busy.add(stack)
+        if len(busy) > 2:
+            busy.clear()
+            raise torch.OutOfMemoryError("no room for a third one")
+        return real(stack, *arguments)
+
+    monkeypatch.setattr(stacks.Stack, "train", train)
+    monkeypatch.setattr(stacks.Stack, "join", lambda stack: busy.discard(stack))
+    with pytest.warns(UserWarning, match="the vectorised engine goes on with fewer stacks") as said:
+        found = run(lambda *_: None)
+    assert len(said) <= 2
+    assert same(expected.server.state, found.server.state)
+
+
+def test_who_sent_what_is_not_finite_is_found_among_merged_neighbours(monkeypatch):
+    merging(monkeypatch)
+    monkeypatch.setattr(stacks, "MOST_MERGED", 9)
+    cohort = [client for client, _ in Experiment(read_settings("quickstart", CHANGES).main).cohort(0)]
+    for culprit in (cohort[0], cohort[4]):
+
+        def spoil(train, partition, culprit=culprit):
+            train[partition[culprit]] = 1e308  # too much for the first convolution
+
+        with pytest.raises(UpdateError, match=f"^client {culprit} sent a value in '.*' that is not finite"):
+            run(spoil)
