@@ -177,6 +177,16 @@ class Looks(nn.Sequential):
         return y / 2 if self.training and torch.is_grad_enabled() and float(y.detach().sum()) > 1e9 else y
 
 
+class Renorms(nn.Sequential):
+    """Has an operator that vmap takes apart, client by client."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x):
+        return super().forward(torch.renorm(x, 2, 0, 1.0))
+
+
 class Holds(nn.Sequential):
     """Holds something no other process can be given."""
 
@@ -318,6 +328,8 @@ def test_auto_on_a_gpu_stacks_where_there_are_enough_of_one_width(monkeypatch, c
 def test_auto_stacks_no_batch_norm_of_unequal_clients_and_no_model_that_cannot_be_stacked():
     norm = choose_engine(Experiment(small("engine=auto", *CNN, *UNEQUAL)).trainer)
     assert (norm.name, "batch norm" in norm.reason) == ("serial", True)
+    renorms = choose_engine(own(Renorms(), engine="auto").trainer)
+    assert (renorms.name, "one after the other" in renorms.reason) == ("serial", True)
     looks = choose_engine(own(Looks(), engine="auto").trainer)
     assert (looks.name, "cannot be stacked" in looks.reason) == ("serial", True)
     assert own(Looks(), engine="auto").run().summary["rounds"] == 1

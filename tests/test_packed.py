@@ -240,6 +240,7 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     assert "2 runs as one batch, engine: vectorised" in capsys.readouterr().err
     plain = ["run", recipe, "--set", "engine=vectorised", "--set", "rounds=2", "--seeds", "1,2", "--out", "plain"]
     assert run_command(plain) == 0
+    assert run_command(["run", *given, "--packed", "--seeds", "1,2", "--out", "packed", "--resume"]) == 0
     for seed in ("seed-1", "seed-2"):
         one, other = (contents(tmp_path / how / seed)[0] for how in ("packed", "plain"))
         assert close(one) == other

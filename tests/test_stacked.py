@@ -1,7 +1,6 @@
 """Stacked models: gradients against each model alone, whatever form their layers take."""
 
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch.func import functional_call
 from fedwidth.config import read_settings
 from fedwidth.data import from_tensors
 from fedwidth.engines import stacks
+from fedwidth.engines.optimise import Vectors, clip
 from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
 from fedwidth.engines.stacked_layers import merged, stack_layers
 from fedwidth.errors import UpdateError
@@ -39,8 +39,54 @@ def preresnet():
     return build("preresnet18", widths=[4, 8, 8, 8])
 
 
+class Standardised(nn.Conv2d):
+    def forward(self, x):
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return nn.functional.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+
+class Halving(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+class Derived(nn.Sequential):
+    """Layers derived from those with a stacked form, and a norm that its model keeps in evaluation."""
+
+    def __init__(self):
+        layers = [Standardised(3, 4, 3), Halving(4, track_running_stats=False), nn.ReLU(), nn.Conv2d(4, 4, 1)]
+        super().__init__(*layers, StaticBatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[4].eval()
+        self[4].settled = True
+        return self
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), StaticBatchNorm2d(4), nn.ReLU())
+        self.cells, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.cells(self.before(x).mean(2).movedim(1, 2))[0][:, -1])
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before, self.heads = nn.Conv2d(3, 24, 3, stride=3), nn.Linear(8, 10)
+
+    def forward(self, x):
+        queries, keys, values = self.before(x).flatten(2).movedim(1, 2).unflatten(2, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        found = nn.functional.scaled_dot_product_attention(queries, keys, values)
+        return self.heads(found.mean(2).flatten(1))
+
+
 @pytest.mark.parametrize("clients", [1, 3, 8])
-@pytest.mark.parametrize("make", [convolutions, preresnet])
+@pytest.mark.parametrize("make", [convolutions, preresnet, Derived, Recurrent, Attending])
 @pytest.mark.parametrize("form", ["plain", "merged", "merged, channels last"])
 def test_gradients_are_those_of_each_model_alone(make, clients, form):
     torch.manual_seed(0)
@@ -69,6 +115,27 @@ def test_gradients_are_those_of_each_model_alone(make, clients, form):
         assert torch.allclose(found[number], alone, rtol=1e-9, atol=1e-9), name
 
 
+def test_only_the_forward_pass_is_within_autocast():
+    class Careful(nn.Module):
+        """Leaves autocast for a product that must be precise."""
+
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(12, 10)
+
+        def forward(self, x):
+            with torch.autocast("cpu", enabled=False):
+                return x.flatten(1) @ self.head.weight.mT + self.head.bias
+
+    module = Careful()
+    own = {name: torch.stack([p.detach()] * 2) for name, p in module.named_parameters()}
+    x, y = torch.randn(2, 6, 3, 2, 2), torch.randint(10, (2, 6))
+    precise, _ = gradients_of(module, own, {}, x, y, absent=None, mask="none")
+    half = torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False)
+    found, _ = gradients_of(module, own, {}, x, y, absent=None, mask="none", forward=half)
+    assert all(torch.equal(one, other) for one, other in zip(precise, found, strict=True))
+
+
 def test_neighbours_merge_until_a_group_has_some_thirty_channels():
     assert [merged(10, channels, channels) for channels in (3, 4, 8, 16, 32, 512)] == [10, 10, 5, 2, 1, 1]
     assert [merged(10, channels, 3, most=True) for channels in (3, 100, 103, 205, 2000)] == [10, 10, 5, 2, 1]
@@ -80,8 +147,8 @@ def test_losses_are_added_up_in_single_precision_where_models_compute_in_half():
     rest = {name: torch.stack([b] * 2) for name, b in module.named_buffers()}
     x, y = torch.randn(2, 8, 3, 16, 16), torch.randint(10, (2, 8))
     _, precise = gradients_of(module, own, rest, x, y, absent=None, mask="none")
-    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-        found, half = gradients_of(module, own, rest, x, y, absent=None, mask="none")
+    forward = torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False)
+    found, half = gradients_of(module, own, rest, x, y, absent=None, mask="none", forward=forward)
     assert half.dtype == torch.float32
     assert all(gradient.dtype == torch.float32 for gradient in found)
     assert not torch.equal(half, precise), "nothing was computed in half precision"
@@ -93,15 +160,15 @@ CHANGES += ["model.options={widths=[4,8]}", "devices.capacities=a1-b1", "devices
 CHANGES += ["training.steps=3"]  # of equal batches: only such clients share a stack where there is batch norm
 
 
-def run(change=lambda _: None):
+def run(change=lambda *_: None, *more):
     """The quick start in double precision; `change` may spoil the inputs."""
-    settings = read_settings("quickstart", CHANGES).main
+    settings = read_settings("quickstart", [*CHANGES, *more]).main
     digits = Experiment(settings).data
     train, test = (digits.transform(split.inputs).double() for split in (digits.train, digits.test))
     experiment = Experiment(settings, data=digits)
     change(train, experiment.partition)
     data = from_tensors(train, digits.train.targets, test, digits.test.targets, kind="images")
-    return Experiment(replace(settings), model=build_model(settings, data).double(), data=data).run()
+    return Experiment(settings, model=build_model(settings, data).double(), data=data).run()
 
 
 def merging(monkeypatch):
@@ -117,9 +184,9 @@ def merging(monkeypatch):
 
 
 def test_merged_stacks_side_by_side_give_what_one_stack_gives(monkeypatch):
-    expected = run(lambda *_: None)
+    expected = run()
     merging(monkeypatch)
-    found = run(lambda *_: None)
+    found = run()
     state = expected.server.state
     assert max(float((state[n] - found.server.state[n]).abs().max()) for n in state) < 1e-10
     assert expected.metrics[-1]["train_loss"] == pytest.approx(found.metrics[-1]["train_loss"], rel=1e-9)
@@ -127,7 +194,7 @@ def test_merged_stacks_side_by_side_give_what_one_stack_gives(monkeypatch):
 
 def test_no_memory_for_one_of_them_trains_all_again_with_fewer_at_a_time(monkeypatch):
     merging(monkeypatch)
-    expected, busy, real = run(lambda *_: None), set(), stacks.Stack.train
+    expected, busy, real = run(), set(), stacks.Stack.train
 
     def train(stack, *arguments):
         busy.add(stack)
@@ -139,19 +206,31 @@ def test_no_memory_for_one_of_them_trains_all_again_with_fewer_at_a_time(monkeyp
     monkeypatch.setattr(stacks.Stack, "train", train)
     monkeypatch.setattr(stacks.Stack, "join", lambda stack: busy.discard(stack))
     with pytest.warns(UserWarning, match="the vectorised engine goes on with fewer stacks") as said:
-        found = run(lambda *_: None)
+        found = run()
     assert len(said) <= 2
     assert same(expected.server.state, found.server.state)
 
 
-def test_who_sent_what_is_not_finite_is_found_among_merged_neighbours(monkeypatch):
+@pytest.mark.parametrize("rows", [2, 9])
+def test_who_sent_what_is_not_finite_is_found_among_merged_neighbours(monkeypatch, rows):
     merging(monkeypatch)
-    monkeypatch.setattr(stacks, "MOST_MERGED", 9)
-    cohort = [client for client, _ in Experiment(read_settings("quickstart", CHANGES).main).cohort(0)]
-    for culprit in (cohort[0], cohort[4]):
+    monkeypatch.setattr(stacks, "MOST_MERGED", rows)
+    alike = "devices.capacities=a1"
+    cohort = [client for client, _ in Experiment(read_settings("quickstart", [*CHANGES, alike]).main).cohort(0)]
+    for culprits in ([cohort[4]], [cohort[1], cohort[2]]):  # the last two in different stacks, if these have two rows
 
-        def spoil(train, partition, culprit=culprit):
-            train[partition[culprit]] = 1e308  # too much for the first convolution
+        def spoil(train, partition, culprits=culprits):
+            for culprit in culprits:
+                train[partition[culprit]] = 1e308  # too much for the first convolution
 
-        with pytest.raises(UpdateError, match=f"^client {culprit} sent a value in '.*' that is not finite"):
-            run(spoil)
+        with pytest.raises(UpdateError, match=f"^client {culprits[0]} sent a value in '.*' that is not finite"):
+            run(spoil, alike)
+
+
+def test_a_norm_that_is_no_number_leaves_nothing_behind():
+    vectors = Vectors.zeros((2, 4), torch.ones(4), dtype=torch.float32, device=torch.device("cpu"))
+    vectors.gradient[1, 0] = torch.nan  # the rest may be gaps, which nothing writes to
+    clip(vectors, 1.0)
+    assert vectors.gradient[1].isnan().all()
+    vectors.reset()
+    assert not vectors.gradient.any()

@@ -53,9 +53,7 @@ def run_together(
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         stack.enter_context(on_device(experiments[0].device))
-        engine = "cuda" if in_slots(experiments[0].trainer) else "vectorised"
-        for experiment in experiments:
-            experiment.settle(engine)
+        settle_engine(experiments)
         pack = Pack([experiment.trainer for experiment in experiments])
         stack.callback(pack.close)
         courses = [
@@ -199,6 +197,13 @@ def _share_states(courses: Sequence[Course], pack: Pack) -> None:
 
 def _digest(tensor: Tensor) -> bytes:
     return hashlib.blake2b(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).digest()
+
+
+def settle_engine(experiments: Sequence[Experiment]) -> None:
+    """Give runs that leave the choice the engine they train with as one batch."""
+    engine = "cuda" if in_slots(experiments[0].trainer) else "vectorised"
+    for experiment in experiments:
+        experiment.settle(engine)
 
 
 def check_for_packing(settings: Settings) -> None:

@@ -165,6 +165,8 @@ def test_the_engine_inside():
     assert choose_inner(experiment_of("engine=ray").trainer) == ("vectorised", "cpu")
     assert choose_inner(experiment_of("engine=ray", "ray.engine=serial").trainer) == ("serial", "cpu")
     assert choose_inner(experiment_of("engine=ray", "ray.gpus=0.5").trainer) == ("cuda", "cuda")
+    many = experiment_of("engine=ray", "ray.gpus=0.5", "devices.per_round=6", "devices.capacities=a1").trainer
+    assert choose_inner(many) == ("cuda", "cuda")  # without a trial, for which the driver might have no GPU
     with pytest.warns(UserWarning, match="one client at a time"):
         found = choose_inner(experiment_of("engine=ray", "ray.engine=vectorised", "method.name=fjord").trainer)
     assert found == ("serial", "cpu")

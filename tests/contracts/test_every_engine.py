@@ -28,7 +28,6 @@ ENGINES = ("processes", "cuda", "vectorised")
 
 FALLS_BACK = {
     # What stacks cannot train, and a word of the reason.
-    "encoder": "one after the other",
     "zoo resnet-bn": "running statistics",
     "zoo preresnet18": "running statistics",
     "zoo mobilenetv2": "running statistics",
@@ -37,8 +36,6 @@ FALLS_BACK = {
     "zoo transformer-encoder": "at random",
     "zoo bert": "at random",
     "zoo gpt2": "at random",
-    "zoo llama": "one after the other",
-    "zoo t5": "one after the other",
 }
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fedwidth.plan import Plan
 from fedwidth.report import write_report
 from fedwidth.settings import Settings
 from fedwidth.shelf import Shelf
-from fedwidth.together import check_for_packing, run_together
+from fedwidth.together import check_for_packing, run_together, settle_engine
 from fedwidth.tracking import check_tracker, make_tracker
 
 
@@ -92,12 +92,15 @@ def run_jobs(
             raise OptionError("--packed trains several runs as one batch, and here is one: give --seeds 1,2,3")
         for job in jobs:
             check_for_packing(job.settings)
-    check_folders(jobs, folder, resume=resume, overwrite=overwrite)
     check_tracker(track)
     parts = Parts(jobs)
+    experiments = [parts.experiment(job) for job in jobs] if packed else []
+    if packed:
+        settle_engine(experiments)
+        jobs = [replace(job, settings=run.settings) for job, run in zip(jobs, experiments, strict=True)]
+    check_folders(jobs, folder, resume=resume, overwrite=overwrite)
     fresh = resume and not any(folders.holds_run(job.folder) for job in jobs)
     say_fresh = _say_once(f"nothing to resume in {folder} yet: started from the beginning" if fresh else "")
-    experiments = [parts.experiment(job) for job in jobs] if packed else []
     if packed:
         trainers = [experiment.trainer for experiment in experiments]
         reason = why_not_pack(trainers, stacked=not in_slots(trainers[0]))

@@ -26,6 +26,7 @@ from fedwidth.capacity import Capacities
 from fedwidth.client import Trainer
 from fedwidth.cost import cost
 from fedwidth.device import autocast
+from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.limits import why_not
 from fedwidth.engines.sending import cannot_import, cannot_send, cannot_share
 from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
@@ -157,9 +158,11 @@ def try_stack(trainer: Trainer) -> str | None:
         allow_restriding()
         failure = ""
         try:
-            with autocast(trainer.device, trainer.settings.precision):
-                found, _ = gradients_of(module, own, twice, x, y, absent=None, mask="none")
+            forward = autocast(trainer.device, trainer.settings.precision)
+            found, _ = gradients_of(module, own, twice, x, y, absent=None, mask="none", forward=forward)
         except Exception as error:  # a model may do anything in its forward pass
+            if out_of_memory(error):
+                return None  # clients are narrower, and stacks know how to do with less
             failure = type(error).__name__
     if any(str(warning.message).startswith("There is a performance drop") for warning in said):
         return "it has operators that stacked clients would take one after the other"

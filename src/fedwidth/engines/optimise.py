@@ -48,8 +48,11 @@ class Vectors:
         )
 
     def reset(self) -> None:
-        """Forget the moments: every client starts with a fresh optimiser."""
-        for tensor in (self.first, self.second, self.steps):
+        """Forget the moments: every client starts with a fresh optimiser.
+
+        And the gradient: nothing writes to its gaps, where clipping by a norm that is no number would leave one.
+        """
+        for tensor in (self.gradient, self.first, self.second, self.steps):
             tensor.zero_()
 
 

@@ -85,7 +85,9 @@ def choose_inner(trainer: Trainer) -> tuple[str, str]:
         raise OptionError("device is 'cuda', but ray.gpus is 0: set the share of a GPU that each worker holds, e.g. 1")
     wanted = replace(settings, engine=settings.ray.engine, device=device)
     there = replace(trainer, settings=wanted, device=torch.device(device))
-    name = choose_engine(there).name
+    # On GPUs no trial: the driver may have none, and its machine must not decide.
+    automatic = "cuda" if settings.ray.gpus and settings.ray.engine == "auto" else ""
+    name = automatic or choose_engine(there).name
     if name in ("serial", "processes"):
         return "serial", device
     stacked = name == "vectorised"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
@@ -29,6 +28,24 @@ from fedwidth.narrow import skeleton
 
 PREFIXES = 16
 """Captured steps of a stack; the more, the fewer rows go along that have no step left."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where stacks train and are captured, one at a time.
+
+    Captured steps of one place share memory, and the room libraries take for a stream: they never run side by side.
+    """
+
+    stream: torch.cuda.Stream | None
+    pool: Any
+
+    @classmethod
+    def on(cls, device: torch.device) -> Place:
+        """A new place on a device."""
+        if device.type != "cuda":
+            return cls(None, None)
+        return cls(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -56,7 +73,7 @@ class Stack:
     """Room for `rows` clients of one size."""
 
     def __init__(
-        self, trainer: Trainer, task: Task, sub: SubLayout, samples: Samples, *, rows: int, pool: Any, merge: bool
+        self, trainer: Trainer, task: Task, sub: SubLayout, samples: Samples, *, rows: int, place: Place, merge: bool
     ) -> None:
         self.settings, self.device, self.samples = trainer.settings.training, trainer.device, samples
         self.precision = trainer.settings.precision
@@ -75,8 +92,7 @@ class Stack:
         self.steps = torch.zeros(rows, dtype=torch.long, device=self.device)
         self.number = torch.zeros((), dtype=torch.long, device=self.device)
         """Of the step to come."""
-        self._pool = pool
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._place = place
         self._prefixes: dict[int, Prefix] = {}
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
@@ -85,15 +101,17 @@ class Stack:
 
         On a GPU they are there after `join`.
         """
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+        stream = self._place.stream
+        if stream is None:
+            return self._train(starts, lot)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
             return self._train(starts, lot)
 
     def join(self) -> None:
         """Whatever the caller's stream does from here on comes after the training."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        if self._place.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._place.stream)
 
     def _train(self, starts: Tensor, lot: Lot) -> tuple[Tensor, Tensor]:
         clients = len(starts)
@@ -140,22 +158,17 @@ class Stack:
         self.graphs[rows, longest].replay()
 
     def _capture(self, prefix: Prefix, longest: int) -> torch.cuda.CUDAGraph:
-        """Record the step on a side stream; warm-up steps really train, so the vectors are put back afterwards."""
+        """Record the step; warm-up steps really train, so the vectors are put back afterwards."""
         vectors = prefix.vectors
         held = [vectors.flat, vectors.first, vectors.second, vectors.steps, prefix.loss_sum, self.number]
         before = [tensor.clone() for tensor in held]
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self.device))
         graph = torch.cuda.CUDAGraph()
         with warnings.catch_warnings():
             allow_restriding()
-            with torch.cuda.stream(side):
-                for _ in range(2):
-                    self._step(prefix, longest)
-                    self.number.copy_(before[-1])
-            torch.cuda.current_stream(self.device).wait_stream(side)
-            # One pool for all graphs: they run one after the other, and leave nothing in it.
-            with torch.cuda.graph(graph, pool=self._pool, stream=side):
+            for _ in range(2):
+                self._step(prefix, longest)
+                self.number.copy_(before[-1])
+            with torch.cuda.graph(graph, pool=self._place.pool, stream=self._place.stream):
                 self._step(prefix, longest)
         for tensor, value in zip(held, before, strict=True):
             tensor.copy_(value)
@@ -172,10 +185,10 @@ class Stack:
             inputs = beside(inputs)
         mask = self.settings.mask
         absent = None if mask == "none" else prefix.absent
-        with autocast(self.device, self.precision):
-            found, losses = gradients_of(
-                self.module, prefix.parameters, prefix.rest, inputs, targets, absent=absent, mask=mask
-            )
+        forward = autocast(self.device, self.precision)
+        found, losses = gradients_of(
+            self.module, prefix.parameters, prefix.rest, inputs, targets, absent=absent, mask=mask, forward=forward
+        )
         vectors = prefix.vectors
         torch._foreach_copy_(prefix.gradients, cast(list[Tensor], found))  # `try_stack` has seen that none is missing
         if self.settings.clip:

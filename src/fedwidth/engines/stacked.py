@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedwidth.client import masked_loss
 
@@ -22,9 +25,20 @@ Tensors = Mapping[str, Tensor]
 
 
 def gradients_of(
-    module: nn.Module, own: Tensors, rest: Tensors, inputs: Tensor, targets: Tensor, *, absent: Tensor | None, mask: str
+    module: nn.Module,
+    own: Tensors,
+    rest: Tensors,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    absent: Tensor | None,
+    mask: str,
+    forward: AbstractContextManager[Any] | None = None,
 ) -> tuple[list[Tensor | None], Tensor]:
-    """The gradients for `own` and the loss of each model. All tensors have the models as their first axis."""
+    """The gradients for `own` and the loss of each model. All tensors have the models as their first axis.
+
+    The forward pass runs within `forward` (autocast, which is not for backward passes).
+    """
 
     def loss(own: Tensors, rest: Tensors, x: Tensor, y: Tensor, lacks: Tensor | None) -> Tensor:
         logits = functional_call(module, {**own, **rest}, (x,))
@@ -35,10 +49,13 @@ def gradients_of(
     axes = (0, 0, 0, 0, None if absent is None else 0)
     if any(isinstance(part, nn.RNNBase) for part in module.modules()):
         # vmap breaks recurrent layers up into parts that it knows only inside of a gradient.
-        found, losses = vmap(grad_and_value(loss), in_dims=axes)(own, rest, inputs, targets, absent)
+        with forward or nullcontext():
+            found, losses = vmap(grad_and_value(loss), in_dims=axes)(own, rest, inputs, targets, absent)
         return [found[name] for name in own], losses
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
-    losses = vmap(loss, in_dims=axes)(leaves, rest, inputs, targets, absent)
+    # Attention in parts: inside of vmap nothing seems to need a gradient, and fused kernels would not prepare for one.
+    with sdpa_kernel(SDPBackend.MATH), forward or nullcontext():
+        losses = vmap(loss, in_dims=axes)(leaves, rest, inputs, targets, absent)
     return list(torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)), losses.detach()
 
 

@@ -13,7 +13,6 @@ again unmerged to know whose it is.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedwidth.models import StaticBatchNorm2d
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 BEST_CHANNELS = 32
 """Of a group of merged clients. PreResNet18's first layers at 1/16 of their width, 64 clients, forward and backward
@@ -33,13 +34,21 @@ few and small."""
 
 
 def stack_layers(module: nn.Module, *, merge: bool) -> nn.Module:
-    """Give batch norms that keep nothing and, with `merge`, convolutions their stacked form."""
-    for layer in module.modules():
-        if isinstance(layer, _BatchNorm) and layer.affine:
-            if isinstance(layer, StaticBatchNorm2d) or not layer.track_running_stats:
-                layer.forward = partial(_normalise, layer)  # type: ignore[method-assign]
-        elif merge and isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros":
-            layer.forward = partial(_convolve, layer)  # type: ignore[method-assign]
+    """Give batch norms that keep nothing and, with `merge`, convolutions their stacked form.
+
+    Only PyTorch's own and fedwidth's: a class derived from one of them may do anything. And none beside recurrent
+    layers, which are stacked in another way (`stacked.gradients_of`).
+    """
+    layers = list(module.modules())
+    if any(isinstance(layer, nn.RNNBase) for layer in layers):
+        return module
+    for layer in layers:
+        if type(layer) is StaticBatchNorm2d and layer.training:
+            layer.__class__ = _StackedStaticNorm
+        elif type(layer) in NORMS and layer.affine and not layer.track_running_stats:
+            layer.__class__ = _StackedNorm
+        elif merge and type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
+            layer.__class__ = _StackedConvolution
     return module
 
 
@@ -57,20 +66,27 @@ def merged(clients: int, outputs: int, inputs: int, *, most: bool = False) -> in
     return min(divisors, key=lambda m: (abs(math.log2(m * min(outputs, inputs) / BEST_CHANNELS)), m))
 
 
-def _normalise(norm: _BatchNorm, x: Tensor) -> Tensor:
-    rate = norm.rate if isinstance(norm, StaticBatchNorm2d) else 1.0  # see there
-    found: Tensor = _StackedNorm.apply(x, norm.weight, norm.bias, norm.eps * rate**2)  # type: ignore[no-untyped-call]
-    return found
+class _StackedNorm(_BatchNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        found: Tensor = _Normalise.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        return found
 
 
-def _convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    found: Tensor = _StackedConvolution.apply(  # type: ignore[no-untyped-call]
-        x, layer.weight, layer.bias, (layer.stride, layer.padding, layer.dilation)
-    )
-    return found
+class _StackedStaticNorm(StaticBatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        epsilon = self.eps * self.rate**2  # why: see there
+        found: Tensor = _Normalise.apply(x, self.weight, self.bias, epsilon)  # type: ignore[no-untyped-call]
+        return found
 
 
-class _Stacked(torch.autograd.Function):
+class _StackedConvolution(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        how = (self.stride, self.padding, self.dilation)
+        found: Tensor = _Convolve.apply(input, self.weight, self.bias, how)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _WithRule(torch.autograd.Function):
     """What has a rule of its own for vmap. The rule calls what has gradients already, so nothing is kept for them."""
 
     @staticmethod
@@ -78,7 +94,7 @@ class _Stacked(torch.autograd.Function):
         """Nothing to keep."""
 
 
-class _StackedNorm(_Stacked):
+class _Normalise(_WithRule):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=epsilon)
@@ -90,7 +106,7 @@ class _StackedNorm(_Stacked):
         return torch.unflatten(y, 1, (info.batch_size, -1)), 1
 
 
-class _StackedConvolution(_Stacked):
+class _Convolve(_WithRule):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:
         stride, padding, dilation = how
@@ -100,17 +116,14 @@ class _StackedConvolution(_Stacked):
     def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> tuple[Tensor, int]:
         clients = info.batch_size
         x, weight = _first(clients, in_dims, x, weight)
+        if bias is not None:
+            bias = _first(clients, in_dims[2:], bias)[0].flatten()
         stride, padding, dilation = how
         launched_by_group = any(n > 1 for n in stride) or weight[0, 0, 0].numel() == 1
         together = merged(clients, *weight.shape[1:3], most=launched_by_group)
-        y = F.conv2d(
-            _side_by_side(x), _diagonal(weight, together), None, stride, padding, dilation, clients // together
-        )
-        y = torch.unflatten(y, 1, (clients, -1))
-        if bias is not None:
-            (bias,) = _first(clients, in_dims[2:], bias)
-            y = y + bias[..., None, None]
-        return y, 1
+        weight = _diagonal(weight, together)
+        y = F.conv2d(_side_by_side(x), weight, bias, stride, padding, dilation, clients // together)
+        return torch.unflatten(y, 1, (clients, -1)), 1
 
 
 def _diagonal(weight: Tensor, together: int) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import ExitStack, suppress
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from fedwidth.engines.flat import SubLayout
 from fedwidth.engines.flat_sums import check_rows
 from fedwidth.engines.jobs import Done, Job, Size
 from fedwidth.engines.samples import Samples
-from fedwidth.engines.stack import Lot, Stack
+from fedwidth.engines.stack import Lot, Place, Stack
 from fedwidth.index import Index
 from fedwidth.methods import Task
 
@@ -63,7 +63,7 @@ class Stacks:
         self.most: dict[Size, int] = {}
         """Rows of a stack, for sizes of which more did not fit."""
         self._stacks: dict[object, Stack] = {}
-        self._pools = self._make_pools()
+        self._places = self._make_places()
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
         """Group the jobs by shape, train each group as one, and give them back in the order given."""
@@ -128,12 +128,17 @@ class Stacks:
 
     def close(self) -> None:
         """Give memory back."""
-        self._stacks.clear()
+        self.meanwhile = lambda: None
+        with suppress(RuntimeError):  # what broke the device was said already
+            free_memory(self.device, self._stacks.clear)
 
     def _room(self, size: Size, sub: SubLayout, clients: int) -> int:
         """Rows of a stack for so many clients."""
         most = max(1, MOST_NUMBERS[self.device.type] // sub.size)
-        parts = -(-clients // (min(most, MOST_MERGED) if self.merges else most))
+        if self.merges:  # the same for any cohort: a step is captured for every number of rows that take part
+            room = min(most, MOST_MERGED)
+            return min(room, self.most.get(size, room))
+        parts = -(-clients // most)
         room = -(-clients // parts)
         if self.device.type == "cuda" and room > 16:
             room = -(-room // 16) * 16  # so that a captured step also serves a cohort with a few clients more
@@ -157,28 +162,37 @@ class Stacks:
     ) -> bool:
         """Train parts in place; False where the device has no memory for them, and could have for smaller ones."""
         try:
-            with named("train", lot.rounds[0], *(task for part in parts for task in lot.tasks[part])):
-                stacks = [self._stack(shape, lot.tasks[0], sub, room, place) for place in range(len(parts))]
-                trained = [stack.train(rows[part], lot[part]) for stack, part in zip(stacks, parts, strict=True)]
+            with ExitStack() as stack:
+                trained = []
+                for place, part in enumerate(parts):
+                    with named("train", lot.rounds[0], *lot.tasks[part]):
+                        found = self._stack(shape, lot.tasks[0], sub, room, place)
+                        stack.callback(found.join)
+                        trained.append(found.train(rows[part], lot[part]))
                 if self._idle:
                     self._idle = False
                     self.meanwhile()
-                for stack in stacks:
-                    stack.join()
-                for number, part in enumerate(parts):
-                    if self.merges and not bool(torch.isfinite(trained[number][0].sum())):
-                        # One client's infinities have reached its neighbours: find out whose they are.
-                        alone = self._stack(shape, lot.tasks[0], sub, room, merge=False)
-                        trained[number] = alone.train(rows[part], lot[part])
-                        alone.join()
-                for part, (vectors, sums) in zip(parts, trained, strict=True):
-                    rows[part].copy_(vectors)
-                    losses[part].copy_(sums)
+            for place, part in enumerate(parts):
+                with named("train", lot.rounds[0], *lot.tasks[part]):
+                    if self.merges and not bool(torch.isfinite(trained[place][0].sum())):
+                        trained[place] = self._train_unmerged(shape, sub, rows[part], lot=lot[part], room=room)
+            for part, (vectors, sums) in zip(parts, trained, strict=True):
+                rows[part].copy_(vectors)
+                losses[part].copy_(sums)
         except Exception as error:
             if (room, len(parts)) == (1, 1) or not out_of_memory(error):
                 raise
             return False
         return True
+
+    def _train_unmerged(
+        self, shape: Shape, sub: SubLayout, rows: Tensor, *, lot: Lot, room: int
+    ) -> tuple[Tensor, Tensor]:
+        """One client's infinities have reached its neighbours: train again, to find out whose they are."""
+        alone = self._stack(shape, lot.tasks[0], sub, room, merge=False)
+        vectors, sums = alone.train(rows, lot)
+        alone.join()
+        return vectors.clone(), sums.clone()  # the next part trains here too
 
     def _shrink(self, size: Size, room: int, beside: int) -> int:
         """Go on with half as many stacks at a time, or half the rows for clients of this size; returns the rows."""
@@ -189,14 +203,12 @@ class Stacks:
             room = self.most[size] = room // 2
             less = f"smaller stacks, {room} of capacity {float(size[0]):g} at a time"
         free_memory(self.device, self._stacks.clear)
-        self._pools = self._make_pools()  # a capture that failed may have left the old one half used
+        self._places = self._make_places()  # a capture that failed may have left the old ones half used
         warnings.warn(f"out of memory on {self.device}: the vectorised engine goes on with {less}", stacklevel=2)
         return room
 
-    def _make_pools(self) -> list[Any]:
-        """Memory of captured steps: one for each place, since those of one place never run at the same time."""
-        on_gpu = self.device.type == "cuda"
-        return [torch.cuda.graph_pool_handle() if on_gpu else None for _ in range(STACKS_BESIDE)]
+    def _make_places(self) -> list[Place]:
+        return [Place.on(self.device) for _ in range(STACKS_BESIDE)]
 
     def _stack(
         self, shape: Shape, task: Task, sub: SubLayout, rows: int, place: int = 0, *, merge: bool = True
@@ -204,7 +216,7 @@ class Stacks:
         """One of so many rows; those that train side by side have different places."""
         key = (shape, rows, place, merge)
         if key not in self._stacks:
-            if len(self._stacks) >= MOST_STACKS and place == 0:
+            if len(self._stacks) >= MOST_STACKS and place == 0 and merge:  # then none of them is at work
                 self._stacks.clear()
             self._stacks[key] = Stack(
                 self.trainer,
@@ -212,7 +224,7 @@ class Stacks:
                 sub,
                 self.samples,
                 rows=rows,
-                pool=self._pools[place],
+                place=self._places[place],
                 merge=merge and self.merges,
             )
         return self._stacks[key]
