@@ -1,0 +1,103 @@
+"""Stacks on a GPU: captured steps, merged convolutions, several side by side. Skipped where there is none."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedwidth.data import from_tensors
+from fedwidth.engines import choose_engine, stacks
+from fedwidth.errors import UpdateError
+from fedwidth.experiment import Experiment
+from fedwidth.models import build
+from fedwidth.settings import DataSettings, DeviceSettings, Settings
+from small_runs import same
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICE = "cuda"
+
+MODELS = {
+    "preresnet18": lambda: build("preresnet18", widths=[16, 16, 32, 32]),
+    "convolutions with bias": lambda: nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
+    ),
+    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 32), nn.ReLU(), nn.Linear(32, 10)),
+}
+
+
+def experiment(model, *, spoilt=None, **changes):
+    """24 clients with ten samples each, 12 of them at half width and 12 at a quarter in a round of all."""
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(240, 3, 8, 8, generator=draw)
+    targets = torch.randint(0, 10, (240,), generator=draw)
+    settings = Settings(
+        rounds=3,
+        device=DEVICE,
+        engine="vectorised",
+        precision="float32",
+        data=DataSettings(clients=24),
+        devices=DeviceSettings("b1-c1", per_round=24),
+        training=replace(Settings().training, batch_size=4, lr=0.05, clip=1.0),  # batches of 4, 4 and 2
+    )
+    settings = replace(settings, **changes)
+    torch.manual_seed(0)
+    made = MODELS[model]()
+    if spoilt is not None:
+        shares = Experiment(settings, model=made, data=from_tensors(inputs, targets, inputs, targets)).partition
+        inputs[shares[spoilt]] = 3e38 * inputs[shares[spoilt]].sign()  # too much for the first layer
+    return Experiment(settings, model=made, data=from_tensors(inputs, targets, inputs, targets))
+
+
+def state_of(model, **changes):
+    return experiment(model, **changes).run().server.state
+
+
+def worst(one, other):
+    return max(float((one[n].double() - other[n].double()).abs().max()) for n in one)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_they_agree_with_the_serial_engine(model):
+    expected, first = state_of(model, engine="serial"), experiment(model)._first_state
+    found = state_of(model)
+    assert worst(expected, first) > 0.001, "this run trains nothing"
+    assert worst(expected, found) < 2e-4
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_they_repeat_bit_for_bit_however_many_train_side_by_side(model, monkeypatch):
+    expected = state_of(model)
+    assert same(expected, state_of(model))
+    monkeypatch.setattr(stacks, "STACKS_BESIDE", 1)
+    assert same(expected, state_of(model))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_half_precision_goes_the_same_way(model):
+    precise = state_of(model)
+    half = state_of(model, precision="bf16")
+    moved = worst(precise, experiment(model)._first_state)
+    assert 0 < worst(precise, half) < moved / 2
+
+
+def test_cohorts_of_changing_size_train_as_in_the_serial_engine():
+    calm = replace(Settings().training, batch_size=5, lr=0.01)  # norms over two samples would blow up roundings
+    changes = {"devices": DeviceSettings("b1-c1", dynamic=True, per_round=17), "rounds": 6, "training": calm}
+    expected = state_of("preresnet18", engine="serial", **changes)
+    assert worst(expected, state_of("preresnet18", **changes)) < 5e-4
+
+
+@pytest.mark.parametrize("model", ["preresnet18", "convolutions with bias"])
+def test_who_sent_what_is_not_finite_is_named_and_not_its_neighbour(model):
+    unclipped = replace(Settings().training, batch_size=5, lr=0.05)
+    with pytest.raises(UpdateError, match=r"^client 13 sent a value in '.*' that is not finite"):
+        experiment(model, spoilt=13, training=unclipped).run()
+
+
+def test_auto_takes_them_for_many_narrow_clients_and_slots_for_few():
+    found = choose_engine(experiment("preresnet18", engine="auto").trainer)
+    assert found.name == "vectorised"
+    few = choose_engine(experiment("preresnet18", engine="auto", devices=DeviceSettings("b1-c1", per_round=10)).trainer)
+    assert (few.name, "too few to stack" in few.reason) == ("cuda", True)
