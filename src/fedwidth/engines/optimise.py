@@ -52,8 +52,7 @@ class Vectors:
 
         And the gradient: nothing writes to its gaps, where clipping by a norm that is no number would leave one.
         """
-        for tensor in (self.gradient, self.first, self.second, self.steps):
-            tensor.zero_()
+        torch._foreach_zero_([self.gradient, self.first, self.second, self.steps])
 
 
 def clip(vectors: Vectors, largest: float) -> None:

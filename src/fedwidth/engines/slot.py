@@ -95,6 +95,11 @@ class Slot:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self.stream)
 
+    def is_prepared(self, batches: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        """Whether `prepare` would have nothing to do."""
+        sizes = {len(batch) for batch, _ in batches}
+        return self.stream is None or len(self.graphs) >= MOST_GRAPHS or sizes <= self.graphs.keys()
+
     def prepare(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Capture the steps these batches need, as far as that is worth it."""
         if self.stream is None:

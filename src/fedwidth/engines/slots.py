@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 
@@ -138,24 +138,35 @@ class Slots:
     def _train_wave(self, wave: Wave) -> list[Batches]:
         """Queue the whole training of a wave's clients, each on its slot's stream; their batches."""
         batches = batches_of([job for job, _ in wave])
-        for (job, slot), own in zip(wave, batches, strict=True):
-            with named("train", job.round, job.task, run=job.run), slot.queue():
-                seed = dropout_seed(job.trainer.settings.seed, job.round, job.task.client)
-                slot.begin(job.start, learning_rate=job.learning_rate, absent=job.absent, seed=seed, others=job.others)
-                slot.prepare(own)  # capturing a graph must not meet other threads' work
-        if self._threads is None:
-            for (job, slot), own in zip(wave, batches, strict=True):
-                _launch(job, slot, own)
-            return batches
+        work = [(job, slot, own) for (job, slot), own in zip(wave, batches, strict=True)]
         # Launching a graph of hundreds of kernels keeps a processor busy for longer than narrow models need to train,
         # and happens outside Python's lock: several threads launch side by side.
-        started = [
-            self._threads.submit(_launch, job, slot, own) for (job, slot), own in zip(wave, batches, strict=True)
-        ]
-        wait(started)  # also where one has failed: the others still use their slots
+        started: list[Future[None]] = []
+        at_once = all(slot.is_prepared(own) for _, slot, own in work)
+        try:
+            for job, slot, own in work:
+                with named("train", job.round, job.task, run=job.run), slot.queue():
+                    seed = dropout_seed(job.trainer.settings.seed, job.round, job.task.client)
+                    slot.begin(
+                        job.start, learning_rate=job.learning_rate, absent=job.absent, seed=seed, others=job.others
+                    )
+                    slot.prepare(own)
+                if at_once:
+                    started += self._launch(job, slot, own)
+            if not at_once:  # capturing a graph must not meet other threads' work
+                for job, slot, own in work:
+                    started += self._launch(job, slot, own)
+        finally:
+            wait(started)  # also where one has failed: the others still use their slots
         for future in started:
             future.result()
         return batches
+
+    def _launch(self, job: Job, slot: Slot, batches: Batches) -> list[Future[None]]:
+        if self._threads is not None:
+            return [self._threads.submit(_train, job, slot, batches)]
+        _train(job, slot, batches)
+        return []
 
     def _join(self, wave: Wave) -> None:
         """Whatever the caller's stream does from here on comes after the wave's training."""
@@ -169,7 +180,7 @@ def _results(wave: Wave) -> Iterator[Done]:
         yield Done(job, slot.flat, slot.loss_sum, {name: slot.others[name] for name in job.others})
 
 
-def _launch(job: Job, slot: Slot, batches: Batches) -> None:
+def _train(job: Job, slot: Slot, batches: Batches) -> None:
     with named("train", job.round, job.task, run=job.run):
         slot.train_all(batches)
 
