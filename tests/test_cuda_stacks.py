@@ -23,6 +23,10 @@ MODELS = {
         *(nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
     ),
+    "group norm": lambda: nn.Sequential(  # stacked with its channels first
+        *(nn.Conv2d(3, 16, 3), nn.GroupNorm(1, 16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Linear(16, 10),
+    ),
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 32), nn.ReLU(), nn.Linear(32, 10)),
 }
 

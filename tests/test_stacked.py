@@ -1,6 +1,7 @@
 """Stacked models: gradients against each model alone, whatever form their layers take."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.func import functional_call
 
 from fedwidth.config import read_settings
 from fedwidth.data import from_tensors
-from fedwidth.engines import stacks
+from fedwidth.engines import stack_trial, stacks
 from fedwidth.engines.optimise import Vectors, clip
 from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
 from fedwidth.engines.stacked_layers import merged, stack_layers
@@ -234,3 +235,19 @@ def test_a_norm_that_is_no_number_leaves_nothing_behind():
     assert vectors.gradient[1].isnan().all()
     vectors.reset()
     assert not vectors.gradient.any()
+
+
+def test_a_model_that_is_stacked_with_its_channels_first_only_is_stacked_so(monkeypatch):
+    settings = read_settings("quickstart", CHANGES).main
+    normed = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.GroupNorm(1, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    )
+    groups, batches = (Experiment(settings, model=model).trainer for model in (normed, None))
+    assert stack_trial.try_stack(groups) is None
+    assert "cannot be stacked" in str(stack_trial._try(groups, channels_last=True))
+    assert stack_trial._try(batches, channels_last=True) is None
+    on_gpu = replace(groups, device=torch.device("cuda"))
+    on_gpu.takes_channels_last = True
+    monkeypatch.setattr(stack_trial, "_try", lambda _, channels_last: "no" if channels_last else None)
+    assert stack_trial.try_stack(on_gpu) is None
+    assert not stack_trial.stacks_channels_last(on_gpu)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 
 from fedwidth.client import Trainer
-from fedwidth.engines.choice import Choice, choose_engine, count_workers, try_stack
+from fedwidth.engines.choice import Choice, choose_engine, count_workers
 from fedwidth.engines.crew import Crew
 from fedwidth.engines.flat_engine import FlatEngine
 from fedwidth.engines.limits import why_not
@@ -14,6 +14,7 @@ from fedwidth.engines.processes import ProcessEngine
 from fedwidth.engines.serial import SerialEngine
 from fedwidth.engines.slot_making import try_capture
 from fedwidth.engines.slots import Slots
+from fedwidth.engines.stack_trial import try_stack
 from fedwidth.engines.stacks import Stacks
 from fedwidth.rounds import Engine
 

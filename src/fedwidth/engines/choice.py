@@ -17,7 +17,6 @@ settings, the model and the data alone:
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -25,15 +24,10 @@ import torch
 from fedwidth.capacity import Capacities
 from fedwidth.client import Trainer
 from fedwidth.cost import cost
-from fedwidth.device import autocast
-from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.limits import why_not
 from fedwidth.engines.sending import cannot_import, cannot_send, cannot_share
-from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
-from fedwidth.engines.stacked_layers import stack_layers
+from fedwidth.engines.stack_trial import try_stack
 from fedwidth.engines.stacks import couples_samples
-from fedwidth.narrow import skeleton
-from fedwidth.submodel import state_of
 
 SMALL_STEP = {"cpu": 1e6, "cuda": 2.5e9}
 """Multiply-adds of a forward pass of one batch, up to which calling PyTorch (on a GPU: launching kernels) costs more
@@ -138,38 +132,6 @@ def why_not_stack(trainer: Trainer, work: Work) -> str | None:
     if not settings.training.steps and float(steps.double().mean()) < float(steps.max()) / 2:
         return "some clients take more than twice as many steps as most"
     return why_not(trainer) or try_stack(trainer)
-
-
-def try_stack(trainer: Trainer) -> str | None:
-    """Take the gradient of two stacked copies: not every model can be stacked, and none says so beforehand."""
-    on_gpu = trainer.device.type == "cuda"
-    module = stack_layers(skeleton(trainer.model, trainer.plan, {}).to(trainer.device).train(), merge=on_gpu)
-    state = state_of(trainer.model)
-    names = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
-    twice = {name: torch.stack([state[name]] * 2) for name in state if name not in trainer.plan.tied}
-    own = {name: twice.pop(name) for name in names}
-    inputs = trainer.data.example().to(trainer.device)
-    targets = trainer.data.train.targets[: len(inputs)].long().to(trainer.device)
-    x, y = torch.stack([inputs] * 2), torch.stack([targets] * 2)
-    if x.dim() == 5 and on_gpu and trainer.takes_channels_last:
-        x = beside(x)
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        allow_restriding()
-        failure = ""
-        try:
-            forward = autocast(trainer.device, trainer.settings.precision)
-            found, _ = gradients_of(module, own, twice, x, y, absent=None, mask="none", forward=forward)
-        except Exception as error:  # a model may do anything in its forward pass
-            if out_of_memory(error):
-                return None  # clients are narrower, and stacks know how to do with less
-            failure = type(error).__name__
-    if any(str(warning.message).startswith("There is a performance drop") for warning in said):
-        return "it has operators that stacked clients would take one after the other"
-    if failure:
-        return f"the model cannot be stacked ({failure})"
-    unused = [name for name, gradient in zip(own, found, strict=True) if gradient is None]
-    return f"the loss does not depend on '{unused[0]}', and weight decay would move it all the same" if unused else None
 
 
 def count_workers(trainer: Trainer) -> int:

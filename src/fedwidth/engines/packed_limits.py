@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedwidth.client import Trainer
-from fedwidth.engines.choice import SMALL_STEP, Work, try_stack
+from fedwidth.engines.choice import SMALL_STEP, Work
 from fedwidth.engines.limits import why_not
 from fedwidth.engines.slot_making import try_capture
+from fedwidth.engines.stack_trial import try_stack
 
 SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
 """Training settings that a stack or a slot has one of."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fedwidth
 from fedwidth.client import Trainer
-from fedwidth.engines.choice import choose_engine, try_stack
+from fedwidth.engines.choice import choose_engine
 from fedwidth.engines.faults import named
 from fedwidth.engines.flat import Layout
 from fedwidth.engines.flat_engine import FlatEngine
@@ -23,6 +23,7 @@ from fedwidth.engines.ray_records import About, Answer, Kit, Packed, PackedSum, 
 from fedwidth.engines.serial import SerialEngine
 from fedwidth.engines.slot_making import try_capture
 from fedwidth.engines.slots import Slots
+from fedwidth.engines.stack_trial import try_stack
 from fedwidth.engines.stacks import Stacks
 from fedwidth.errors import OptionError
 from fedwidth.rounds import Engine

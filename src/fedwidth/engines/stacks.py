@@ -26,6 +26,7 @@ from fedwidth.engines.flat_sums import check_rows
 from fedwidth.engines.jobs import Done, Job, Size
 from fedwidth.engines.samples import Samples
 from fedwidth.engines.stack import Lot, Place, Stack
+from fedwidth.engines.stack_trial import stacks_channels_last
 from fedwidth.index import Index
 from fedwidth.methods import Task
 
@@ -50,7 +51,7 @@ class Stacks:
         self.trainer, self.device = trainer, trainer.device
         self.coupled = couples_samples(trainer.model)
         self.samples = Samples(trainer)
-        last = self.device.type == "cuda" and trainer.takes_channels_last
+        last = stacks_channels_last(trainer)
         self.channels_last: Callable[[Index], bool] = lambda _: last
         self.merges = self.device.type == "cuda" and any(isinstance(m, nn.Conv2d) for m in trainer.model.modules())
         """Whether narrow convolutions of neighbours are merged (`stacked_layers`)."""

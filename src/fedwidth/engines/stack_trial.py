@@ -1,0 +1,58 @@
+"""Finding out whether a model can be stacked: not every one can, and none says so beforehand."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from fedwidth.client import Trainer
+from fedwidth.device import autocast
+from fedwidth.engines.faults import out_of_memory
+from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
+from fedwidth.engines.stacked_layers import stack_layers
+from fedwidth.narrow import skeleton
+from fedwidth.submodel import state_of
+
+
+def try_stack(trainer: Trainer) -> str | None:
+    """Take the gradient of two stacked copies; the reason why that does not work, or None."""
+    return None if stacks_channels_last(trainer) else _try(trainer, channels_last=False)
+
+
+def stacks_channels_last(trainer: Trainer) -> bool:
+    """Whether stacked images lie with the channels of all clients last: on a GPU, if the model can be stacked so."""
+    if trainer.device.type != "cuda" or not trainer.takes_channels_last:
+        return False
+    return _try(trainer, channels_last=True) is None
+
+
+def _try(trainer: Trainer, *, channels_last: bool) -> str | None:
+    module = skeleton(trainer.model, trainer.plan, {}).to(trainer.device).train()
+    stack_layers(module, merge=trainer.device.type == "cuda")
+    state = state_of(trainer.model)
+    names = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
+    twice = {name: torch.stack([state[name]] * 2) for name in state if name not in trainer.plan.tied}
+    own = {name: twice.pop(name) for name in names}
+    inputs = trainer.data.example().to(trainer.device)
+    targets = trainer.data.train.targets[: len(inputs)].long().to(trainer.device)
+    x, y = torch.stack([inputs] * 2), torch.stack([targets] * 2)
+    if channels_last and x.dim() == 5:
+        x = beside(x)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        allow_restriding()
+        failure = ""
+        try:
+            forward = autocast(trainer.device, trainer.settings.precision)
+            found, _ = gradients_of(module, own, twice, x, y, absent=None, mask="none", forward=forward)
+        except Exception as error:  # a model may do anything in its forward pass
+            if out_of_memory(error):
+                return None  # clients are narrower, and stacks know how to do with less
+            failure = type(error).__name__
+    if any(str(warning.message).startswith("There is a performance drop") for warning in said):
+        return "it has operators that stacked clients would take one after the other"
+    if failure:
+        return f"the model cannot be stacked ({failure})"
+    unused = [name for name, gradient in zip(own, found, strict=True) if gradient is None]
+    return f"the loss does not depend on '{unused[0]}', and weight decay would move it all the same" if unused else None
