@@ -113,18 +113,32 @@ class SubLayout:
 
     def take_labelled(self, flat: Tensor) -> Tensor:
         """A copy of the labelled elements of a sub-model's vector."""
-        return torch.cat([flat[:0], *self._labelled_parts(flat)])
+        return torch.cat([flat[:0], *self.labelled_parts(flat)])
 
     def put_labelled(self, flat: Tensor, values: Tensor) -> None:
         """The inverse of `take_labelled`, in place."""
-        parts = self._labelled_parts(flat)
-        for part, value in zip(parts, torch.split(values, [len(part) for part in parts]), strict=True):
+        for part, value in zip(self.labelled_parts(flat), self.labelled_parts_of(values), strict=True):
             part.copy_(value)
+
+    def labelled_parts(self, flat: Tensor) -> list[Tensor]:
+        """The labelled elements of a sub-model's vector as views, tensor by tensor."""
+        starts = {name: self.offsets[name] for name in self._class_axes}
+        return [flat[start : start + math.prod(self.shapes[name])] for name, start in starts.items()]
+
+    def other_parts(self, flat: Tensor) -> list[Tensor]:
+        """All other elements, as views."""
+        starts = [self.offsets[name] for name in self._class_axes]
+        ends = [self.offsets[name] + math.prod(self.shapes[name]) for name in self._class_axes]
+        return [flat[end:start] for end, start in zip([0, *ends], [*starts, self.size], strict=True) if end < start]
+
+    def labelled_parts_of(self, values: Tensor) -> Sequence[Tensor]:
+        """What `take_labelled` gives, cut into parts like `labelled_parts`."""
+        return torch.split(values, [math.prod(self.shapes[name]) for name in self._class_axes])
 
     def labelled_views(self, values: Tensor) -> dict[str, Tensor]:
         """The narrow tensors with a class axis as views of what `take_labelled` gives."""
-        parts = torch.split(values, [math.prod(self.shapes[name]) for name in self._class_axes])
-        return {name: self._view(name, part) for name, part in zip(self._class_axes, parts, strict=True)}
+        parts = zip(self._class_axes, self.labelled_parts_of(values), strict=True)
+        return {name: self._view(name, part) for name, part in parts}
 
     def mark(self, names: Sequence[str]) -> Tensor:
         """1 for the elements of these tensors, and for gaps, which are 0 whatever happens; 0 for other tensors."""
@@ -152,10 +166,6 @@ class SubLayout:
         found = torch.full_like(self.constant, classes)
         self.put_labelled(found, self.classes)
         return found
-
-    def _labelled_parts(self, flat: Tensor) -> list[Tensor]:
-        starts = {name: self.offsets[name] for name in self._class_axes}
-        return [flat[start : start + math.prod(self.shapes[name])] for name, start in starts.items()]
 
     def _view(self, name: str, part: Tensor) -> Tensor:
         """One tensor's elements, in the last dimension of `part`, in the shape it has."""

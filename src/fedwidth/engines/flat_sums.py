@@ -42,10 +42,13 @@ class FlatSum(CohortSum):
         if self.flat_mean is None:
             self.flat_mean = flat.clone()
         elif isinstance(labels, Tensor):
-            labelled = self.sub.take_labelled(self.flat_mean)  # all elements are about to move by the others' share
-            interpolate(labelled, self.sub.take_labelled(flat), ratio(here, labels))
-            interpolate(self.flat_mean, flat, ratio(weight, total))
-            self.sub.put_labelled(self.flat_mean, labelled)
+            sub, mean, share = self.sub, self.flat_mean, ratio(here, labels)
+            assert isinstance(share, Tensor)
+            shares = sub.labelled_parts_of(share.to(mean.dtype))
+            for part, value, own in zip(sub.labelled_parts(mean), sub.labelled_parts(flat), shares, strict=True):
+                interpolate(part, value, own)
+            for part, value in zip(sub.other_parts(mean), sub.other_parts(flat), strict=True):
+                interpolate(part, value, ratio(weight, total))
         else:
             interpolate(self.flat_mean, flat, ratio(weight, total))
         self.flat_weight, self.label_weight = total, labels if isinstance(labels, Tensor) else None

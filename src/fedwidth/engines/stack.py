@@ -73,12 +73,21 @@ class Stack:
     """Room for `rows` clients of one size."""
 
     def __init__(
-        self, trainer: Trainer, task: Task, sub: SubLayout, samples: Samples, *, rows: int, place: Place, merge: bool
+        self,
+        trainer: Trainer,
+        task: Task,
+        sub: SubLayout,
+        samples: Samples,
+        *,
+        rows: int,
+        place: Place,
+        layered: bool,
+        merge: bool,
     ) -> None:
         self.settings, self.device, self.samples = trainer.settings.training, trainer.device, samples
         self.precision = trainer.settings.precision
         module = skeleton(trainer.model, trainer.plan, task.index.counts).to(self.device).train()
-        self.module = stack_layers(module, merge=merge)
+        self.module = stack_layers(module, merge=merge) if layered else module
         set_scaler(self.module, task.capacity if self.settings.scaler else 1.0)
         self.names = [name for name, tensor in trainer.model.named_parameters() if tensor.requires_grad]
         self.sub, self.rows = sub, rows

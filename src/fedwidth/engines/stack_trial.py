@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 
 import torch
+from torch.func import functional_call
 
-from fedwidth.client import Trainer
+from fedwidth.client import Trainer, masked_loss
 from fedwidth.device import autocast
 from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
-from fedwidth.engines.stacked_layers import stack_layers
+from fedwidth.engines.stacked_layers import can_be_layered, is_layered, stack_layers
 from fedwidth.narrow import skeleton
 from fedwidth.submodel import state_of
 
@@ -22,14 +23,15 @@ def try_stack(trainer: Trainer) -> str | None:
 
 def stacks_channels_last(trainer: Trainer) -> bool:
     """Whether stacked images lie with the channels of all clients last: on a GPU, if the model can be stacked so."""
-    if trainer.device.type != "cuda" or not trainer.takes_channels_last:
+    if trainer.device.type != "cuda" or not can_be_layered(trainer.model) or not trainer.takes_channels_last:
         return False
     return _try(trainer, channels_last=True) is None
 
 
 def _try(trainer: Trainer, *, channels_last: bool) -> str | None:
     module = skeleton(trainer.model, trainer.plan, {}).to(trainer.device).train()
-    stack_layers(module, merge=trainer.device.type == "cuda")
+    if trainer.device.type == "cuda" and can_be_layered(module):
+        stack_layers(module, merge=True)
     state = state_of(trainer.model)
     names = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
     twice = {name: torch.stack([state[name]] * 2) for name in state if name not in trainer.plan.tied}
@@ -54,5 +56,10 @@ def _try(trainer: Trainer, *, channels_last: bool) -> str | None:
         return "it has operators that stacked clients would take one after the other"
     if failure:
         return f"the model cannot be stacked ({failure})"
+    if not is_layered(module):  # `torch.func.grad` gives zeros for what it does not find
+        alone = {name: tensor[0].detach().requires_grad_() for name, tensor in own.items()}
+        logits = functional_call(module, {**alone, **{name: tensor[0] for name, tensor in twice.items()}}, (x[0],))
+        loss = masked_loss(logits, y[0], None, "none")
+        found = list(torch.autograd.grad(loss, list(alone.values()), allow_unused=True))
     unused = [name for name, gradient in zip(own, found, strict=True) if gradient is None]
     return f"the loss does not depend on '{unused[0]}', and weight decay would move it all the same" if unused else None

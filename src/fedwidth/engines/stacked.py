@@ -1,10 +1,10 @@
-"""Many models of one shape as one: the losses of all of them from one call (`torch.func.vmap`).
+"""Many models of one shape as one: the gradients of all of them from one call (`torch.func.vmap`).
 
-Gradients are those of the sum of the losses, taken by plain autograd: a model's parameters move only its own loss. So
-only the forward pass is stacked.
-
-Images lie sample, height, width, client, channel in the memory of a GPU (`beside`): stacked convolutions and norms
-(`stacked_layers`) then find their channels last without a copy.
+By default gradients are taken by `torch.func.grad` inside of vmap, so that the backward pass is stacked as well. Models
+whose layers have a stacked form (`stacked_layers`: convolutional models on a GPU) take those of the sum of the losses
+by plain autograd instead: a model's parameters move only its own loss, and only the forward pass is stacked. There
+images lie sample, height, width, client, channel in memory (`beside`): stacked convolutions and norms then find their
+channels last without a copy.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedwidth.client import masked_loss
+from fedwidth.engines.stacked_layers import is_layered
 
 Tensors = Mapping[str, Tensor]
 
@@ -41,21 +42,19 @@ def gradients_of(
     """
 
     def loss(own: Tensors, rest: Tensors, x: Tensor, y: Tensor, lacks: Tensor | None) -> Tensor:
-        logits = functional_call(module, {**own, **rest}, (x,))
-        # Autocast would do so for one model; a stacked loss is broken up into parts that it does not know.
-        logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        return masked_loss(logits, y, lacks, mask)
+        # Attention in parts: fused kernels cannot be stacked, or do not see that there will be a backward pass.
+        with sdpa_kernel(SDPBackend.MATH), forward or nullcontext():
+            logits = functional_call(module, {**own, **rest}, (x,))
+            # Autocast would do so for one model; a stacked loss is broken up into parts that it does not know.
+            logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+            return masked_loss(logits, y, lacks, mask)
 
     axes = (0, 0, 0, 0, None if absent is None else 0)
-    if any(isinstance(part, nn.RNNBase) for part in module.modules()):
-        # vmap breaks recurrent layers up into parts that it knows only inside of a gradient.
-        with forward or nullcontext():
-            found, losses = vmap(grad_and_value(loss), in_dims=axes)(own, rest, inputs, targets, absent)
+    if not is_layered(module):
+        found, losses = vmap(grad_and_value(loss), in_dims=axes)(own, rest, inputs, targets, absent)
         return [found[name] for name in own], losses
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
-    # Attention in parts: inside of vmap nothing seems to need a gradient, and fused kernels would not prepare for one.
-    with sdpa_kernel(SDPBackend.MATH), forward or nullcontext():
-        losses = vmap(loss, in_dims=axes)(leaves, rest, inputs, targets, absent)
+    losses = vmap(loss, in_dims=axes)(leaves, rest, inputs, targets, absent)
     return list(torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)), losses.detach()
 
 

@@ -33,23 +33,31 @@ MOST_CHANNELS = 1024
 few and small."""
 
 
+def can_be_layered(model: nn.Module) -> bool:
+    """Whether that pays and works: there are convolutions, and nothing recurrent, which vmap must take apart itself."""
+    layers = list(model.modules())
+    return any(isinstance(m, nn.Conv2d) for m in layers) and not any(isinstance(m, nn.RNNBase) for m in layers)
+
+
 def stack_layers(module: nn.Module, *, merge: bool) -> nn.Module:
     """Give batch norms that keep nothing and, with `merge`, convolutions their stacked form.
 
-    Only PyTorch's own and fedwidth's: a class derived from one of them may do anything. And none beside recurrent
-    layers, which are stacked in another way (`stacked.gradients_of`).
+    Only PyTorch's own and fedwidth's: a class derived from one of them may do anything.
     """
-    layers = list(module.modules())
-    if any(isinstance(layer, nn.RNNBase) for layer in layers):
-        return module
-    for layer in layers:
+    for layer in module.modules():
         if type(layer) is StaticBatchNorm2d and layer.training:
             layer.__class__ = _StackedStaticNorm
         elif type(layer) in NORMS and layer.affine and not layer.track_running_stats:
             layer.__class__ = _StackedNorm
         elif merge and type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
             layer.__class__ = _StackedConvolution
+    module.is_layered = True  # type: ignore[assignment]
     return module
+
+
+def is_layered(module: nn.Module) -> bool:
+    """Whether its layers have been given their stacked form: then only plain autograd knows their gradients."""
+    return getattr(module, "is_layered", False)
 
 
 def merged(clients: int, outputs: int, inputs: int, *, most: bool = False) -> int:

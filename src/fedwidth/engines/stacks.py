@@ -27,6 +27,7 @@ from fedwidth.engines.jobs import Done, Job, Size
 from fedwidth.engines.samples import Samples
 from fedwidth.engines.stack import Lot, Place, Stack
 from fedwidth.engines.stack_trial import stacks_channels_last
+from fedwidth.engines.stacked_layers import can_be_layered
 from fedwidth.index import Index
 from fedwidth.methods import Task
 
@@ -53,7 +54,7 @@ class Stacks:
         self.samples = Samples(trainer)
         last = stacks_channels_last(trainer)
         self.channels_last: Callable[[Index], bool] = lambda _: last
-        self.merges = self.device.type == "cuda" and any(isinstance(m, nn.Conv2d) for m in trainer.model.modules())
+        self.merges = self.device.type == "cuda" and can_be_layered(trainer.model)
         """Whether narrow convolutions of neighbours are merged (`stacked_layers`)."""
         self.meanwhile: Callable[[], None] = lambda: None
         """Called on a GPU, where steps are launched much faster than they run."""
@@ -226,7 +227,8 @@ class Stacks:
                 self.samples,
                 rows=rows,
                 place=self._places[place],
-                merge=merge and self.merges,
+                layered=self.merges,
+                merge=merge,
             )
         return self._stacks[key]
 
