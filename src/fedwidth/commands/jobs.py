@@ -17,7 +17,7 @@ from fedwidth.capacity import Capacities
 from fedwidth.commands.progress import Shown, show_progress
 from fedwidth.commands.results import print_results, write_results
 from fedwidth.engines import choose_engine
-from fedwidth.engines.packed_limits import in_slots, why_not_pack
+from fedwidth.engines.packed_limits import why_not_pack
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment, Result, Stopped
 from fedwidth.methods import method
@@ -102,8 +102,7 @@ def run_jobs(
     fresh = resume and not any(folders.holds_run(job.folder) for job in jobs)
     say_fresh = _say_once(f"nothing to resume in {folder} yet: started from the beginning" if fresh else "")
     if packed:
-        trainers = [experiment.trainer for experiment in experiments]
-        reason = why_not_pack(trainers, stacked=not in_slots(trainers[0]))
+        reason = why_not_pack([experiment.trainer for experiment in experiments])
         if reason:
             raise OptionError(f"--packed cannot train these runs as one batch: {reason}")
     with ExitStack() as stack:

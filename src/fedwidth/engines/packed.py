@@ -41,8 +41,7 @@ class Pack:
 
     def __init__(self, trainers: Sequence[Trainer]) -> None:
         first = trainers[0]
-        slots = in_slots(first)
-        reason = why_not_pack(trainers, stacked=not slots)
+        reason = why_not_pack(trainers)
         if reason:
             raise OptionError(f"these runs cannot train as one batch: {reason}")
         self.layout = Layout(first.plan, state_of(first.model), next(first.model.parameters()).dtype)
@@ -50,7 +49,7 @@ class Pack:
         """The next round, asked for while the device trains this one."""
         self._way: Way = (
             SlotPack(trainers, self.layout, lambda: self.ahead())
-            if slots
+            if in_slots(first)
             else StackPack(trainers, self.layout, lambda: self.ahead())
         )
         partitions = who_has_what(trainers)

@@ -21,13 +21,14 @@ def in_slots(trainer: Trainer) -> bool:
     return trainer.device.type == "cuda" and Work.of(trainer).step > SMALL_STEP["cuda"]
 
 
-def why_not_pack(trainers: Sequence[Trainer], *, stacked: bool) -> str | None:
+def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
     """Why these runs cannot train as one batch, as stacks or in slots; None where they can.
 
     They must have one model, one data set and one way of training; seeds, methods, partitions, capacities and learning
     rates may differ.
     """
     first = trainers[0]
+    stacked = not in_slots(first)
     for trainer in trainers:
         reason = why_not(trainer, stacked=stacked) or _differs(first, trainer)
         if reason:
