@@ -80,10 +80,11 @@ def test_they_repeat_bit_for_bit_however_many_train_side_by_side(model, monkeypa
 
 @pytest.mark.parametrize("model", MODELS)
 def test_half_precision_goes_the_same_way(model):
-    precise = state_of(model)
-    half = state_of(model, precision="bf16")
-    moved = worst(precise, experiment(model)._first_state)
-    assert 0 < worst(precise, half) < moved / 2
+    # How far it may stray depends on the model: norms over few samples blow up roundings. So: as far as serially.
+    def stray(engine):
+        return worst(state_of(model, engine=engine), state_of(model, engine=engine, precision="bf16"))
+
+    assert 0 < stray("vectorised") < 2 * stray("serial")
 
 
 def test_cohorts_of_changing_size_train_as_in_the_serial_engine():

@@ -13,6 +13,7 @@ from fedwidth.index import Index
 from fedwidth.methods import History, method, methods
 from fedwidth.plan.axis import Fixed, Units
 from fedwidth.submodel import extract
+from fedwidth.updates import Update
 from hand_plans import mlp_plan, plan_of, random_state
 
 FIVE = plan_of({"layer": (Units("layer", 5),)})
@@ -128,6 +129,36 @@ def test_fedbrb_broadcasts_of_two_sizes_are_averaged():
     assert brb.aggregate({"w": torch.zeros(4)}, sums, plan)["w"].tolist() == [6.0, 18.0, 3.0, 5.0]
 
 
+def test_fedbrb_copies_of_blocks_worked_by_hand():
+    # Block 1 of 2 x 2 goes from 10 to 14. The others move a quarter of the way there: 2 + 12/4, 4 + 10/4, 6 + 8/4.
+    plan = plan_of({"w": (Units("out", 2), Units("in", 2))})
+    brb = method("fedbrb", broadcast=0.25, copies="blocks")
+    index = brb.select(plan, capacity=0.5, round=0)
+    sums = sum_cohorts([({"w": torch.tensor([[14.0]])}, index, 1.0)], plan)
+    state = {"w": torch.tensor([[10.0, 2.0], [4.0, 6.0]])}
+    assert brb.aggregate(state, sums, plan)["w"].tolist() == [[14.0, 5.0], [6.5, 8.0]]
+
+
+def test_fedbrb_copies_of_blocks_of_two_sizes_are_averaged():
+    # Trained: position 0 to mean(4, 8) = 6, position 1 to 16. Half the way to what was trained elsewhere: position 1 to
+    # the small client's 4, position 2 to mean(4, 8), position 3 to mean(4, 16); position 0 was trained by both.
+    plan = plan_of({"w": (Units("g", 4),)})
+    brb = method("fedbrb", broadcast=0.5, copies="blocks")
+    small, large = (brb.select(plan, capacity=c, round=0) for c in (0.25, 0.5))
+    sums = sum_cohorts([({"w": torch.tensor([4.0])}, small, 1.0), ({"w": torch.tensor([8.0, 16.0])}, large, 1.0)], plan)
+    assert brb.aggregate({"w": torch.zeros(4)}, sums, plan)["w"].tolist() == [6.0, 10.0, 3.0, 5.0]
+
+
+def test_fedbrb_copies_no_row_of_a_class_that_nobody_had():
+    # A classifier of 2 classes and 2 inputs; the client has class 1 alone, so row 0 stays, also where it is copied to.
+    plan = plan_of({"w": (Fixed(2, "model output"), Units("in", 2))}, label_axes=(("w", 0),))
+    brb = method("fedbrb", broadcast=0.5, copies="blocks")
+    index = brb.select(plan, capacity=0.5, round=0)
+    update = Update({"w": torch.tensor([[9.0], [8.0]])}, index, 1.0, labels=torch.tensor([1]))
+    new = brb.aggregate({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, sum_cohorts([update], plan), plan)
+    assert new["w"].tolist() == [[1.0, 2.0], [8.0, 6.0]]
+
+
 def test_fedbrb_vectors_roll_over_their_own_blocks_or_with_the_rows():
     plan = plan_of({"w": (Units("out", 4), Units("in", 4)), "b": (Units("out", 4),)})
     own = [method("fedbrb").select(plan, capacity=0.5, round=j)["b"][0].tolist() for j in range(4)]
@@ -168,7 +199,7 @@ def test_bad_arguments_are_one_clear_sentence():
         method("fedrolex", step=0)
     for name, options in {
         "fedrolex": [{"step": 1.5}, {"overlap": 2}, {"direction": "up"}, {"rounding": "round"}, {"stagger": 1}],
-        "fedbrb": [{"broadcast": -1}, {"vectors": "diagonal"}],
+        "fedbrb": [{"broadcast": -1}, {"vectors": "diagonal"}, {"copies": "all"}],
         "fjord": [{"widths": []}, {"widths": [2]}, {"distil": "yes"}],
     }.items():
         for option in options:

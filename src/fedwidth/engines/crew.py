@@ -25,13 +25,22 @@ class Crew(Protocol):
         """Whether it can do with less memory."""
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
-        """Train every job; they come back in the order given."""
+        """Train every job; they come back in the order given.
+
+        They may still be under way on the device. Behind the last one (`settle`) it has done with them all, and what is
+        not finite was refused.
+        """
 
     def shrink(self) -> None:
         """Give memory back, and do with less from now on."""
 
     def close(self) -> None:
         """Give memory and threads back."""
+
+
+def settle(trained: Iterator[Done]) -> None:
+    """Wait for jobs whose results have been taken; one that is not finite raises."""
+    assert next(trained, None) is None, "not every result was taken"
 
 
 def if_it_fits(work: Callable[[], None]) -> None:

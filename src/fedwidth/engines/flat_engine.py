@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from fedwidth.aggregation import CohortSum, weigh
 from fedwidth.client import Trainer
-from fedwidth.engines.crew import Crew, fitting, if_it_fits
+from fedwidth.engines.crew import Crew, fitting, if_it_fits, settle
 from fedwidth.engines.faults import named
 from fedwidth.engines.flat import FlatState, Layout, SubLayout, send
-from fedwidth.engines.flat_sums import FlatSum
+from fedwidth.engines.flat_sums import FlatSum, average_beforehand
 from fedwidth.engines.jobs import Done, Job, Order, Size, make_jobs, orders_of, size_of
 from fedwidth.engines.limits import changing
 from fedwidth.index import Index
@@ -36,6 +37,18 @@ class Prepared:
     round: int
     sums: dict[str, FlatSum]
     orders: list[Order]
+
+
+@dataclass
+class Answers:
+    """What the clients of a round answered; losses may still be under way on the device."""
+
+    passes: list[int] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+
+    def report(self) -> Report:
+        """Wait for the losses."""
+        return Report(tuple(self.passes), tuple(torch.stack(self.losses).tolist()))
 
 
 @dataclass
@@ -64,10 +77,15 @@ class FlatEngine:
 
         def work() -> tuple[list[CohortSum], Report]:
             sums, jobs = self.begin(state, tasks, round)
-            done = self.finish(sums, self.crew.train(jobs))
+            trained = self.crew.train(jobs)
+            answers = self.add(sums, islice(trained, len(jobs)))
             del jobs  # their sub-models are gone before averaging begins
             self._make_room(sums.values())
-            return done
+            found = list(sums.values())
+            if self.trainer.method.aggregate_with is average:
+                average_beforehand(state, found)
+            settle(trained)
+            return [*found], answers.report()
 
         return fitting(self.crew, work)
 
@@ -85,20 +103,19 @@ class FlatEngine:
             jobs = [replace(job, others=self._cut_others(flat, job.task.index)) for job in jobs]
         return sums, jobs
 
-    def finish(self, sums: dict[str, FlatSum], trained: Iterator[Done]) -> tuple[list[CohortSum], Report]:
+    def add(self, sums: dict[str, FlatSum], trained: Iterator[Done]) -> Answers:
         """Add the trained clients to the sums as they come."""
-        passes: list[int] = []
-        losses: list[Tensor] = []
+        answers = Answers()
         for done in trained:
             steps = len(done.job.order)
             with named("add", done.job.round, done.job.task):
                 self._add(sums[done.job.task.index.key], done, steps)
-            passes.append(sum(done.job.lengths))
-            losses.append(done.loss_sum / steps)
+            answers.passes.append(sum(done.job.lengths))
+            answers.losses.append(done.loss_sum / steps)
         if self.trainer.method.aggregate_with is not average:
             for cohort in sums.values():
                 cohort.open()
-        return list(sums.values()), Report(tuple(passes), tuple(torch.stack(losses).tolist()))
+        return answers
 
     def close(self) -> None:
         """Give the device's memory back."""

@@ -29,6 +29,8 @@ class FlatSum(CohortSum):
         """Of every element but the labelled ones: clients differ in those alone."""
         self.label_weight: Tensor | None = None
         """Of each labelled element (`sub.classes`); None while it is `flat_weight`, as all clients had all classes."""
+        self.averaged: tuple[FlatState, int, FlatState] | None = None
+        """A state, how many clients were averaged into it, and the result; kept by the first cohort of a round."""
 
     def add_flat(self, flat: Tensor, weight: float, rows: Tensor | None) -> None:
         """Add a client's vector. `rows` is 0 for labelled elements of classes the client lacks, else 1; None: all 1.
@@ -87,7 +89,19 @@ class FlatSum(CohortSum):
 
     def average_together(self, state: Mapping[str, Tensor], sums: Sequence[FlatSum]) -> FlatState:
         """What `aggregation.finalise` does for sums of this kind."""
+        if self.averaged is not None and self.averaged[0] is state and self.averaged[1] == _clients(sums):
+            return self.averaged[2]
         return average_flat(self.sub.layout.flatten(state), sums, self.sub.layout)
+
+
+def average_beforehand(state: Mapping[str, Tensor], sums: Sequence[FlatSum]) -> None:
+    """Queue the averaging of full sums behind a training that is still under way, so that the device need not wait."""
+    if isinstance(state, FlatState):
+        sums[0].averaged = state, _clients(sums), average_flat(state, sums, sums[0].sub.layout)
+
+
+def _clients(sums: Sequence[FlatSum]) -> int:
+    return sum(cohort.clients for cohort in sums)
 
 
 def average_flat(state: FlatState, sums: Sequence[FlatSum], layout: Layout) -> FlatState:

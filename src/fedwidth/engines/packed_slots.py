@@ -14,7 +14,7 @@ from itertools import islice
 from torch import Tensor
 
 from fedwidth.client import Trainer
-from fedwidth.engines.crew import fitting, if_it_fits
+from fedwidth.engines.crew import fitting, if_it_fits, settle
 from fedwidth.engines.flat import FlatState, Layout
 from fedwidth.engines.flat_engine import FlatEngine, Shapes
 from fedwidth.engines.packed_clients import Coming, Part, name_of
@@ -55,9 +55,11 @@ class SlotPack:
         found = []
         for engine, part in zip(engines, parts, strict=True):
             empty, jobs = begun.pop(0)  # let go of, once it is averaged
-            sums, report = engine.finish(empty, islice(trained, len(jobs)))
-            found.append((part.trainer.method.aggregate(part.state, sums, part.trainer.plan), report))
-        return found
+            answers = engine.add(empty, islice(trained, len(jobs)))
+            sums = list(empty.values())
+            found.append((part.trainer.method.aggregate(part.state, sums, part.trainer.plan), answers))
+        settle(trained)
+        return [(state, answers.report()) for state, answers in found]
 
     def _work_ahead(self) -> None:
         """Prepare the next round of every run while the device trains."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedwidth.client import masked_loss
 from fedwidth.device import autocast
+from fedwidth.engines.capture import record
 from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.flat import SubLayout
 from fedwidth.engines.optimise import Vectors, clip, step
@@ -63,6 +64,8 @@ class Slot:
         self.generator = torch.Generator(device)
         """What layers (dropout) draw from: one for each slot, so that the order of launches does not matter."""
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        """Memory of the captured steps, of which one runs at a time."""
         self.graphs: dict[int, tuple[Tensor, Tensor, torch.cuda.CUDAGraph]] = {}
         """By batch size: where the step reads its batch and targets, and the captured step."""
 
@@ -149,17 +152,13 @@ class Slot:
                 graph.replay()
 
     def _capture(self, inputs: Tensor, targets: Tensor) -> torch.cuda.CUDAGraph:
-        """Record the step. Warm-up steps really train, so all they change is put back afterwards."""
+        """Record the step. The one before really trains, so all it changes is put back afterwards."""
         vectors = self.vectors
         held = [self.flat, vectors.first, vectors.second, vectors.steps, self.loss_sum, *self.others.values()]
         before = [tensor.clone() for tensor in held]
         drawn = self.generator.get_state()
-        for _ in range(3):
-            self._step(inputs, targets)
-        torch.cuda.current_stream(self.device).synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
-            self._step(inputs, targets)
+        self._step(inputs, targets)  # libraries set themselves up, which cannot be captured
+        graph = record(lambda: self._step(inputs, targets), stream=self.stream, pool=self.pool)
         for tensor, value in zip(held, before, strict=True):
             tensor.copy_(value)
         self.generator.set_state(drawn)

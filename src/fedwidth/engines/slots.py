@@ -63,8 +63,8 @@ class Slots:
             else:
                 self._join(wave)
             del batches  # the slots' streams have read them: their memory may go to the caller's
+            yield from _results(wave)  # what is done with them comes after the training, without anybody waiting
             _check_finite(wave)  # waits for the device
-            yield from _results(wave)
             left = left[len(wave) :]
             wave.clear()  # the next one may need the slots' memory
 
@@ -154,6 +154,8 @@ class Slots:
                 if at_once:
                     started += self._launch(job, slot, own)
             if not at_once:  # capturing a graph must not meet other threads' work
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()  # what the steps before the captures took, on streams of their own
                 for job, slot, own in work:
                     started += self._launch(job, slot, own)
         finally:

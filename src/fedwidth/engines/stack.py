@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedwidth.client import Trainer
 from fedwidth.device import autocast
+from fedwidth.engines.capture import record
 from fedwidth.engines.flat import SubLayout
 from fedwidth.engines.optimise import Vectors, clip, step
 from fedwidth.engines.samples import Samples
@@ -167,18 +168,15 @@ class Stack:
         self.graphs[rows, longest].replay()
 
     def _capture(self, prefix: Prefix, longest: int) -> torch.cuda.CUDAGraph:
-        """Record the step; warm-up steps really train, so the vectors are put back afterwards."""
+        """Record the step; the one before really trains, so the vectors are put back afterwards."""
         vectors = prefix.vectors
         held = [vectors.flat, vectors.first, vectors.second, vectors.steps, prefix.loss_sum, self.number]
         before = [tensor.clone() for tensor in held]
-        graph = torch.cuda.CUDAGraph()
         with warnings.catch_warnings():
             allow_restriding()
-            for _ in range(2):
-                self._step(prefix, longest)
-                self.number.copy_(before[-1])
-            with torch.cuda.graph(graph, pool=self._place.pool, stream=self._place.stream):
-                self._step(prefix, longest)
+            self._step(prefix, longest)
+            self.number.copy_(before[-1])
+            graph = record(lambda: self._step(prefix, longest), stream=self._place.stream, pool=self._place.pool)
         for tensor, value in zip(held, before, strict=True):
             tensor.copy_(value)
         return graph

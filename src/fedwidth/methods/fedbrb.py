@@ -7,10 +7,11 @@ width 1/n every weight has been trained.
 
 Broadcast: after averaging, each cohort's update is also added, times `broadcast`, to all other blocks of its grid.
 Where several cohorts broadcast to one place their updates are averaged first. 0 switches it off (the paper's ablation).
+With `copies="blocks"` the other blocks move towards the trained block by that share instead.
 
-The paper leaves open: the broadcast weight (0.2 here), how one-dimensional tensors roll (`vectors`: over their own
-blocks, or with the block rows of the weight matrices), and sizes that are no multiple of the block (the last block is
-moved back, see `selection.block`).
+The paper leaves open: the broadcast weight (0.2 here), what is copied (a block's update, or the block itself), how
+one-dimensional tensors roll (`vectors`: over their own blocks, or with the block rows of the weight matrices), and
+sizes that are no multiple of the block (the last block is moved back, see `selection.block`).
 """
 
 from __future__ import annotations
@@ -59,13 +60,16 @@ def aggregate(state: State, sums: Sequence[CohortSum], plan: Plan, options: Mapp
     for name, new in result.items():
         is_trained = name in plan.parameters and (new.is_floating_point() or new.is_complex())
         if is_trained and name not in plan.tied and any(cohort.index.sliced(name) for cohort in sums):
-            result[name] = _broadcast(state[name].detach(), name, sums, plan).mul_(options["broadcast"]).add_(new)
+            spread = _copy_blocks if options["copies"] == "blocks" else _copy_updates
+            moves = spread(state[name].detach(), new, name, sums, plan)
+            result[name] = moves.mul_(options["broadcast"]).add_(new)
     return result | {name: result[first] for name, first in plan.tied.items() if name in result}
 
 
-def _broadcast(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
+def _copy_updates(old: Tensor, new: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
     """Mean over the cohorts of their update tiled over their grid, leaving out the block they trained."""
-    here = [cohort for cohort in sums if name in cohort.mean and cohort.index.sliced(name)]
+    del new
+    here = _broadcasting(name, sums)
     total = torch.zeros(old.shape, dtype=old.dtype, device=old.device)
     cohorts = torch.full(weight_shape(plan, name), len(here), dtype=old.dtype, device=old.device)
     for cohort in here:
@@ -79,6 +83,25 @@ def _broadcast(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) ->
         put(total, trained, index, name)
         put(cohorts, take(cohorts, index, name) - 1, index, name)
     return total.div_(cohorts.clamp_(min=1))
+
+
+def _copy_blocks(old: Tensor, new: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
+    """The way from `new` to the mean of the blocks that were trained elsewhere; none where all were trained here."""
+    total, cohorts = torch.zeros_like(old), torch.zeros_like(old)
+    for cohort in _broadcasting(name, sums):
+        index, mean, weight = cohort.index, cohort.mean[name].to(old.dtype), cohort.weight[name]
+        held = torch.ones_like(mean)
+        if isinstance(weight, Tensor):
+            held *= weight > 0
+        for whole, part in ((total, mean * held), (cohorts, held)):
+            trained = take(whole, index, name)
+            _add_tiled(whole, part, plan.axes[name], index.counts)
+            put(whole, trained, index, name)
+    return torch.where(cohorts > 0, total / cohorts.clamp(min=1) - new, 0.0)
+
+
+def _broadcasting(name: str, sums: Sequence[CohortSum]) -> list[CohortSum]:
+    return [cohort for cohort in sums if name in cohort.mean and cohort.index.sliced(name)]
 
 
 def _add_tiled(total: Tensor, update: Tensor, axes: Sequence[Axis], counts: Mapping[str, int]) -> None:
@@ -106,6 +129,7 @@ METHOD = Method(
     options={
         "rounding": ROUNDING,
         "broadcast": Option(0.2, "a number from 0 to 1", is_share, "weight of the broadcast; 0 is the ablation"),
+        "copies": choice("updates", "blocks", help="what is broadcast: a block's update, or the block itself"),
         "vectors": choice("own", "rows", help="how 1-D tensors roll"),
     },
     shared=lambda _: True,
