@@ -1,6 +1,7 @@
 """The packaged recipes: all of them can be run, and they hold the numbers the papers printed."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,19 @@ def test_local_accuracies_are_the_papers():
     assert read_settings("fedrolex/table5-cifar10").paper.local == 95.95
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("fedbrb/table")])
+WEIGHTS = "fedbrb/table3-cifar10-broadcast"
+
+
+def test_the_weights_of_fedbrbs_broadcast_are_tried_on_cells_of_its_table():
+    for run in read_settings(WEIGHTS).runs:
+        data, weight = run.label.split("/")
+        cell = read_settings("fedbrb/table3-cifar10-dynamic").only(f"a0-e1/{data}/fedbrb")
+        assert run.settings.method.options == {"broadcast": float(weight)}
+        assert replace(run.settings, method=cell.main.method) == cell.main
+        assert run.paper.number == cell.paper.number
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("fedbrb/table") and name != WEIGHTS])
 def test_fedbrb_tables_are_whole(name):
     runs = read_settings(name).runs
     assert len({run.settings.devices.capacities for run in runs}) == 12
