@@ -114,7 +114,7 @@ def test_the_weights_of_fedbrbs_broadcast_are_tried_on_cells_of_its_table():
         data, weight = run.label.split("/")
         cell = read_settings("fedbrb/table3-cifar10-dynamic").only(f"a0-e1/{data}/fedbrb")
         assert run.settings.method.options == {"broadcast": float(weight)}
-        assert replace(run.settings, method=cell.main.method) == cell.main
+        assert replace(run.settings, method=cell.main.method, name=cell.main.name) == cell.main
         assert run.paper.number == cell.paper.number
 
 
