@@ -124,7 +124,8 @@ def steps_of(data, device: str, repeats: int) -> dict[str, object]:
         cases = [Steps(data, device, *engine, widths, *own) for engine in engines]
         record[title] = compare_steps(title, cases, repeats)
 
-    compare("ten clients", [*plain, ("cuda", "bf16") if on_gpu else ("processes", "tf32")], WIDTHS)
+    others = [("vectorised", "bf16"), ("cuda", "bf16")] if on_gpu else [("processes", "tf32")]
+    compare("ten clients", [*plain, *others], WIDTHS)
     mixed = record["ten clients"]
     print(f"cuda is {mixed['serial tf32']['median'] / mixed['cuda tf32']['median']:.1f} times serial")
     alike = [("vectorised", "bf16"), ("cuda", "bf16")] if on_gpu else plain[1:]

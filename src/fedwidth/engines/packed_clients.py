@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedwidth.client import Trainer, absent_classes, learning_rate
 from fedwidth.engines.jobs import NOBODY, draws_of, order_of
-from fedwidth.engines.stack import Lot
+from fedwidth.engines.lots import Lot
 from fedwidth.methods import Task
 from fedwidth.randomness import torch_generator
 

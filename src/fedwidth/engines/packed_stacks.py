@@ -19,9 +19,10 @@ from fedwidth.client import Trainer
 from fedwidth.engines.flat import FlatState, Layout, SubLayout
 from fedwidth.engines.flat_sums import check_rows
 from fedwidth.engines.jobs import Size, size_of
+from fedwidth.engines.lots import Group, Shape
 from fedwidth.engines.packed_clients import Client, Coming, Orders, Part, clients_of, lot_of, name_of, who_has_what
 from fedwidth.engines.packed_sums import Members, average_runs
-from fedwidth.engines.stacks import Shape, Stacks
+from fedwidth.engines.stacks import Stacks
 from fedwidth.errors import UpdateError
 from fedwidth.rounds import Report
 
@@ -63,24 +64,26 @@ class StackPack:
             shape = (size, orders.lengths[client.order] if self.crew.coupled else None)
             groups.setdefault(size, {}).setdefault(shape, []).append(client)
         losses: list[list[float]] = [[0.0] * len(own) for own in clients]
-        members = []
+        members: list[tuple[Members, list[Client], list[Group]]] = []
         for shapes in groups.values():
             for group in shapes.values():
                 group.sort(key=lambda client: -client.steps)
             everyone = [client for group in shapes.values() for client in group]
             member = self._cut(flats, everyone, parts)
-            sums, done = [], 0
+            own, done = [], 0
             for shape, group in shapes.items():
                 lot = lot_of(group, parts, orders, first=first, lengths=shape[1])
-                rows = member.rows[done : done + len(group)]
-                sums.append(self.crew.train_lot(shape, member.sub, rows, lot))
+                own.append(Group.of(shape, member.sub, member.rows[done : done + len(group)], lot))
                 done += len(group)
+            members.append((member, everyone, own))
+        self.crew.train_groups([group for _, _, own in members for group in own])
+        for member, everyone, own in members:
             steps = torch.tensor([client.steps for client in everyone], device=self.device)
-            for client, loss in zip(everyone, (torch.cat(sums) / steps).tolist(), strict=True):
+            sums = torch.cat([group.losses for group in own])
+            for client, loss in zip(everyone, (sums / steps).tolist(), strict=True):
                 losses[client.run][client.place] = loss
             _check(member, everyone, parts)
-            members.append(member)
-        averaged = average_runs(states, flats, members, [part.trainer for part in parts])
+        averaged = average_runs(states, flats, [member for member, _, _ in members], [p.trainer for p in parts])
         reports = [
             Report(tuple(client.passes for client in own), tuple(loss))
             for own, loss in zip(clients, losses, strict=True)

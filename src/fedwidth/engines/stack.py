@@ -19,6 +19,7 @@ from fedwidth.client import Trainer
 from fedwidth.device import autocast
 from fedwidth.engines.capture import record
 from fedwidth.engines.flat import SubLayout
+from fedwidth.engines.lots import Lot
 from fedwidth.engines.optimise import Vectors, clip, step
 from fedwidth.engines.samples import Samples
 from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
@@ -47,27 +48,6 @@ class Place:
         if device.type != "cuda":
             return cls(None, None)
         return cls(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())  # type: ignore[no-untyped-call]
-
-
-@dataclass(frozen=True)
-class Lot:
-    """Clients of one size, one row each, those with the most steps first."""
-
-    tasks: Sequence[Task]
-    rounds: Sequence[int]
-    """Of each client: runs that train as one batch may be in different ones."""
-    first: Sequence[int]
-    """Each client's first row in the samples' orders."""
-    steps: Sequence[int]
-    rates: Sequence[float]
-    absent: Sequence[Tensor | None]
-    """Classes a client lacks, where they are masked."""
-    lengths: Sequence[int]
-    """Samples in the batch of each step that has most: of the widest batch, or (batch norm) of every batch."""
-
-    def __getitem__(self, part: slice) -> Lot:
-        cut = {f.name: getattr(self, f.name)[part] for f in fields(self) if f.name != "lengths"}
-        return Lot(**cut, lengths=self.lengths)
 
 
 class Stack:

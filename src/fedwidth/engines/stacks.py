@@ -5,16 +5,16 @@ Where the model has no batch norm, clients with fewer samples join in: missing s
 and a client that is done stays as it is. With batch norm only clients with equal batches share a stack, because
 padding would change the batch statistics.
 
-On a GPU, convolutional models train in several small stacks side by side. Where the device has no memory left, the crew
-goes on with fewer of them at a time, and then with half as many rows in each: products of fewer models may be summed in
-another order, and nothing else changes.
+On a GPU, stacks of different sizes train side by side, and those of convolutional models are small and several. Where
+the device has no memory left, the crew goes on with fewer of them at a time, and then with half as many rows in each:
+products of fewer models may be summed in another order, and nothing else changes.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,12 @@ from fedwidth.engines.faults import free_memory, named, out_of_memory
 from fedwidth.engines.flat import SubLayout
 from fedwidth.engines.flat_sums import check_rows
 from fedwidth.engines.jobs import Done, Job, Size
+from fedwidth.engines.lots import Group, Lot, Portion, Shape
 from fedwidth.engines.samples import Samples
-from fedwidth.engines.stack import Lot, Place, Stack
+from fedwidth.engines.stack import Place, Stack
 from fedwidth.engines.stack_trial import stacks_channels_last
 from fedwidth.engines.stacked_layers import can_be_layered
 from fedwidth.index import Index
-from fedwidth.methods import Task
 
 MOST_STACKS = 64
 """Stacks, with their captured steps, that are kept."""
@@ -38,11 +38,8 @@ MOST_NUMBERS = {"cpu": 2**22, "cuda": 2**28}
 """Of one vector of all clients of a stack: what fits the caches, and 1 GiB in single precision. More go in parts."""
 
 MOST_MERGED, STACKS_BESIDE = 10, 8
-"""Rows of a stack whose convolutions are merged, and such stacks that train side by side: with more rows, groups become
+"""Rows of a stack whose convolutions are merged, and stacks that train side by side: with more rows, groups become
 many, and cuDNN launches some of its kernels group by group."""
-
-Shape = tuple[Size, tuple[int, ...] | None]
-"""What shares a stack: the size, and with batch norm the samples in each batch."""
 
 
 class Stacks:
@@ -65,16 +62,17 @@ class Stacks:
         self.most: dict[Size, int] = {}
         """Rows of a stack, for sizes of which more did not fit."""
         self._stacks: dict[object, Stack] = {}
+        self._first_places: dict[Size, int] = {}
         self._places = self._make_places()
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
-        """Group the jobs by shape, train each group as one, and give them back in the order given."""
+        """Group the jobs by shape, train the groups as stacks, and give them back in the order given."""
         first = self.hold([job.order for job in jobs], [job.draws for job in jobs])
         lengths = [job.lengths for job in jobs]
         groups: dict[Shape, list[int]] = {}
         for number, job in enumerate(jobs):
             groups.setdefault((job.size, lengths[number] if self.coupled else None), []).append(number)
-        done: dict[int, Done] = {}
+        found: list[tuple[Group, list[int]]] = []
         for (size, batches), numbers in groups.items():
             numbers.sort(key=lambda n: -len(lengths[n]))
             members = [jobs[n] for n in numbers]
@@ -87,10 +85,13 @@ class Stacks:
                 [job.absent for job in members],
                 batches or (max(max(lengths[n]) for n in numbers),),
             )
-            sub, rows = members[0].sub, torch.stack([job.start for job in members])
-            losses = self.train_lot((size, batches), sub, rows, lot)
-            check_rows(rows, sub, lot.tasks, members[0].round)
-            for number, row, loss in zip(numbers, rows, losses, strict=True):
+            rows = torch.stack([job.start for job in members])
+            found.append((Group.of((size, batches), members[0].sub, rows, lot), numbers))
+        self.train_groups([group for group, _ in found])
+        done: dict[int, Done] = {}
+        for group, numbers in found:
+            check_rows(group.rows, group.sub, group.lot.tasks, group.lot.rounds[0])
+            for number, row, loss in zip(numbers, group.rows, group.losses, strict=True):
                 done[number] = Done(jobs[number], row, loss, jobs[number].others)
         yield from (done[number] for number in range(len(jobs)))
 
@@ -103,23 +104,31 @@ class Stacks:
                 stack.graphs.clear()
         return first
 
-    def train_lot(self, shape: Shape, sub: SubLayout, rows: Tensor, lot: Lot) -> Tensor:
-        """Train clients of one shape, one vector in each row, in place; returns their sums of losses.
+    def train_groups(self, groups: Sequence[Group]) -> None:
+        """Train clients of several shapes in place, on a GPU portions of them side by side.
 
-        They train in parts, some of them side by side. A part that runs out of memory has changed no row yet, nor have
-        those beside it, so their clients can train again: each counts once.
+        Portions that run out of memory have changed no row yet, so their clients can train again: each counts once.
         """
-        room = self._room(shape[0], sub, len(rows))
-        losses = torch.empty(len(rows), dtype=rows.dtype, device=self.device)
-        start = 0
-        while start < len(rows):
-            end = min(start + room * self._beside(room * sub.size), len(rows))
-            parts = [slice(first, min(first + room, end)) for first in range(start, end, room)]
-            if self._fits(shape, sub, rows, losses, lot=lot, room=room, parts=parts):
-                start = end
-            else:
-                room = self._shrink(shape[0], room, len(parts))
-        return losses
+        done = [0] * len(groups)
+        while wave := list(self._next(groups, done)):
+            if not self._fits([portion for _, portion in wave]):
+                self._shrink([portion for _, portion in wave])
+                continue
+            for number, portion in wave:
+                done[number] = portion.part.stop
+
+    def _next(self, groups: Sequence[Group], done: Sequence[int]) -> Iterator[tuple[int, Portion]]:
+        """Portions to train side by side, with the number of their group, of which so many clients have trained."""
+        found, numbers = 0, 0
+        for number, (group, start) in enumerate(zip(groups, done, strict=True)):
+            room = self._room(group.shape[0], group.sub, len(group.rows))
+            for place, first in enumerate(range(start, len(group.rows), room)):
+                portion = Portion(group, slice(first, min(first + room, len(group.rows))), room, place)
+                numbers += portion.numbers
+                if found and (found >= self._beside or numbers > MOST_NUMBERS[self.device.type]):
+                    return
+                found += 1
+                yield number, portion
 
     can_shrink = False
     """Stacks are cut into parts that fit while they train; where there is no memory for the rest, nothing helps."""
@@ -146,91 +155,87 @@ class Stacks:
             room = -(-room // 16) * 16  # so that a captured step also serves a cohort with a few clients more
         return min(room, self.most.get(size, room))
 
-    def _beside(self, numbers: int) -> int:
-        """How many stacks of so many numbers train side by side."""
-        fit = max(1, MOST_NUMBERS[self.device.type] // numbers)
-        return min(fit, self.beside) if self.merges else 1
+    @property
+    def _beside(self) -> int:
+        """How many stacks train side by side."""
+        return self.beside if self.merges or self.device.type == "cuda" else 1
 
-    def _fits(
-        self,
-        shape: Shape,
-        sub: SubLayout,
-        rows: Tensor,
-        losses: Tensor,
-        *,
-        lot: Lot,
-        room: int,
-        parts: Sequence[slice],
-    ) -> bool:
-        """Train parts in place; False where the device has no memory for them, and could have for smaller ones."""
+    def _fits(self, wave: Sequence[Portion]) -> bool:
+        """Train in place; False where the device has no memory for it, and could have for less."""
         try:
+            if len(self._stacks.keys() | {_key(portion) for portion in wave}) > MOST_STACKS:
+                free_memory(self.device, self._stacks.clear)
+            trained = []
             with ExitStack() as stack:
-                trained = []
-                for place, part in enumerate(parts):
-                    with named("train", lot.rounds[0], *lot.tasks[part]):
-                        found = self._stack(shape, lot.tasks[0], sub, room, place)
+                for portion in wave:
+                    with self._naming(portion):
+                        found = self._stack(portion)
                         stack.callback(found.join)
-                        trained.append(found.train(rows[part], lot[part]))
+                        trained.append(found.train(portion.rows, portion.lot))
                 if self._idle:
                     self._idle = False
                     self.meanwhile()
-            for place, part in enumerate(parts):
-                with named("train", lot.rounds[0], *lot.tasks[part]):
-                    if self.merges and not bool(torch.isfinite(trained[place][0].sum())):
-                        trained[place] = self._train_unmerged(shape, sub, rows[part], lot=lot[part], room=room)
-            for part, (vectors, sums) in zip(parts, trained, strict=True):
-                rows[part].copy_(vectors)
-                losses[part].copy_(sums)
+            if self.merges:
+                sums = torch.stack([vectors.sum() for vectors, _ in trained])
+                for number, fine in enumerate(torch.isfinite(sums).tolist()):
+                    if not fine:
+                        with self._naming(wave[number]):
+                            trained[number] = self._train_unmerged(wave[number])
+            for portion, (vectors, losses) in zip(wave, trained, strict=True):
+                portion.put(vectors, losses)
         except Exception as error:
-            if (room, len(parts)) == (1, 1) or not out_of_memory(error):
+            if (len(wave), wave[0].room) == (1, 1) or not out_of_memory(error):
                 raise
             return False
         return True
 
-    def _train_unmerged(
-        self, shape: Shape, sub: SubLayout, rows: Tensor, *, lot: Lot, room: int
-    ) -> tuple[Tensor, Tensor]:
-        """One client's infinities have reached its neighbours: train again, to find out whose they are."""
-        alone = self._stack(shape, lot.tasks[0], sub, room, merge=False)
-        vectors, sums = alone.train(rows, lot)
-        alone.join()
-        return vectors.clone(), sums.clone()  # the next part trains here too
+    def _naming(self, portion: Portion) -> AbstractContextManager[None]:
+        return named("train", portion.lot.rounds[0], *portion.lot.tasks)
 
-    def _shrink(self, size: Size, room: int, beside: int) -> int:
-        """Go on with half as many stacks at a time, or half the rows for clients of this size; returns the rows."""
-        if beside > 1:
-            self.beside = beside // 2
+    def _train_unmerged(self, portion: Portion) -> tuple[Tensor, Tensor]:
+        """One client's infinities have reached its neighbours: train again, to find out whose they are."""
+        alone = self._stack(portion, merge=False)
+        vectors, sums = alone.train(portion.rows, portion.lot)
+        alone.join()
+        return vectors.clone(), sums.clone()  # another portion may train here too
+
+    def _shrink(self, wave: Sequence[Portion]) -> None:
+        """Go on with half as many stacks at a time, or half the rows for clients of this size."""
+        if len(wave) > 1:
+            self.beside = len(wave) // 2
             less = f"fewer stacks, {self.beside} at a time"
         else:
-            room = self.most[size] = room // 2
-            less = f"smaller stacks, {room} of capacity {float(size[0]):g} at a time"
+            size = wave[0].group.shape[0]
+            self.most[size] = wave[0].room // 2
+            less = f"smaller stacks, {self.most[size]} of capacity {float(size[0]):g} at a time"
         free_memory(self.device, self._stacks.clear)
         self._places = self._make_places()  # a capture that failed may have left the old ones half used
         warnings.warn(f"out of memory on {self.device}: the vectorised engine goes on with {less}", stacklevel=2)
-        return room
 
     def _make_places(self) -> list[Place]:
         return [Place.on(self.device) for _ in range(STACKS_BESIDE)]
 
-    def _stack(
-        self, shape: Shape, task: Task, sub: SubLayout, rows: int, place: int = 0, *, merge: bool = True
-    ) -> Stack:
-        """One of so many rows; those that train side by side have different places."""
-        key = (shape, rows, place, merge)
+    def _stack(self, portion: Portion, *, merge: bool = True) -> Stack:
+        """The stack of a portion, always in one place; neighbours and other sizes have others, as far as they go."""
+        key = _key(portion, merge)
         if key not in self._stacks:
-            if len(self._stacks) >= MOST_STACKS and place == 0 and merge:  # then none of them is at work
-                self._stacks.clear()
+            first = self._first_places.setdefault(portion.group.shape[0], len(self._first_places))
             self._stacks[key] = Stack(
                 self.trainer,
-                task,
-                sub,
+                portion.lot.tasks[0],
+                portion.group.sub,
                 self.samples,
-                rows=rows,
-                place=self._places[place],
+                rows=portion.room,
+                place=self._places[(first + portion.place) % self._beside],
                 layered=self.merges,
                 merge=merge,
             )
         return self._stacks[key]
+
+
+def _key(portion: Portion, merge: bool = True) -> object:
+    """What a stack was made for."""
+    return portion.group.shape, portion.room, portion.place, merge
 
 
 def couples_samples(model: nn.Module) -> bool:

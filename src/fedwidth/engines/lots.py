@@ -1,0 +1,86 @@
+"""Who trains in a stack: lots of clients, their vectors, and the portions that train side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from fedwidth.engines.flat import SubLayout
+from fedwidth.engines.jobs import Size
+from fedwidth.methods import Task
+
+Shape = tuple[Size, tuple[int, ...] | None]
+"""What shares a stack: the size, and with batch norm the samples in each batch."""
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Clients of one size, one row each, those with the most steps first."""
+
+    tasks: Sequence[Task]
+    rounds: Sequence[int]
+    """Of each client: runs that train as one batch may be in different ones."""
+    first: Sequence[int]
+    """Each client's first row in the samples' orders."""
+    steps: Sequence[int]
+    rates: Sequence[float]
+    absent: Sequence[Tensor | None]
+    """Classes a client lacks, where they are masked."""
+    lengths: Sequence[int]
+    """Samples in the batch of each step that has most: of the widest batch, or (batch norm) of every batch."""
+
+    def __getitem__(self, part: slice) -> Lot:
+        cut = {f.name: getattr(self, f.name)[part] for f in fields(self) if f.name != "lengths"}
+        return Lot(**cut, lengths=self.lengths)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A lot with the vectors of its clients, which training changes in place."""
+
+    shape: Shape
+    sub: SubLayout
+    rows: Tensor
+    lot: Lot
+    losses: Tensor
+    """Sums over each client's steps, once it has trained."""
+
+    @classmethod
+    def of(cls, shape: Shape, sub: SubLayout, rows: Tensor, lot: Lot) -> Group:
+        """Clients that have not trained yet."""
+        return cls(shape, sub, rows, lot, torch.empty(len(rows), dtype=rows.dtype, device=rows.device))
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Neighbours of a group that train in one stack."""
+
+    group: Group
+    part: slice
+    room: int
+    """Rows of the stack: as many as there are neighbours, or more."""
+    place: int
+    """Among the portions of its group that train side by side."""
+
+    @property
+    def rows(self) -> Tensor:
+        """Their vectors."""
+        return self.group.rows[self.part]
+
+    @property
+    def lot(self) -> Lot:
+        """What their training needs."""
+        return self.group.lot[self.part]
+
+    @property
+    def numbers(self) -> int:
+        """In all vectors of the stack."""
+        return self.room * self.group.sub.size
+
+    def put(self, vectors: Tensor, losses: Tensor) -> None:
+        """Take what was trained."""
+        self.rows.copy_(vectors)
+        self.group.losses[self.part].copy_(losses)
