@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedwidth.data import from_tensors
-from fedwidth.engines import choose_engine, stacks
+from fedwidth.engines import choose_engine, make_engine, stacks
 from fedwidth.errors import UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.models import build
@@ -92,6 +92,21 @@ def test_cohorts_of_changing_size_train_as_in_the_serial_engine():
     changes = {"devices": DeviceSettings("b1-c1", dynamic=True, per_round=17), "rounds": 6, "training": calm}
     expected = state_of("preresnet18", engine="serial", **changes)
     assert worst(expected, state_of("preresnet18", **changes)) < 5e-4
+
+
+def test_a_round_of_many_more_clients_captures_its_steps_again():
+    # The orders of its samples need more room, at another address: all steps captured so far are of no use.
+    found = {}
+    for engine in ("serial", "vectorised"):
+        run = experiment("convolutions with bias", engine=engine)
+        made, state = make_engine(run.trainer), run._first_state
+        for round, clients in enumerate((2, 24, 2)):
+            tasks = run.method.assign(run.plan, [run.cohort(0)[client] for client in range(clients)], round)
+            sums, _ = made.run(state, tasks, round)
+            state = run.method.aggregate(state, sums, run.plan)
+        made.close()
+        found[engine] = state
+    assert worst(found["serial"], found["vectorised"]) < 2e-4
 
 
 @pytest.mark.parametrize("model", ["preresnet18", "convolutions with bias"])

@@ -159,6 +159,28 @@ def test_fedbrb_copies_no_row_of_a_class_that_nobody_had():
     assert new["w"].tolist() == [[1.0, 2.0], [8.0, 6.0]]
 
 
+@pytest.mark.parametrize("copies", ["updates", "blocks"])
+def test_fedbrb_leaves_frozen_blocks_alone(copies):
+    plan = plan_of({"w": (Units("out", 2), Units("in", 2)), "frozen": (Units("out", 2), Units("in", 2))})
+    brb = method("fedbrb", broadcast=0.5, copies=copies)
+    index = brb.select(plan, capacity=0.5, round=0)
+    state = random_state(plan)
+    sub = extract(state, plan, index)
+    new = brb.aggregate(state, sum_cohorts([(sub | {"w": sub["w"] + 1}, index, 1.0)], plan), plan)
+    assert torch.equal(new["frozen"], state["frozen"])
+    assert not torch.equal(new["w"][1], state["w"][1])
+
+
+@pytest.mark.parametrize("copies", ["updates", "blocks"])
+def test_fedbrb_takes_complex_numbers(copies):
+    # From 2i to 4 + 2i in block 1; the other block gets half of 4, or goes half the way from 2i to 4 + 2i: 2 + 2i.
+    plan = plan_of({"w": (Units("g", 2),)})
+    brb = method("fedbrb", broadcast=0.5, copies=copies)
+    index = brb.select(plan, capacity=0.5, round=0)
+    sums = sum_cohorts([({"w": torch.tensor([4 + 2j])}, index, 1.0)], plan)
+    assert brb.aggregate({"w": torch.tensor([2j, 2j])}, sums, plan)["w"].tolist() == [4 + 2j, 2 + 2j]
+
+
 def test_fedbrb_vectors_roll_over_their_own_blocks_or_with_the_rows():
     plan = plan_of({"w": (Units("out", 4), Units("in", 4)), "b": (Units("out", 4),)})
     own = [method("fedbrb").select(plan, capacity=0.5, round=j)["b"][0].tolist() for j in range(4)]

@@ -30,7 +30,7 @@ def make_engine(trainer: Trainer) -> Engine:
         stacked = wanted == "vectorised"
         reason = why_not(trainer, stacked=stacked) or (try_stack if stacked else try_capture)(trainer)
         if reason is None:
-            return FlatEngine(trainer, CREWS[wanted](trainer))
+            return FlatEngine(trainer, CREWS[wanted](trainer), averages=True)
         warnings.warn(f"the {wanted} engine falls back to one client at a time: {reason}", stacklevel=2)
     if wanted == "ray":
         from fedwidth.engines.ray_engine import RayEngine

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-LITTLE = 1 / 4
-"""Of the device's memory."""
+from fedwidth.engines.faults import out_of_memory
+
+LITTLE = 1 / 2
+"""Of the device's memory: what is not free may all be cached, and a capture needs as much again."""
 
 
 def record(step: Callable[[], None], *, stream: torch.cuda.Stream | None, pool: Any) -> torch.cuda.CUDAGraph:
@@ -20,11 +22,21 @@ def record(step: Callable[[], None], *, stream: torch.cuda.Stream | None, pool: 
     run captures a step for every slot and batch size.
     """
     assert stream is not None, "only steps on a GPU are captured"
-    device = stream.device
-    torch.cuda.synchronize(device)
-    free, total = torch.cuda.mem_get_info(device)
+    torch.cuda.synchronize(stream.device)
+    free, total = torch.cuda.mem_get_info(stream.device)
     if free < LITTLE * total:  # during a capture no cached memory can be given back
         torch.cuda.empty_cache()
+    try:
+        return _record(step, stream, pool)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+    # Only here is the exception gone, and with it the tensors it held.
+    torch.cuda.empty_cache()
+    return _record(step, stream, pool)
+
+
+def _record(step: Callable[[], None], stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream), _no_collection():
         graph.capture_begin(pool=pool)

@@ -40,7 +40,8 @@ class Crew(Protocol):
 
 def settle(trained: Iterator[Done]) -> None:
     """Wait for jobs whose results have been taken; one that is not finite raises."""
-    assert next(trained, None) is None, "not every result was taken"
+    left = next(trained, None)
+    assert left is None, "not every result was taken"
 
 
 def if_it_fits(work: Callable[[], None]) -> None:

@@ -62,8 +62,10 @@ class Shapes:
 class FlatEngine:
     """Trains the clients of a round with a crew."""
 
-    def __init__(self, trainer: Trainer, crew: Crew, shapes: Shapes | None = None) -> None:
+    def __init__(self, trainer: Trainer, crew: Crew, shapes: Shapes | None = None, *, averages: bool = False) -> None:
         self.trainer, self.crew = trainer, crew
+        self.averages = averages and trainer.method.aggregate_with is average
+        """Whether the sums of a round are averaged next, and by averaging alone: that can be queued beforehand."""
         self.shapes = shapes or Shapes()
         self.ahead: Callable[[], tuple[Sequence[Task], int] | None] = lambda: None
         """The next round's tasks and its number: asked for while the device trains this one's."""
@@ -82,7 +84,7 @@ class FlatEngine:
             del jobs  # their sub-models are gone before averaging begins
             self._make_room(sums.values())
             found = list(sums.values())
-            if self.trainer.method.aggregate_with is average:
+            if self.averages:
                 average_beforehand(state, found)
             settle(trained)
             return [*found], answers.report()

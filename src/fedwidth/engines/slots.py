@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,12 +25,22 @@ from fedwidth.engines.slot import Slot
 from fedwidth.engines.slot_making import channels_last, make_slot
 from fedwidth.errors import UpdateError
 from fedwidth.index import Index
+from fedwidth.methods import Task
 
 LAUNCHERS = 10
 """Threads that launch captured steps."""
 
 Batches = list[tuple[Tensor, Tensor]]
 Wave = list[tuple[Job, Slot]]
+
+
+class Sent(NamedTuple):
+    """A trained client, without the vector it began with."""
+
+    round: int
+    task: Task
+    run: str
+    slot: Slot
 
 
 class Slots:
@@ -53,9 +64,11 @@ class Slots:
         A wave that runs out of memory has given nothing back yet, so its clients can train again: each counts once.
         """
         left = list(jobs)
+        del jobs  # what the caller has done with is gone before it asks for the last one
         while left:
             wave, batches = self._train_first(left)
-            if len(wave) == len(left):
+            del left[: len(wave)]
+            if not left:
                 try:
                     self.meanwhile()  # the caller's stream is still free, so what it queues runs beside the training
                 finally:
@@ -63,10 +76,11 @@ class Slots:
             else:
                 self._join(wave)
             del batches  # the slots' streams have read them: their memory may go to the caller's
-            yield from _results(wave)  # what is done with them comes after the training, without anybody waiting
-            _check_finite(wave)  # waits for the device
-            left = left[len(wave) :]
-            wave.clear()  # the next one may need the slots' memory
+            sent = [Sent(job.round, job.task, job.run, slot) for job, slot in wave]
+            while wave:  # what is done with results comes after the training, without anybody waiting
+                yield _result(*wave.pop(0))
+            _check_finite(sent)  # waits for the device
+            sent.clear()  # the next wave may need the slots' memory
 
     @property
     def can_shrink(self) -> bool:
@@ -177,9 +191,8 @@ class Slots:
                 torch.cuda.current_stream(self.device).wait_stream(slot.stream)
 
 
-def _results(wave: Wave) -> Iterator[Done]:
-    for job, slot in wave:
-        yield Done(job, slot.flat, slot.loss_sum, {name: slot.others[name] for name in job.others})
+def _result(job: Job, slot: Slot) -> Done:
+    return Done(job, slot.flat, slot.loss_sum, {name: slot.others[name] for name in job.others})
 
 
 def _train(job: Job, slot: Slot, batches: Batches) -> None:
@@ -187,12 +200,12 @@ def _train(job: Job, slot: Slot, batches: Batches) -> None:
         slot.train_all(batches)
 
 
-def _check_finite(wave: Wave) -> None:
+def _check_finite(sent: Sequence[Sent]) -> None:
     """Refuse what is not finite, naming the client: one answer from the device for all, more only if it is no."""
-    jobs, slots = zip(*wave, strict=True)
+    slots = [one.slot for one in sent]
     try:
-        check_finite([s.flat for s in slots], [s.sub for s in slots], [job.task.client for job in jobs])
+        check_finite([slot.flat for slot in slots], [slot.sub for slot in slots], [one.task.client for one in sent])
     except UpdateError:
-        for job, slot in wave:
-            with named("add", job.round, job.task, run=job.run):
-                check_finite([slot.flat], [slot.sub], [job.task.client])
+        for one in sent:
+            with named("add", one.round, one.task, run=one.run):
+                check_finite([one.slot.flat], [one.slot.sub], [one.task.client])

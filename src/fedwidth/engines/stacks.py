@@ -67,6 +67,12 @@ class Stacks:
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
         """Group the jobs by shape, train the groups as stacks, and give them back in the order given."""
+        number, done = len(jobs), self._train(jobs)
+        del jobs  # what the caller has done with is gone before it asks for the last one
+        yield from (done.pop(each) for each in range(number))
+
+    def _train(self, jobs: Sequence[Job]) -> dict[int, Done]:
+        """The trained clients by number."""
         first = self.hold([job.order for job in jobs], [job.draws for job in jobs])
         lengths = [job.lengths for job in jobs]
         groups: dict[Shape, list[int]] = {}
@@ -93,16 +99,19 @@ class Stacks:
             check_rows(group.rows, group.sub, group.lot.tasks, group.lot.rounds[0])
             for number, row, loss in zip(numbers, group.rows, group.losses, strict=True):
                 done[number] = Done(jobs[number], row, loss, jobs[number].others)
-        yield from (done[number] for number in range(len(jobs)))
+        return done
 
     def hold(self, orders: Sequence[Tensor], draws: Sequence[Tensor | None]) -> list[int]:
         """Put the orders of a round's clients where the stacks read them: the first row of each."""
         self._idle = self.device.type == "cuda"
         first, moved = self.samples.hold(orders, draws)
-        if moved:
-            for stack in self._stacks.values():
-                stack.graphs.clear()
+        if moved:  # memory of graphs that are gone must be given back before others are captured there
+            free_memory(self.device, self._forget_steps)
         return first
+
+    def _forget_steps(self) -> None:
+        for stack in self._stacks.values():
+            stack.graphs.clear()
 
     def train_groups(self, groups: Sequence[Group]) -> None:
         """Train clients of several shapes in place, on a GPU portions of them side by side.

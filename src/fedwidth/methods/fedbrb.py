@@ -71,7 +71,7 @@ def _copy_updates(old: Tensor, new: Tensor, name: str, sums: Sequence[CohortSum]
     del new
     here = _broadcasting(name, sums)
     total = torch.zeros(old.shape, dtype=old.dtype, device=old.device)
-    cohorts = torch.full(weight_shape(plan, name), len(here), dtype=old.dtype, device=old.device)
+    cohorts = torch.full(weight_shape(plan, name), len(here), dtype=old.real.dtype, device=old.device)
     for cohort in here:
         index = cohort.index
         update = cohort.mean[name].to(old.dtype) - take(old, index, name)
@@ -87,10 +87,11 @@ def _copy_updates(old: Tensor, new: Tensor, name: str, sums: Sequence[CohortSum]
 
 def _copy_blocks(old: Tensor, new: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
     """The way from `new` to the mean of the blocks that were trained elsewhere; none where all were trained here."""
-    total, cohorts = torch.zeros_like(old), torch.zeros_like(old)
+    total, cohorts = torch.zeros_like(old), torch.zeros_like(old.real)
     for cohort in _broadcasting(name, sums):
         index, mean, weight = cohort.index, cohort.mean[name].to(old.dtype), cohort.weight[name]
-        held = torch.ones_like(mean)
+        held = torch.ones_like(mean.real)
+        held *= (mean != take(old, index, name)).any()  # a block that is frozen is not copied
         if isinstance(weight, Tensor):
             held *= weight > 0
         for whole, part in ((total, mean * held), (cohorts, held)):

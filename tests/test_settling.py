@@ -1,0 +1,99 @@
+"""Between the training of a round and its average: who waits for whom, what is held meanwhile, what is refused."""
+
+import gc
+import subprocess
+import sys
+import weakref
+from itertools import islice
+
+import pytest
+
+from fedwidth.config import read_settings
+from fedwidth.engines import flat_engine, make_engine
+from fedwidth.engines.crew import settle
+from fedwidth.errors import UpdateError
+from fedwidth.experiment import Experiment
+from small_runs import same
+
+CHANGES = ["rounds=3", "evaluation.every=3", "devices.dynamic=true", "training.batch_size=20", "data.clients=12"]
+CHANGES += ["model.options={widths=[4,8]}", "devices.capacities=a1-b1-c1", "training.steps=2"]
+
+
+def experiment(engine, *changes):
+    return Experiment(read_settings("quickstart", [*CHANGES, f"engine={engine}", *changes]).main)
+
+
+def refused():
+    yield 1
+    raise UpdateError("not finite")
+
+
+def test_what_is_refused_behind_the_last_result_raises():
+    trained = refused()
+    assert list(islice(trained, 1)) == [1]
+    with pytest.raises(UpdateError):
+        settle(trained)
+
+
+def test_it_is_refused_where_python_leaves_assertions_out():
+    script = (
+        "from fedwidth.engines.crew import settle\n"
+        "def trained():\n    raise SystemExit('refused')\n    yield\n"
+        "settle(trained())"
+    )
+    done = subprocess.run([sys.executable, "-O", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "refused"
+
+
+@pytest.mark.parametrize("engine", ["cuda", "vectorised"])
+def test_nothing_holds_the_sub_models_once_their_results_are_taken(engine):
+    run = experiment(engine, "slots=2")
+    made = make_engine(run.trainer)
+    tasks = run.method.assign(run.plan, [(client, 1.0 if client % 2 else 0.5) for client in range(8)], 0)
+    sums, jobs = made.begin(run._first_state, tasks, 0)
+    number, starts = len(jobs), {weakref.ref(job.start) for job in jobs}
+    trained = made.crew.train(jobs)
+    del jobs
+    made.add(sums, islice(trained, number))
+    gc.collect()
+    assert not [start for start in starts if start() is not None]
+    settle(trained)
+
+
+@pytest.mark.parametrize("engine", ["cuda", "vectorised"])
+@pytest.mark.parametrize("method", ["fedrolex", "feddropout"])
+def test_averaging_beforehand_changes_no_bit(engine, method, monkeypatch):
+    averaged = []
+    real = flat_engine.average_beforehand
+
+    def note(state, sums):
+        real(state, sums)
+        averaged.append(sums[0].averaged is not None)
+
+    monkeypatch.setattr(flat_engine, "average_beforehand", note)
+    before = experiment(engine, f"method.name={method}").run()
+    assert averaged == [False, True, True]  # the first state is not one vector yet
+    monkeypatch.setattr(flat_engine, "average_beforehand", lambda *_: None)
+    after = experiment(engine, f"method.name={method}").run()
+    assert same(before.server.state, after.server.state)
+
+
+def test_an_average_made_beforehand_is_not_taken_for_other_sums():
+    run = experiment("cuda")
+    made = make_engine(run.trainer)
+    tasks = run.method.assign(run.plan, [(client, 0.5 if client % 2 else 1.0) for client in range(4)], 0)
+    state = made._flatten(run._first_state)
+    sums, _ = made.run(state, tasks, 0)
+    assert len(sums) == 2
+    assert sums[0].averaged is not None
+    both, one = (run.method.aggregate(state, some, run.plan) for some in (sums, sums[:1]))
+    assert both is sums[0].averaged[2]
+    assert not same(both, one)
+    again = run.method.aggregate(dict(state), sums, run.plan)  # another state with the same values
+    assert again is not both
+    assert same(both, again)
+
+
+def test_a_method_that_does_more_than_average_does_it_itself(monkeypatch):
+    monkeypatch.setattr(flat_engine, "average_beforehand", lambda *_: pytest.fail("averaged beforehand"))
+    experiment("cuda", "method.name=fedbrb").run()
