@@ -11,7 +11,8 @@ import pytest
 from fedwidth.config import read_settings
 from fedwidth.engines import flat_engine, make_engine
 from fedwidth.engines.crew import settle
-from fedwidth.errors import UpdateError
+from fedwidth.engines.faults import named
+from fedwidth.errors import ClientError, UpdateError
 from fedwidth.experiment import Experiment
 from small_runs import same
 
@@ -97,3 +98,14 @@ def test_an_average_made_beforehand_is_not_taken_for_other_sums():
 def test_a_method_that_does_more_than_average_does_it_itself(monkeypatch):
     monkeypatch.setattr(flat_engine, "average_beforehand", lambda *_: pytest.fail("averaged beforehand"))
     experiment("cuda", "method.name=fedbrb").run()
+
+
+@pytest.mark.parametrize(
+    ("message", "late"), [("CUDA error: device-side assert triggered", True), ("out of luck", False)]
+)
+def test_an_error_the_device_reports_late_may_be_anothers(message, late):
+    (task,) = experiment("serial").method.assign(experiment("serial").plan, [(7, 1.0)], 0)
+    with pytest.raises(ClientError, match=r"^round 4, client 7, capacity 1, stage add: RuntimeError") as raised:
+        with named("add", 4, task):
+            raise RuntimeError(message)
+    assert ("it may have been another client of this round" in str(raised.value)) == late

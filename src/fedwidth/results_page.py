@@ -15,7 +15,8 @@ from fedwidth.results_markdown import markdown, over_seeds, percent, published, 
 from fedwidth.results_remaining import Forecast, count_remaining, read_started, remaining_texts, started_texts
 from fedwidth.results_summary import order_texts, summarise
 
-REMARKS = "remarks.md"
+VERDICT, REMARKS = "verdict.md", "remarks.md"
+"""Written by hand, beside the records: what holds up and what does not, and details by table."""
 REPORTED = {
     "fedrolex": "The paper does not say whether its accuracies are those of the last or of the best round;"
     " differences are those of the last.",
@@ -46,10 +47,11 @@ def write_page(results: Path) -> str:
     parts = ["# Results", "What the published tables come to when they are run with fedwidth."]
     started = read_started(results)
     forecast = Forecast(records, started)
-    parts += ["## In short", *summarise(tables, begun, count_remaining(tables, forecast, 1))]
-    remarks = results / REMARKS
-    if remarks.exists():
-        parts.append(remarks.read_text(encoding="utf-8").strip())
+    verdict = list(_written(results / VERDICT))
+    parts += ["## In short", *verdict] if verdict else []
+    parts += ["## In numbers", *summarise(tables, begun, count_remaining(tables, forecast, 1))]
+    remarks = list(_written(results / REMARKS))
+    parts += ["## Remarks", *remarks] if remarks else []
     parts += ["## How to repeat it", HOW, "## Exact", *_exact(results)]
     if begun:
         parts.append("## Trained")
@@ -59,6 +61,11 @@ def write_page(results: Path) -> str:
     parts += ["## What remains", *remaining_texts(tables, forecast)]
     parts += ["## Started", *started_texts(tables, started)]
     return "\n\n".join(parts) + "\n"
+
+
+def _written(text: Path) -> Iterator[str]:
+    if text.exists():
+        yield text.read_text(encoding="utf-8").strip()
 
 
 def find_tables(records: Sequence[Record], stopped: Sequence[Record] = ()) -> dict[str, list[Cell]]:

@@ -66,4 +66,7 @@ def _summarise(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(torch.__file__).parent not in Path(frame.filename).parents]
     where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{where}"
+    late = (
+        "; a GPU reports late, so it may have been another client of this round" if "CUDA error" in str(error) else ""
+    )
+    return f"{type(error).__name__}: {error}{where}{late}"
