@@ -160,7 +160,7 @@ def test_stacks_without_memory_go_on_with_fewer_rows_and_the_same_result(monkeyp
             found = run_stacked()
     assert memory.count > 3
     messages = [str(w.message) for w in said]
-    assert len(messages) == 2
+    assert len(messages) in (1, 2)  # where others are kept, it is first tried without them, which needs no warning
     start = "out of memory on cpu: the vectorised engine goes on with smaller stacks, "
     assert all(re.fullmatch(rf"{start}\d of capacity (1|0.5) at a time", message) for message in messages)
     state = expected.server.state
@@ -184,8 +184,25 @@ def test_rows_that_did_not_fit_once_are_not_tried_again(monkeypatch):
     with pytest.warns(UserWarning, match="out of memory") as said:
         run_stacked()
     refused = [number for number, count in enumerate(rows) if count > 2]
-    assert 0 < len(refused) == len(said) <= 4
+    assert 0 < len(said) <= len(refused) <= 4
     assert max(rows[refused[-1] + 1 :]) == 2
+
+
+def test_stacks_of_earlier_rounds_make_room_before_anything_shrinks(monkeypatch):
+    expected, real, alive, refused = run_stacked(), Stack.__init__, weakref.WeakSet(), []
+
+    def make(stack, *arguments, **options):
+        if alive:
+            refused.append(options["rows"])
+            raise torch.OutOfMemoryError("no room for a second one")
+        real(stack, *arguments, **options)
+        alive.add(stack)
+
+    monkeypatch.setattr(Stack, "__init__", make)
+    found = run_stacked()  # a warning would be an error
+    assert refused
+    state = expected.server.state
+    assert all(torch.equal(state[n], found.server.state[n]) for n in state)
 
 
 def test_a_device_without_room_for_one_row_says_which_client_did_not_fit(monkeypatch):

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from fedwidth.engines.faults import out_of_memory
-
 LITTLE = 1 / 2
 """Of the device's memory: what is not free may all be cached, and a capture needs as much again."""
 
 
 def record(step: Callable[[], None], *, stream: torch.cuda.Stream | None, pool: Any) -> torch.cuda.CUDAGraph:
-    """The kernels of a step, which must have run before; graphs that share a pool must not run side by side.
+    """The kernels of a step, which must have run before.
+
+    Graphs that share a pool must not run side by side, and a pool whose graphs are all gone must not be used again.
 
     `torch.cuda.graph` does the same, but gives all cached memory back each time, which takes longer than the rest: a
     run captures a step for every slot and batch size.
@@ -26,17 +26,6 @@ def record(step: Callable[[], None], *, stream: torch.cuda.Stream | None, pool: 
     free, total = torch.cuda.mem_get_info(stream.device)
     if free < LITTLE * total:  # during a capture no cached memory can be given back
         torch.cuda.empty_cache()
-    try:
-        return _record(step, stream, pool)
-    except Exception as error:
-        if not out_of_memory(error):
-            raise
-    # Only here is the exception gone, and with it the tensors it held.
-    torch.cuda.empty_cache()
-    return _record(step, stream, pool)
-
-
-def _record(step: Callable[[], None], stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream), _no_collection():
         graph.capture_begin(pool=pool)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedwidth.client import Trainer
 from fedwidth.device import autocast
 from fedwidth.engines.capture import record
-from fedwidth.engines.flat import SubLayout
+from fedwidth.engines.flat import SubLayout, send
 from fedwidth.engines.lots import Lot
 from fedwidth.engines.optimise import Vectors, clip, step
 from fedwidth.engines.samples import Samples
@@ -48,6 +48,10 @@ class Place:
         if device.type != "cuda":
             return cls(None, None)
         return cls(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())  # type: ignore[no-untyped-call]
+
+    def renewed(self) -> Place:
+        """The same stream with other memory: that of steps which are all gone must not be used again."""
+        return self if self.stream is None else Place(self.stream, torch.cuda.graph_pool_handle())
 
 
 class Stack:
@@ -127,7 +131,7 @@ class Stack:
     def _fill(self, tensor: Tensor, values: Sequence[Any]) -> None:
         """Copy values to the device; rows without a client get 0."""
         padded = [*values, *[0] * (self.rows - len(values))]
-        tensor.copy_(torch.tensor(padded, dtype=tensor.dtype))
+        tensor.copy_(send(torch.tensor(padded, dtype=tensor.dtype), self.device))
 
     def _room(self, clients: int) -> int:
         """Rows that take a step where so many clients do: as many, and on a GPU the next prefix that is captured."""

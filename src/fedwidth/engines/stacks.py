@@ -20,19 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.client import Trainer
-from fedwidth.engines.faults import free_memory, named, out_of_memory
+from fedwidth.engines.faults import named, out_of_memory
 from fedwidth.engines.flat import SubLayout
 from fedwidth.engines.flat_sums import check_rows
 from fedwidth.engines.jobs import Done, Job, Size
 from fedwidth.engines.lots import Group, Lot, Portion, Shape
 from fedwidth.engines.samples import Samples
-from fedwidth.engines.stack import Place, Stack
+from fedwidth.engines.stack import Stack
 from fedwidth.engines.stack_trial import stacks_channels_last
 from fedwidth.engines.stacked_layers import can_be_layered
+from fedwidth.engines.stock import Stock
 from fedwidth.index import Index
-
-MOST_STACKS = 64
-"""Stacks, with their captured steps, that are kept."""
 
 MOST_NUMBERS = {"cpu": 2**22, "cuda": 2**28}
 """Of one vector of all clients of a stack: what fits the caches, and 1 GiB in single precision. More go in parts."""
@@ -61,9 +59,7 @@ class Stacks:
         """Stacks that train side by side; fewer where more did not fit, which changes no bit."""
         self.most: dict[Size, int] = {}
         """Rows of a stack, for sizes of which more did not fit."""
-        self._stacks: dict[object, Stack] = {}
-        self._first_places: dict[Size, int] = {}
-        self._places = self._make_places()
+        self._stock = Stock(trainer, self.samples, places=STACKS_BESIDE)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
         """Group the jobs by shape, train the groups as stacks, and give them back in the order given."""
@@ -105,13 +101,9 @@ class Stacks:
         """Put the orders of a round's clients where the stacks read them: the first row of each."""
         self._idle = self.device.type == "cuda"
         first, moved = self.samples.hold(orders, draws)
-        if moved:  # memory of graphs that are gone must be given back before others are captured there
-            free_memory(self.device, self._forget_steps)
+        if moved:  # captured steps read them where they were
+            self._stock.clear()
         return first
-
-    def _forget_steps(self) -> None:
-        for stack in self._stacks.values():
-            stack.graphs.clear()
 
     def train_groups(self, groups: Sequence[Group]) -> None:
         """Train clients of several shapes in place, on a GPU portions of them side by side.
@@ -119,19 +111,27 @@ class Stacks:
         Portions that run out of memory have changed no row yet, so their clients can train again: each counts once.
         """
         done = [0] * len(groups)
-        while wave := list(self._next(groups, done)):
-            if not self._fits([portion for _, portion in wave]):
-                self._shrink([portion for _, portion in wave])
-                continue
-            for number, portion in wave:
-                done[number] = portion.part.stop
+        alone = False
+        while portions := list(self._next(groups, done)):
+            wave = [portion for _, portion in portions]
+            others = not alone and self._stock.has_others(wave)
+            if self._fits(wave, or_fail=not others and (len(wave), len(wave[0].rows)) == (1, 1)):
+                for number, portion in portions:
+                    done[number] = portion.part.stop
+                alone = False
+            elif others:
+                self._stock.clear()  # it may fit without the stacks of other rounds
+                alone = True
+            else:
+                self._shrink(wave)
 
     def _next(self, groups: Sequence[Group], done: Sequence[int]) -> Iterator[tuple[int, Portion]]:
         """Portions to train side by side, with the number of their group, of which so many clients have trained."""
         found, numbers = 0, 0
         for number, (group, start) in enumerate(zip(groups, done, strict=True)):
             room = self._room(group.shape[0], group.sub, len(group.rows))
-            for place, first in enumerate(range(start, len(group.rows), room)):
+            for first in range(start, len(group.rows), room):
+                place = first // room % self._beside  # the same for a client, wherever the waves are cut
                 portion = Portion(group, slice(first, min(first + room, len(group.rows))), room, place)
                 numbers += portion.numbers
                 if found and (found >= self._beside or numbers > MOST_NUMBERS[self.device.type]):
@@ -139,18 +139,21 @@ class Stacks:
                 found += 1
                 yield number, portion
 
-    can_shrink = False
-    """Stacks are cut into parts that fit while they train; where there is no memory for the rest, nothing helps."""
+    @property
+    def can_shrink(self) -> bool:
+        """Whether fewer stacks could train side by side, which leaves memory for the rest of a round."""
+        return self._beside > 1
 
     def shrink(self) -> None:
-        """Give memory back."""
-        free_memory(self.device, self._stacks.clear)
+        """Go on with half as many stacks side by side."""
+        self.beside //= 2
+        self._go_on_with(f"fewer stacks, {self.beside} at a time")
 
     def close(self) -> None:
         """Give memory back."""
         self.meanwhile = lambda: None
         with suppress(RuntimeError):  # what broke the device was said already
-            free_memory(self.device, self._stacks.clear)
+            self._stock.clear()
 
     def _room(self, size: Size, sub: SubLayout, clients: int) -> int:
         """Rows of a stack for so many clients."""
@@ -169,11 +172,10 @@ class Stacks:
         """How many stacks train side by side."""
         return self.beside if self.merges or self.device.type == "cuda" else 1
 
-    def _fits(self, wave: Sequence[Portion]) -> bool:
-        """Train in place; False where the device has no memory for it, and could have for less."""
+    def _fits(self, wave: Sequence[Portion], *, or_fail: bool) -> bool:
+        """Train in place; False where the device has no memory for it, unless that is the end."""
         try:
-            if len(self._stacks.keys() | {_key(portion) for portion in wave}) > MOST_STACKS:
-                free_memory(self.device, self._stacks.clear)
+            self._stock.make_room(wave)
             trained = []
             with ExitStack() as stack:
                 for portion in wave:
@@ -193,7 +195,7 @@ class Stacks:
             for portion, (vectors, losses) in zip(wave, trained, strict=True):
                 portion.put(vectors, losses)
         except Exception as error:
-            if (len(wave), wave[0].room) == (1, 1) or not out_of_memory(error):
+            if or_fail or not out_of_memory(error):
                 raise
             return False
         return True
@@ -212,39 +214,18 @@ class Stacks:
         """Go on with half as many stacks at a time, or half the rows for clients of this size."""
         if len(wave) > 1:
             self.beside = len(wave) // 2
-            less = f"fewer stacks, {self.beside} at a time"
-        else:
-            size = wave[0].group.shape[0]
-            self.most[size] = wave[0].room // 2
-            less = f"smaller stacks, {self.most[size]} of capacity {float(size[0]):g} at a time"
-        free_memory(self.device, self._stacks.clear)
-        self._places = self._make_places()  # a capture that failed may have left the old ones half used
+            self._go_on_with(f"fewer stacks, {self.beside} at a time")
+            return
+        size = wave[0].group.shape[0]
+        self.most[size] = len(wave[0].rows) // 2
+        self._go_on_with(f"smaller stacks, {self.most[size]} of capacity {float(size[0]):g} at a time")
+
+    def _go_on_with(self, less: str) -> None:
+        self._stock.clear(places=True)
         warnings.warn(f"out of memory on {self.device}: the vectorised engine goes on with {less}", stacklevel=2)
 
-    def _make_places(self) -> list[Place]:
-        return [Place.on(self.device) for _ in range(STACKS_BESIDE)]
-
     def _stack(self, portion: Portion, *, merge: bool = True) -> Stack:
-        """The stack of a portion, always in one place; neighbours and other sizes have others, as far as they go."""
-        key = _key(portion, merge)
-        if key not in self._stacks:
-            first = self._first_places.setdefault(portion.group.shape[0], len(self._first_places))
-            self._stacks[key] = Stack(
-                self.trainer,
-                portion.lot.tasks[0],
-                portion.group.sub,
-                self.samples,
-                rows=portion.room,
-                place=self._places[(first + portion.place) % self._beside],
-                layered=self.merges,
-                merge=merge,
-            )
-        return self._stacks[key]
-
-
-def _key(portion: Portion, merge: bool = True) -> object:
-    """What a stack was made for."""
-    return portion.group.shape, portion.room, portion.place, merge
+        return self._stock.stack(portion, beside=self._beside, layered=self.merges, merge=merge)
 
 
 def couples_samples(model: nn.Module) -> bool:
