@@ -188,7 +188,7 @@ def test_the_page_of_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fedwidth.results_page.coverage", lambda results: FOUND)
     assert run_command(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 0
     page = (tmp_path / "page.md").read_text()
-    assert re.search(r"- 0 of \d{4} published accuracies", page)
+    assert re.search(r"- 0 of \d{4} cells with a published accuracy", page)
     assert "| `thesis/table3-1` | 125 | 125 | not known |" in page
 
 

@@ -133,6 +133,9 @@ def test_steps_and_times_by_hand():
     assert estimate_seconds(small("rounds=6"), known) == pytest.approx(36.0), "like the run of the same method"
     assert estimate_seconds(small("method.name=fedbrb"), known) == pytest.approx(6.0), "else the faster of both"
     assert estimate_seconds(small("model.name=cnn", "model.options={}"), known) is None
+    wide = small("devices.capacities=a1", "training.batch_size=8", "method.name=fedavg")
+    pack = [replace(record(small("devices.capacities=a0-e1"), seconds=1.0, steps=36), packed=6)]
+    assert estimate_seconds(wide, pack) is None, "a pack says nothing about other sizes"
 
 
 def outcomes(cells):

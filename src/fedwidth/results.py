@@ -222,14 +222,15 @@ def count_steps(settings: Settings, samples: float | None = None) -> int | None:
 def estimate_seconds(settings: Settings, records: Sequence[Record]) -> float | None:
     """How long a run will take, from what a local step took in the finished runs most like it; None without any.
 
-    The fastest of them counts: the others may have shared their device.
+    The fastest of them counts: the others may have shared their device. Of runs that have no more than the model in
+    common only those that trained alone: what a pack of narrow clients takes says nothing about wide ones.
     """
     steps = count_steps(settings)
     if steps is None:
         return None
     wanted = _likeness(asdict(settings))
     for depth in (len(wanted), 3, 1):
-        alike = [r for r in records if _likeness(r.settings)[:depth] == wanted[:depth]]
+        alike = [r for r in records if _likeness(r.settings)[:depth] == wanted[:depth] and (depth > 1 or r.packed == 1)]
         if alike:
             return steps * min(record.seconds / record.steps for record in alike)
     return None

@@ -35,9 +35,9 @@ def summarise(tables: Mapping[str, Sequence[Cell]], begun: Mapping[str, Sequence
     run = [cell for cell in published if cell.records]
     finished = {(record.identity, record.seed) for cell in run for record in cell.records}
     lines = [
-        f"- {len(run)} of {len(published)} published accuracies have been run with at least one seed,"
-        f" {sum(len(cell.records) > 2 for cell in run)} with three or more. They are {len(finished)} runs: papers print"
-        " some numbers more than once."
+        f"- {len(run)} of {len(published)} cells with a published accuracy have been run with at least one seed,"
+        f" {sum(len(cell.records) > 2 for cell in run)} with three or more. They are {len(finished)} runs: some numbers"
+        " stand in more than one table."
     ]
     if run:
         reached = sum(cell.reached for cell in run)
