@@ -47,11 +47,9 @@ def write_page(results: Path) -> str:
     parts = ["# Results", "What the published tables come to when they are run with fedwidth."]
     started = read_started(results)
     forecast = Forecast(records, started)
-    verdict = list(_written(results / VERDICT))
-    parts += ["## In short", *verdict] if verdict else []
+    parts += _written("## In short", results / VERDICT)
     parts += ["## In numbers", *summarise(tables, begun, count_remaining(tables, forecast, 1))]
-    remarks = list(_written(results / REMARKS))
-    parts += ["## Remarks", *remarks] if remarks else []
+    parts += _written("## Remarks", results / REMARKS)
     parts += ["## How to repeat it", HOW, "## Exact", *_exact(results)]
     if begun:
         parts.append("## Trained")
@@ -63,9 +61,9 @@ def write_page(results: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _written(text: Path) -> Iterator[str]:
-    if text.exists():
-        yield text.read_text(encoding="utf-8").strip()
+def _written(title: str, text: Path) -> list[str]:
+    """A section that somebody wrote, if there is one."""
+    return [title, text.read_text(encoding="utf-8").strip()] if text.exists() else []
 
 
 def find_tables(records: Sequence[Record], stopped: Sequence[Record] = ()) -> dict[str, list[Cell]]:

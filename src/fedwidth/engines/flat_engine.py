@@ -83,11 +83,10 @@ class FlatEngine:
             answers = self.add(sums, islice(trained, len(jobs)))
             del jobs  # their sub-models are gone before averaging begins
             self._make_room(sums.values())
-            found = list(sums.values())
             if self.averages:
-                average_beforehand(state, found)
+                average_beforehand(state, list(sums.values()))
             settle(trained)
-            return [*found], answers.report()
+            return list(sums.values()), answers.report()
 
         return fitting(self.crew, work)
 

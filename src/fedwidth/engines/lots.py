@@ -62,8 +62,8 @@ class Portion:
     part: slice
     room: int
     """Rows of the stack: as many as there are neighbours, or more."""
-    place: int
-    """Among the portions of its group that train side by side."""
+    number: int
+    """Of the stack it takes, among those of its shape: neighbours that train side by side take different ones."""
 
     @property
     def rows(self) -> Tensor:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from threading import Lock
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedwidth.client import masked_loss
 from fedwidth.device import autocast
-from fedwidth.engines.capture import record
+from fedwidth.engines.capture import Place, record
 from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.flat import SubLayout
 from fedwidth.engines.optimise import Vectors, clip, step
@@ -63,9 +62,7 @@ class Slot:
         self.gradients = [gradients[name] for name in self.names]
         self.generator = torch.Generator(device)
         """What layers (dropout) draw from: one for each slot, so that the order of launches does not matter."""
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        """Memory of the captured steps, of which one runs at a time."""
+        self.place = Place.on(device)
         self.graphs: dict[int, tuple[Tensor, Tensor, torch.cuda.CUDAGraph]] = {}
         """By batch size: where the step reads its batch and targets, and the captured step."""
 
@@ -91,21 +88,14 @@ class Slot:
         else:
             self.absent.copy_(absent)
 
-    def queue(self) -> AbstractContextManager[Any]:
-        """Within it, work is queued on the slot's stream, after what the caller's stream holds so far."""
-        if self.stream is None:
-            return nullcontext()
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        return torch.cuda.stream(self.stream)
-
     def is_prepared(self, batches: Sequence[tuple[Tensor, Tensor]]) -> bool:
         """Whether `prepare` would have nothing to do."""
         sizes = {len(batch) for batch, _ in batches}
-        return self.stream is None or len(self.graphs) >= MOST_GRAPHS or sizes <= self.graphs.keys()
+        return self.place.stream is None or len(self.graphs) >= MOST_GRAPHS or sizes <= self.graphs.keys()
 
     def prepare(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Capture the steps these batches need, as far as that is worth it."""
-        if self.stream is None:
+        if self.place.stream is None:
             return
         for batch, answers in batches:
             size = len(batch)
@@ -135,12 +125,12 @@ class Slot:
 
     def train_all(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """One local step on each of these batches."""
-        if self.stream is None:
+        if self.place.stream is None:
             with self._drawing():
                 for batch, answers in batches:
                     self._step(batch, answers)
             return
-        with self.queue():
+        with self.place.queue():
             for batch, answers in batches:
                 if len(batch) not in self.graphs:
                     with self._drawing():
@@ -158,7 +148,7 @@ class Slot:
         before = [tensor.clone() for tensor in held]
         drawn = self.generator.get_state()
         self._step(inputs, targets)  # libraries set themselves up, which cannot be captured
-        graph = record(lambda: self._step(inputs, targets), stream=self.stream, pool=self.pool)
+        graph = record(lambda: self._step(inputs, targets), self.place)
         for tensor, value in zip(held, before, strict=True):
             tensor.copy_(value)
         self.generator.set_state(drawn)

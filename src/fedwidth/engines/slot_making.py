@@ -51,7 +51,7 @@ def _try_capture(trainer: Trainer) -> str | None:
     inputs = trainer.data.example()
     targets = trainer.data.train.targets[: len(inputs)].long()
     slot = make_slot(trainer, index.counts, sub, rate=1.0)
-    with slot.queue():
+    with slot.place.queue():
         others = {name: state[name] for name in changing(trainer.model, layout.others)}  # positions, counts
         slot.begin(layout.flatten(state).flat[sub.where(index)], learning_rate=0.0, absent=None, others=others)
         reason = slot.why_not_capture(inputs, targets)

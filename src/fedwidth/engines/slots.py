@@ -159,7 +159,7 @@ class Slots:
         at_once = all(slot.is_prepared(own) for _, slot, own in work)
         try:
             for job, slot, own in work:
-                with named("train", job.round, job.task, run=job.run), slot.queue():
+                with named("train", job.round, job.task, run=job.run), slot.place.queue():
                     seed = dropout_seed(job.trainer.settings.seed, job.round, job.task.client)
                     slot.begin(
                         job.start, learning_rate=job.learning_rate, absent=job.absent, seed=seed, others=job.others
@@ -187,8 +187,7 @@ class Slots:
     def _join(self, wave: Wave) -> None:
         """Whatever the caller's stream does from here on comes after the wave's training."""
         for _, slot in wave:
-            if slot.stream is not None:
-                torch.cuda.current_stream(self.device).wait_stream(slot.stream)
+            slot.place.join()
 
 
 def _result(job: Job, slot: Slot) -> Done:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedwidth.client import Trainer
 from fedwidth.device import autocast
-from fedwidth.engines.capture import record
+from fedwidth.engines.capture import Place, record
 from fedwidth.engines.flat import SubLayout, send
 from fedwidth.engines.lots import Lot
 from fedwidth.engines.optimise import Vectors, clip, step
@@ -30,28 +30,6 @@ from fedwidth.narrow import skeleton
 
 PREFIXES = 16
 """Captured steps of a stack; the more, the fewer rows go along that have no step left."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where stacks train and are captured, one at a time.
-
-    Captured steps of one place share memory, and the room libraries take for a stream: they never run side by side.
-    """
-
-    stream: torch.cuda.Stream | None
-    pool: Any
-
-    @classmethod
-    def on(cls, device: torch.device) -> Place:
-        """A new place on a device."""
-        if device.type != "cuda":
-            return cls(None, None)
-        return cls(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())  # type: ignore[no-untyped-call]
-
-    def renewed(self) -> Place:
-        """The same stream with other memory: that of steps which are all gone must not be used again."""
-        return self if self.stream is None else Place(self.stream, torch.cuda.graph_pool_handle())
 
 
 class Stack:
@@ -95,17 +73,12 @@ class Stack:
 
         On a GPU they are there after `join`.
         """
-        stream = self._place.stream
-        if stream is None:
-            return self._train(starts, lot)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
+        with self._place.queue():
             return self._train(starts, lot)
 
     def join(self) -> None:
         """Whatever the caller's stream does from here on comes after the training."""
-        if self._place.stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._place.stream)
+        self._place.join()
 
     def _train(self, starts: Tensor, lot: Lot) -> tuple[Tensor, Tensor]:
         clients = len(starts)
@@ -160,7 +133,7 @@ class Stack:
             allow_restriding()
             self._step(prefix, longest)
             self.number.copy_(before[-1])
-            graph = record(lambda: self._step(prefix, longest), stream=self._place.stream, pool=self._place.pool)
+            graph = record(lambda: self._step(prefix, longest), self._place)
         for tensor, value in zip(held, before, strict=True):
             tensor.copy_(value)
         return graph

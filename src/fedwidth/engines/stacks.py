@@ -131,8 +131,8 @@ class Stacks:
         for number, (group, start) in enumerate(zip(groups, done, strict=True)):
             room = self._room(group.shape[0], group.sub, len(group.rows))
             for first in range(start, len(group.rows), room):
-                place = first // room % self._beside  # the same for a client, wherever the waves are cut
-                portion = Portion(group, slice(first, min(first + room, len(group.rows))), room, place)
+                stack = first // room % self._beside  # the same for a client, wherever the waves are cut
+                portion = Portion(group, slice(first, min(first + room, len(group.rows))), room, stack)
                 numbers += portion.numbers
                 if found and (found >= self._beside or numbers > MOST_NUMBERS[self.device.type]):
                     return

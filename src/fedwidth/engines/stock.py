@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedwidth.client import Trainer
+from fedwidth.engines.capture import Place
 from fedwidth.engines.faults import free_memory
 from fedwidth.engines.lots import Portion
 from fedwidth.engines.samples import Samples
-from fedwidth.engines.stack import Place, Stack
+from fedwidth.engines.stack import Stack
 
 MOST_STACKS = 64
 """That are kept."""
@@ -58,4 +59,4 @@ class Stock:
 
 def _key(portion: Portion, merge: bool = True) -> object:
     """What a stack was made for."""
-    return portion.group.shape, portion.room, portion.place, merge
+    return portion.group.shape, portion.room, portion.number, merge

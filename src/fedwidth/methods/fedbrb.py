@@ -60,15 +60,14 @@ def aggregate(state: State, sums: Sequence[CohortSum], plan: Plan, options: Mapp
     for name, new in result.items():
         is_trained = name in plan.parameters and (new.is_floating_point() or new.is_complex())
         if is_trained and name not in plan.tied and any(cohort.index.sliced(name) for cohort in sums):
-            spread = _copy_blocks if options["copies"] == "blocks" else _copy_updates
-            moves = spread(state[name].detach(), new, name, sums, plan)
+            old, whole = state[name].detach(), options["copies"] == "blocks"
+            moves = _copy_blocks(old, new, name, sums, plan) if whole else _copy_updates(old, name, sums, plan)
             result[name] = moves.mul_(options["broadcast"]).add_(new)
     return result | {name: result[first] for name, first in plan.tied.items() if name in result}
 
 
-def _copy_updates(old: Tensor, new: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
+def _copy_updates(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
     """Mean over the cohorts of their update tiled over their grid, leaving out the block they trained."""
-    del new
     here = _broadcasting(name, sums)
     total = torch.zeros(old.shape, dtype=old.dtype, device=old.device)
     cohorts = torch.full(weight_shape(plan, name), len(here), dtype=old.real.dtype, device=old.device)
