@@ -182,7 +182,7 @@ def merging(monkeypatch):
         crew.merges = True
 
     monkeypatch.setattr(stacks.Stacks, "__init__", make)
-    monkeypatch.setattr(stacks, "MOST_MERGED", 2)
+    monkeypatch.setattr(stacks, "rows_for", lambda shapes: 2)
 
 
 def test_merged_stacks_side_by_side_give_what_one_stack_gives(monkeypatch):
@@ -216,7 +216,7 @@ def test_no_memory_for_one_of_them_trains_all_again_with_fewer_at_a_time(monkeyp
 @pytest.mark.parametrize("rows", [2, 9])
 def test_who_sent_what_is_not_finite_is_found_among_merged_neighbours(monkeypatch, rows):
     merging(monkeypatch)
-    monkeypatch.setattr(stacks, "MOST_MERGED", rows)
+    monkeypatch.setattr(stacks, "rows_for", lambda shapes: rows)
     alike = "devices.capacities=a1"
     cohort = [client for client, _ in Experiment(read_settings("quickstart", [*CHANGES, alike]).main).cohort(0)]
     for culprits in ([cohort[4]], [cohort[1], cohort[2]]):  # the last two in different stacks, if these have two rows

@@ -131,13 +131,17 @@ def _table(name: str, cells: Sequence[Cell], forecast: Forecast) -> Iterator[str
     if mine:
         yield from order_texts(cells)
         minutes = sum(record.seconds for record in mine) / 60
-        yield f"{'; '.join(sorted({_made(record) for record in mine}))}; {minutes:.0f} minutes in all."
+        yield f"Run on {'; '.join(_made(mine))}; {minutes:.0f} minutes in all."
 
 
-def _made(record: Record) -> str:
-    changes = " ".join(f"--set {text}" for text in record.changes if not text.startswith("checkpoint_every"))
-    how = f" (`{changes}`)" if changes else ""
-    return f"Run on {record.hardware}, {record.precision}, torch {record.torch}, fedwidth {record.version}{how}"
+def _made(records: Sequence[Record]) -> list[str]:
+    """Hardware and software of the runs, and the changes they were started with."""
+    ways: dict[str, set[str]] = {}
+    for record in records:
+        where = f"{record.hardware}, {record.precision}, torch {record.torch}, fedwidth {record.version}"
+        changes = " ".join(f"--set {text}" for text in record.changes if not text.startswith("checkpoint_every"))
+        ways.setdefault(where, set()).add(f"`{changes}`" if changes else "as the recipe is")
+    return [f"{where} ({' or '.join(sorted(how))})" for where, how in sorted(ways.items())]
 
 
 def _reached(record: Record) -> str:

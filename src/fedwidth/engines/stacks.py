@@ -28,16 +28,15 @@ from fedwidth.engines.lots import Group, Lot, Portion, Shape
 from fedwidth.engines.samples import Samples
 from fedwidth.engines.stack import Stack
 from fedwidth.engines.stack_trial import stacks_channels_last
-from fedwidth.engines.stacked_layers import can_be_layered
+from fedwidth.engines.stacked_layers import can_be_layered, rows_for
 from fedwidth.engines.stock import Stock
 from fedwidth.index import Index
 
 MOST_NUMBERS = {"cpu": 2**22, "cuda": 2**28}
 """Of one vector of all clients of a stack: what fits the caches, and 1 GiB in single precision. More go in parts."""
 
-MOST_MERGED, STACKS_BESIDE = 10, 8
-"""Rows of a stack whose convolutions are merged, and stacks that train side by side: with more rows, groups become
-many, and cuDNN launches some of its kernels group by group."""
+STACKS_BESIDE = 8
+"""That train side by side."""
 
 
 class Stacks:
@@ -159,7 +158,7 @@ class Stacks:
         """Rows of a stack for so many clients."""
         most = max(1, MOST_NUMBERS[self.device.type] // sub.size)
         if self.merges:  # the same for any cohort: a step is captured for every number of rows that take part
-            room = min(most, MOST_MERGED)
+            room = min(most, rows_for(sub.shapes.values()))
             return min(room, self.most.get(size, room))
         parts = -(-clients // most)
         room = -(-clients // parts)
