@@ -136,6 +136,9 @@ def test_steps_and_times_by_hand():
     wide = small("devices.capacities=a1", "training.batch_size=8", "method.name=fedavg")
     pack = [replace(record(small("devices.capacities=a0-e1"), seconds=1.0, steps=36), packed=6)]
     assert estimate_seconds(wide, pack) is None, "a pack says nothing about other sizes"
+    batches = [record(small(f"training.batch_size={n}"), seconds=t, steps=36) for n, t in ((4, 1.0), (32, 8.0))]
+    assert estimate_seconds(small("devices.capacities=a1"), batches) == pytest.approx(8.0), "64 is nearer to 32"
+    assert estimate_seconds(small("devices.capacities=a1"), [*batches, *known]) == pytest.approx(6.0), "equal"
 
 
 def outcomes(cells):

@@ -28,7 +28,7 @@ from fedwidth.together import check_for_packing, group_for_packing, run_together
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a sitting came to."""
+    """What a call came to."""
 
     done: tuple[Record, ...]
     """Runs finished in it."""

@@ -222,17 +222,20 @@ def count_steps(settings: Settings, samples: float | None = None) -> int | None:
 def estimate_seconds(settings: Settings, records: Sequence[Record]) -> float | None:
     """How long a run will take, from what a local step took in the finished runs most like it; None without any.
 
-    The fastest of them counts: the others may have shared their device. Of runs that have no more than the model in
-    common only those that trained alone: what a pack of narrow clients takes says nothing about wide ones.
+    The fastest of them counts: the others may have shared their device. Of runs of other sizes only those that trained
+    alone: what a pack of narrow clients takes says nothing about wide ones. Of other batch sizes the nearest.
     """
     steps = count_steps(settings)
     if steps is None:
         return None
     wanted = _likeness(asdict(settings))
-    for depth in (len(wanted), 3, 1):
-        alike = [r for r in records if _likeness(r.settings)[:depth] == wanted[:depth] and (depth > 1 or r.packed == 1)]
+    for depth in (len(wanted), 4, 2, 1):
+        alike = [r for r in records if _likeness(r.settings)[:depth] == wanted[:depth] and (depth > 2 or r.packed == 1)]
         if alike:
-            return steps * min(record.seconds / record.steps for record in alike)
+            wished = settings.training.batch_size
+            apart = [abs(math.log(record.settings["training"]["batch_size"] / wished)) for record in alike]
+            near = [record for record, far in zip(alike, apart, strict=True) if far == min(apart)]
+            return steps * min(record.seconds / record.steps for record in near)
     return None
 
 
@@ -257,8 +260,8 @@ def _likeness(settings: Mapping[str, Any]) -> tuple[Any, ...]:
     model, training = settings["model"], settings["training"]
     return (
         model["name"],
+        training["batch_size"],
         model["width"],
         settings["devices"]["capacities"],
-        training["batch_size"],
         settings["method"]["name"],
     )

@@ -34,8 +34,8 @@ $ fedwidth results
 finished run: all its settings, every evaluation, seconds, hardware and versions. `results` (or `make results`) writes
 this page from those lines. A cell counts as run whatever device, precision and interval between evaluations it was run
 with; all else must be the recipe's setting ([recipes](recipes.md) says where each comes from). No setting was tuned on
-the test set. "Best" is the best of the evaluated rounds, chosen on the test set: with few evaluations it is lower than
-it would be with many."""
+the test set, but for the batch size the thesis does not state (remarks). "Best" is the best of the evaluated rounds,
+chosen on the test set: with few evaluations it is lower than it would be with many."""
 
 
 def write_page(results: Path) -> str:

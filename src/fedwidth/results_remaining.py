@@ -67,8 +67,9 @@ def remaining_texts(tables: Mapping[str, Sequence[Cell]], forecast: Forecast) ->
     """The section about what is not run."""
     yield (
         "Times are for the hardware of the runs above, from what a local step took in the fastest run like these, else"
-        " in the fastest run of the same model that trained alone, whatever its sizes, else from the few rounds a"
-        " recipe was started for (start-up included): a rough guide. Where there is none of these, nothing is known."
+        " in the fastest run of the same model that trained alone, whatever its sizes, with the nearest batch size,"
+        " else from the few rounds a recipe was started for (start-up included): a rough guide. Where there is none of"
+        " these, nothing is known."
     )
     rows = []
     for name, cells in tables.items():
