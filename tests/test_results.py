@@ -10,8 +10,6 @@ from fedwidth.errors import StateError
 from fedwidth.recipe import Paper, Variant
 from fedwidth.results import (
     append_record,
-    count_steps,
-    estimate_seconds,
     experiment_of,
     find_records,
     make_record,
@@ -24,6 +22,7 @@ from fedwidth.results_exact import agrees, coverage
 from fedwidth.results_page import write_page
 from fedwidth.results_remaining import Forecast, Start, count_remaining, read_started, remaining_texts, started_texts
 from fedwidth.results_summary import order_texts
+from fedwidth.results_time import count_steps, estimate_seconds
 from small_runs import small
 
 ROOT = Path(__file__).parents[1]

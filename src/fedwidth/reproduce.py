@@ -21,7 +21,8 @@ from fedwidth.reproduce_jobs import (
     title_of,
 )
 from fedwidth.reproduce_time import count_seconds_left, make_teller, show_time_left
-from fedwidth.results import UNFINISHED, Record, append_record, count_steps, make_record, read_all
+from fedwidth.results import UNFINISHED, Record, append_record, make_record, read_all
+from fedwidth.results_time import count_steps
 from fedwidth.shelf import Shelf
 from fedwidth.together import check_for_packing, group_for_packing, run_together
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from fedwidth import folder as folders
 from fedwidth.reproduce_jobs import Job, experiment_key, title_of
-from fedwidth.results import estimate_seconds, read_all
+from fedwidth.results import read_all
+from fedwidth.results_time import estimate_seconds
 
 PAUSE = 10.0
 """Seconds between two lines about runs that train as one batch."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +24,6 @@ from fedwidth.errors import StateError
 from fedwidth.results_clients import Clients, read_clients
 from fedwidth.schema import keys
 from fedwidth.settings import Settings
-
-SAMPLES = {"digits": 1_437, "mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
-"""Training samples of data sets, for estimates of runs that have not begun."""
 
 UNFINISHED = "unfinished"
 
@@ -208,37 +204,6 @@ def experiment_of(settings: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def count_steps(settings: Settings, samples: float | None = None) -> int | None:
-    """Local steps of a whole run, `samples` being those of a client on average; None where they are not known."""
-    training, data = settings.training, settings.data
-    if samples is None and data.name in SAMPLES:
-        samples = SAMPLES[data.name] / data.clients
-    if not training.steps and samples is None:
-        return None
-    own = training.steps or training.epochs * math.ceil((samples or 0) / training.batch_size)
-    return settings.rounds * settings.devices.per_round * own
-
-
-def estimate_seconds(settings: Settings, records: Sequence[Record]) -> float | None:
-    """How long a run will take, from what a local step took in the finished runs most like it; None without any.
-
-    The fastest of them counts: the others may have shared their device. Of runs of other sizes only those that trained
-    alone: what a pack of narrow clients takes says nothing about wide ones. Of other batch sizes the nearest.
-    """
-    steps = count_steps(settings)
-    if steps is None:
-        return None
-    wanted = _likeness(asdict(settings))
-    for depth in (len(wanted), 4, 2, 1):
-        alike = [r for r in records if _likeness(r.settings)[:depth] == wanted[:depth] and (depth > 2 or r.packed == 1)]
-        if alike:
-            wished = settings.training.batch_size
-            apart = [abs(math.log(record.settings["training"]["batch_size"] / wished)) for record in alike]
-            near = [record for record, far in zip(alike, apart, strict=True) if far == min(apart)]
-            return steps * min(record.seconds / record.steps for record in near)
-    return None
-
-
 def hardware(device: str) -> str:
     """The name of the processor that trains on this device."""
     if device.startswith("cuda"):
@@ -253,15 +218,3 @@ def hardware(device: str) -> str:
 def _short(value: float | None) -> float | None:
     """Six digits: more than ten thousand test samples can tell."""
     return value if value is None or isinstance(value, int) else round(value, 6)
-
-
-def _likeness(settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the time of a step depends on, the most important first."""
-    model, training = settings["model"], settings["training"]
-    return (
-        model["name"],
-        training["batch_size"],
-        model["width"],
-        settings["devices"]["capacities"],
-        settings["method"]["name"],
-    )

@@ -10,9 +10,10 @@ from statistics import mean
 
 from fedwidth.errors import StateError
 from fedwidth.reproduce_time import show_time
-from fedwidth.results import Record, estimate_seconds
+from fedwidth.results import Record
 from fedwidth.results_cells import Cell
 from fedwidth.results_markdown import markdown, plural
+from fedwidth.results_time import estimate_seconds
 
 STARTED = "started.json"
 WANTED = 3
