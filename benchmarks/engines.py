@@ -1,6 +1,7 @@
 """Engines side by side, in one run: a local step of ten clients, and whole rounds.
 
     python benchmarks/engines.py [--device cuda] [--rounds 20] [--out engines.json] [--only steps|rounds|profile]
+    python benchmarks/engines.py --device cpu --model cnn --repeats 3      minutes and not hours, on a processor
 
 Steps: PreResNet18, CIFAR shapes, 10 clients (two per width, or all of one), batch 10, SGD; and a small MLP. Rounds:
 FedRolex, Adam, batch 128 and 10, one local epoch of 500 samples, as a run has them. Data are random images of CIFAR's
@@ -29,8 +30,6 @@ from fedwidth.submodel import state_of
 
 TOML = """
 rounds = 100000
-[model]
-name = "preresnet18"
 [data]
 clients = 100
 partition = "labels"
@@ -52,8 +51,13 @@ def images(samples: int = 50_000):
     return from_tensors(pixels, labels, pixels[:2000], labels[:2000], kind="images", transform=transform, name="random")
 
 
+MODEL = ["model.name=preresnet18"]
+"""What trains where nothing else is said; `--model` changes it."""
+
+
 def experiment(data, device: str, engine: str, precision: str, *changes: str) -> Experiment:
-    settings = read_settings(TOML, [f"device={device}", f"engine={engine}", f"precision={precision}", *changes]).main
+    how = [f"device={device}", f"engine={engine}", f"precision={precision}"]
+    settings = read_settings(TOML, [*MODEL, *how, *changes]).main
     return Experiment(settings, data=data)
 
 
@@ -97,6 +101,7 @@ class Steps:
 
 def compare_steps(title: str, cases: Sequence[Steps], repeats: int) -> dict[str, dict[str, float]]:
     """Engines turn by turn in one process, so that what disturbs one disturbs all."""
+    print(f"\n{title}: ms a step of all, median of {repeats} (least to most)", flush=True)
     for case in cases:
         for number in range(3):
             case.round(1, number)
@@ -109,7 +114,7 @@ def compare_steps(title: str, cases: Sequence[Steps], repeats: int) -> dict[str,
         case.close()
     found = {n: {"median": statistics.median(t), "least": min(t), "most": max(t)} for n, t in times.items()}
     for name, ms in found.items():
-        print(f"{title}, {name}: {ms['median']:.2f} ms ({ms['least']:.2f} to {ms['most']:.2f})", flush=True)
+        print(f"  {name:16} {ms['median']:9.2f}  ({ms['least']:.2f} to {ms['most']:.2f})", flush=True)
     return found
 
 
@@ -197,13 +202,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", choices=["steps", "rounds", "profile"])
+    parser.add_argument("--model", default="preresnet18")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = arguments.device
+    MODEL[:] = [f"model.name={arguments.model}"]
     hardware = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU, one thread"
     torch.set_num_threads(1)
     data = images()
-    record: dict[str, object] = {"hardware": hardware, "torch": torch.__version__}
+    record: dict[str, object] = {"hardware": hardware, "torch": torch.__version__, "model": arguments.model}
     if arguments.only in (None, "steps"):
         record["step_ms"] = steps_of(data, device, arguments.repeats)
     if arguments.only in (None, "rounds"):
@@ -213,7 +220,8 @@ def main() -> None:
                 number = arguments.rounds if engine == "cuda" else 3
                 name = f"batch {batch}, {engine} {precision}"
                 rounds[name] = time_rounds(data, device, engine, precision, batch, number)
-                print(f"round, {name}: {rounds[name]}", flush=True)
+                shown = ", ".join(f"{part} {value:.3f}" for part, value in rounds[name].items())
+                print(f"round, {name:22} {shown}", flush=True)
         record["rounds"] = rounds
     if arguments.only == "profile":
         profile(data, device)

@@ -24,7 +24,7 @@ from fedwidth.engines import packed_stacks
 from fedwidth.experiment import Course, Stopped
 from fedwidth.settings import Settings
 from fedwidth.shelf import Shelf
-from fedwidth.together import _Choices, _Judge, for_packing, group_for_packing, run_together
+from fedwidth.together import _Choices, _Judge, group_for_packing, run_together
 
 TABLES = ("thesis/table3-1", "thesis/table3-2")
 
@@ -57,7 +57,7 @@ def settings_of(table: str, arguments: argparse.Namespace, *changes: str, seeds:
     if arguments.data:
         given.append(f"data.root={json.dumps(arguments.data)}")
     runs = read_settings(table, given).runs
-    return [for_packing(replace(run.settings, seed=seed)) for seed in seeds for run in runs]
+    return [replace(run.settings, seed=seed, engine="vectorised") for seed in seeds for run in runs]
 
 
 class Clock:
@@ -91,7 +91,7 @@ class Clock:
         self.watch(packed_stacks, "clients_of", "orders")
         self.watch(packed_stacks.StackPack, "_cut", "cut")
         self.watch(packed_stacks.Stacks, "hold", "copy orders")
-        self.watch(packed_stacks.Stacks, "train_lot", "train")
+        self.watch(packed_stacks.Stacks, "train_groups", "train")
         self.watch(packed_stacks, "average_runs", "average")
         self.watch(_Judge, "measure", "evaluate")
         self.watch(Course, "note", "metrics")

@@ -29,7 +29,7 @@ from workload import CLASSES, CLIENTS, SAMPLES, TinyCnn, Workload  # noqa: E402
 
 REQUIREMENTS = {"pfl": "pfl[pytorch]==0.6.0", "flower": "flwr[simulation]==1.41.0"}
 ENGINES = ("serial", "processes:2", "cuda", "vectorised")
-RUNS = ("plain", "pfl", "pfl-2-threads", "flower", *(f"fedwidth-{engine}" for engine in ENGINES))
+RUNS = ("plain", "plain-channels-last", "pfl", "pfl-2-threads", "flower", *(f"fedwidth-{engine}" for engine in ENGINES))
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -155,8 +155,10 @@ def measure(name: str, python: str, file: Path, out: Path) -> tuple[dict[str, fl
     """Run a script: seconds a round, of the start (to the end of the first round), peak memory, and its final model."""
     peer, _, rest = name.partition("-")
     command = [python, str(SCRIPTS / f"{peer}_workload.py"), str(file), str(out), "--began", str(time.time())]
-    command += ["--engine", rest] if peer == "fedwidth" else ["--threads", rest[:1] or "1"]
-    environment = {**os.environ, **QUIET, "OMP_NUM_THREADS": rest[:1] if peer == "pfl" and rest else "1"}
+    threads = rest[:1] if peer == "pfl" and rest else "1"
+    command += ["--engine", rest] if peer == "fedwidth" else ["--threads", threads]
+    command += ["--channels-last"] * name.endswith("channels-last")
+    environment = {**os.environ, **QUIET, "OMP_NUM_THREADS": threads}
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(SCRIPTS), *([str(HERE.parent / "src")] if peer == "fedwidth" else [])]
     )
@@ -230,14 +232,14 @@ def summary(name: str, measured: dict[str, list[dict[str, float]]], differences:
 def show(record: dict) -> None:
     """Print the table."""
     runs = record["runs"]
-    against = [name for name in ("plain", "pfl", "flower") if name in runs]
+    against = [name for name in ("plain", "plain-channels-last", "pfl", "pfl-2-threads", "flower") if name in runs]
     print(
         f"{'':24}{'s/round':>9}{'start s':>9}{'peak MB':>9}"
-        + "".join(f"{'x ' + name:>9}" for name in against)
+        + "".join(f"{'x ' + name:>22}" for name in against)
         + f"{'difference':>13}"
     )
     for name, row in runs.items():
-        ratios = "".join(f"{row['times_as_fast_as'][other]:9.2f}" for other in against)
+        ratios = "".join(f"{row['times_as_fast_as'][other]:22.2f}" for other in against)
         print(
             f"{name:24}{row['seconds']:9.3f}{row['start']:9.1f}{row['peak_mb']:9.0f}{ratios}{row['difference']:13.1e}"
         )

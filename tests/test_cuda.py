@@ -1,9 +1,14 @@
 """What only a GPU can show; skipped where there is none. `contracts/test_every_engine.py` has every model on it too."""
 
 import gc
+import json
+import os
 import random
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -216,3 +221,48 @@ def test_device_memory_does_not_grow_with_the_rounds(engine):
     Experiment(settings).run(on_round=note)
     print(f"{engine}: {seen[20]:,} bytes after 20 rounds, {seen[1000]:,} after 1,000")
     assert seen[20] == seen[1000]
+
+
+PEAKS = """
+import gc, json, sys, torch
+from dataclasses import replace
+from fedwidth.data import Partition, Shares, from_tensors
+from fedwidth.experiment import Experiment
+from fedwidth.models import build
+from fedwidth.settings import DeviceSettings, Settings, TrainingSettings
+
+gc.disable()  # what is let go of must not depend on how much else was made meanwhile
+clients, device, found = int(sys.argv[1]), sys.argv[2], {}
+inputs, targets = torch.linspace(-1, 1, 60 * 3 * 8 * 8).view(60, 3, 8, 8), torch.arange(60) % 10
+data = from_tensors(inputs, targets, inputs, targets)
+shares = Shares(torch.arange(6 * clients) % 60, 6 * torch.arange(clients + 1))
+partition = Partition("shared", shares, shares, data.train.targets)
+half = Settings(rounds=3, device=device, devices=DeviceSettings("b1", per_round=10))
+half = replace(half, training=TrainingSettings(batch_size=4, lr=0.01))
+for engine in ("serial", "cuda", "vectorised"):
+    model = build("cnn", data_shape=(3, 8, 8), widths=[16, 32])
+    torch.cuda.reset_peak_memory_stats()
+    Experiment(replace(half, engine=engine), model=model, data=data, partition=partition).run()
+    found[engine] = torch.cuda.max_memory_allocated()
+print(json.dumps(found))
+"""
+
+
+def test_device_memory_does_not_grow_with_the_registered_clients():
+    # Exact: all clients share 60 samples, each has six of them with six labels, and all have half the width. So rounds
+    # of ten ask for memory in the same sizes and order, whoever they are. Each number of clients has a process of its
+    # own: libraries keep memory for every stream that was ever used.
+    source = str(Path(fedwidth.__file__).resolve().parent.parent)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PEAKS, str(clients), "cuda"],
+            env={**os.environ, "PYTHONPATH": source, "PYTHONHASHSEED": "0"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for clients in (100, 20_000)
+    ]
+    few, many = (json.loads(process.communicate()[0]) for process in started)
+    print(f"bytes at the peak with 100 and 20,000 registered clients: {few}, {many}")
+    assert few == many
+    assert min(few.values()) > 0

@@ -10,7 +10,7 @@ from torch import nn
 from fedwidth.cli import run_command
 from fedwidth.config import read_settings
 from fedwidth.data import from_tensors
-from fedwidth.engines import packed_clients
+from fedwidth.engines import packed_clients, packed_stacks
 from fedwidth.engines.packed_limits import in_slots
 from fedwidth.engines.stack import Stack
 from fedwidth.engines.stacks import Stacks
@@ -60,6 +60,24 @@ def test_runs_of_different_length_do_not_wait_for_ever():
     runs = experiments(["rounds=1"], ["rounds=3", "seed=2"])
     results = run_together(runs)
     assert [len(result.metrics) for result in results] == [1, 3]
+
+
+def test_no_memory_for_averaging_begins_the_round_again_with_fewer_stacks(monkeypatch):
+    expected = run_together(experiments(*VARIANTS))
+    real, calls = packed_stacks.average_runs, []
+
+    def average(*given):
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("no room")
+        return real(*given)
+
+    monkeypatch.setattr(Stacks, "_beside", property(lambda crew: crew.beside))  # on the CPU there is one at a time
+    monkeypatch.setattr(packed_stacks, "average_runs", average)
+    with pytest.warns(UserWarning, match="the vectorised engine goes on with fewer stacks, 4 at a time"):
+        found = run_together(experiments(*VARIANTS))
+    assert len(calls) == 4, "three rounds, one of them twice"
+    assert all(same(one.server.state, other.server.state) for one, other in zip(expected, found, strict=True))
 
 
 def test_a_run_that_fails_fails_the_pack_with_its_error():

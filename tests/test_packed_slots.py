@@ -8,7 +8,7 @@ from fedwidth.engines.slot import Slot
 from fedwidth.errors import OptionError, UpdateError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.methods.definition import Method
-from fedwidth.together import run_together
+from fedwidth.together import explain_engine, run_together
 
 BASE = ["rounds=3", "evaluation.every=1", "engine=cuda", "data.clients=8", "devices.per_round=5", "slots=2"]
 BASE += ["devices.capacities=a1-b1-c1", "devices.dynamic=true", "training.batch_size=64"]
@@ -103,3 +103,8 @@ def test_a_run_that_fails_is_named():
 def test_stacks_and_slots_do_not_mix():
     with pytest.raises(OptionError, match="cannot train as one batch: their engines differ"):
         run_together(experiments(["seed=1"], ["seed=2", "engine=vectorised"]))
+
+
+def test_what_is_said_of_them():
+    assert explain_engine(*experiments([])) == "cuda (their clients side by side in slots)"
+    assert explain_engine(*experiments(["engine=vectorised"])) == "vectorised (their clients stacked by size)"

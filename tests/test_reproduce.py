@@ -1,16 +1,21 @@
 """Job lists: what is recorded is skipped, what was stopped goes on, and nothing runs past its time."""
 
+import json
 import re
 
 import pytest
 
+import fedwidth
 from fedwidth import reproduce as module
 from fedwidth.cli import run_command
 from fedwidth.config import read_settings
-from fedwidth.errors import OptionError
+from fedwidth.errors import OptionError, StateError
+from fedwidth.folder import locked
 from fedwidth.reproduce import reproduce
 from fedwidth.reproduce_jobs import list_jobs
+from fedwidth.reproduce_start import start
 from fedwidth.results import read_records
+from fedwidth.results_started import read_started
 from small_runs import write_recipe
 
 
@@ -80,6 +85,8 @@ def test_what_is_recorded_is_skipped(go):
     assert (third.done, third.skipped, third.remaining) == ((), 4, ())
     assert [r.rounds for r in go.records()] == [8] * 4
     assert "nothing is left to do" in go.said[-1]
+    assert go.said[0].startswith("1 run, 0 recorded; ")
+    assert any(text.startswith("1 run finished, 0 remaining; ") for text in go.said)
     assert seen(go(changes=["training.lr=0.2"], only=["heterofl"])) == [("heterofl", 1)], "another experiment"
 
 
@@ -135,7 +142,17 @@ def test_the_command(table, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--only", "fedrolx"], "unknown run 'fedrolx' (did you mean 'fedrolex'?); allowed: fedrolex, heterofl"),
+        (
+            ["--only", "fedrolx"],
+            "unknown run 'fedrolx' (did you mean 'fedrolex'?); allowed: fedrolex, heterofl; * stands",
+        ),
+        (["--start", "0"], "--start must be a whole number from 1 on, not 0"),
+        (["--start", "8"], "--start must be less than the 8 rounds of small fedrolex, seed 1"),
+        (["--start", "2", "--packed"], "leave out --seeds, --packed and --max-minutes"),
+        (["--start", "2", "--seeds", "1,2"], "leave out --seeds, --packed and --max-minutes"),
+        (["--start", "2", "--set", "device=cuda"], "PyTorch finds no GPU on this machine"),
+        (["--work", "small.toml"], "small.toml is a file; give a folder as --work"),
+        (["--results", "small.toml"], "small.toml is a file; give a folder as --results"),
         (["--set", "trainin.lr=1"], "unknown key 'trainin' (did you mean 'training'?)"),
         (["--set", "training.lr=fast"], "training.lr"),
         (["--set", "engine=cuda"], "engine is cuda, but device is cpu"),
@@ -182,6 +199,128 @@ def test_a_run_that_is_another_one_is_recorded_as_such(go):
     go(changes=["engine=serial", "rounds=3"], packed=False)
     with pytest.raises(OptionError, match="need engine auto, vectorised or cuda, not serial"):
         go(packed=True)
+
+
+def said_of_engines(go):
+    return [text for text in go.said if "engine: " in text]
+
+
+def test_every_run_says_once_what_trains_it_and_the_record_keeps_it(go, tmp_path):
+    auto = ["engine=auto", "training.batch_size=16"]
+    first = go(changes=auto, stop=after(3))
+    assert first.done == ()
+    (part,) = read_records(tmp_path / "results" / "unfinished", "small")
+    done = go(changes=auto).done
+    (taken,) = {record.engine for record in done} | {part.engine}
+    assert taken == "vectorised", "the settled name, not auto"
+    told = said_of_engines(go)
+    assert len(told) == 3, "twice for the run that was stopped"
+    assert all(f"engine: {taken} (a step of a client is small" in text for text in told)
+    assert {record.settings["engine"] for record in done} == {"auto"}, "the settings stay as they were asked for"
+    assert go(changes=["engine=serial", "training.batch_size=16"]).skipped == 2, "whatever engine: the same experiment"
+    go(only=["heterofl"])
+    assert said_of_engines(go)[3:] == ["small heterofl, seed 1: engine: serial (as set)"]
+    assert go.records()[-1].engine == "serial"
+
+
+def test_a_pack_says_how_its_clients_train(go):
+    records = go(changes=["engine=auto"], packed=True).done
+    assert said_of_engines(go) == ["small, 2 runs as one batch: engine: vectorised (their clients stacked by size)"]
+    assert [record.engine for record in records] == ["vectorised"] * 2
+
+
+def test_a_record_without_an_engine_is_read_and_counts_as_done(go, tmp_path):
+    go()
+    path = tmp_path / "results" / "small.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    assert [line.pop("engine") for line in lines] == ["serial"] * 2
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [record.engine for record in go.records()] == ["", ""]
+    assert go().skipped == 2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_second_call_on_the_same_work_is_told_of_the_right_option(go, table, tmp_path, packed):
+    changes = ["engine=auto"]
+    (job,) = list_jobs([table], only=["fedrolex"], seeds=[], changes=changes, work=tmp_path / "work")
+    with locked(job.folder), pytest.raises(OptionError, match="wait for it or give another --work") as refused:
+        go(only=["fedrolex"], changes=changes, packed=packed)
+    assert "--out" not in str(refused.value)
+    assert "small fedrolex, seed 1" in str(refused.value)
+
+
+def test_of_many_runs_only_the_nearest_are_named():
+    recipe = read_settings("thesis/table3-1")
+    with pytest.raises(OptionError) as refused:
+        recipe.only("2-classes/fedcovr/0.25")
+    text = str(refused.value)
+    assert "did you mean '2-classes/fedcover/0.25'?" in text
+    assert "the nearest of 125 allowed: 2-classes/fedcover/0.25, " in text
+    assert text.endswith("; * stands for any characters")
+    assert text.count("-classes/") == 7, "what was given, what was meant, and five"
+    with pytest.raises(OptionError, match="the nearest of 125 allowed: "):
+        recipe.only("nope")
+    with pytest.raises(OptionError, match="the nearest of .*fedrolex/table3-cifar10-high.*`fedwidth run --recipes`"):
+        read_settings("fedrolex/table3-cifar10-hi")
+
+
+def test_a_start_notes_the_first_run_and_nothing_else(table, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    older = [
+        {"recipe": name, "label": "a", "rounds": 1, "train_loss": None, "seconds": 1.0, "hardware": "h", "date": "d"}
+        for name in ("small", "other")
+    ]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "started.json").write_text(json.dumps(older))
+    falling = ["--set", "training.schedule=cosine"]
+    assert run_command(["reproduce", table, "--start", "3", *falling]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "small fedrolex, seed 1: engine: serial (as set)"
+    assert "small fedrolex, seed 1: 3 rounds in " in printed[1]
+    other, mine = read_started(tmp_path / "results")
+    assert (other.recipe, other.version) == ("other", ""), "an older entry without a version stays"
+    assert (mine.recipe, mine.label, mine.rounds, mine.device) == ("small", "fedrolex", 3, "cpu")
+    assert mine.hardware
+    assert mine.date
+    assert mine.version == fedwidth.__version__
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["results", "small.toml", "started.json"]
+    # The loss is that of the whole run's third round: by its schedule, not by one of three rounds.
+    assert run_command(["reproduce", table, "--only", "fedrolex", "--work", "work", *falling]) == 0
+    (metrics,) = (tmp_path / "work").rglob("metrics.jsonl")
+    third = json.loads(metrics.read_text().splitlines()[2])
+    assert mine.train_loss == round(third["train_loss"], 4)
+
+
+def test_a_start_of_several_runs_notes_each(table, tmp_path):
+    given = {"only": ["*"], "results": tmp_path / "r", "say": lambda _: None}
+    for _ in range(2):
+        assert [(each.recipe, each.label) for each in start([table], 1, **given)] == [
+            ("small", "fedrolex"),
+            ("small", "heterofl"),
+        ]
+        assert [each.label for each in read_started(tmp_path / "r")] == ["fedrolex", "heterofl"]
+
+
+def test_a_start_that_is_stopped_is_not_noted(table, tmp_path):
+    said = []
+    assert start([table], 5, results=tmp_path / "r", say=said.append, stop=after(2)) == []
+    assert said[-1] == "small fedrolex, seed 1: stopped before round 5; not noted"
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_damaged_list_is_refused_before_the_start(table, tmp_path):
+    (tmp_path / "started.json").write_text("{")
+    with pytest.raises(StateError, match="must be a list of tables"):
+        start([table], 1, results=tmp_path, say=pytest.fail)
+
+
+def test_a_folder_of_results_that_is_not_there_is_refused(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("as it was")
+    assert run_command(["results", "--results", str(tmp_path / "wrong"), "--out", str(page)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert page.read_text() == "as it was"
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_the_page_of_the_command(tmp_path, capsys, monkeypatch):

@@ -20,7 +20,8 @@ from fedwidth.results import (
 from fedwidth.results_cells import CLOSE, HOLDS, ONE_SEED, REVERSED, Cell, count_outcomes, find_columns
 from fedwidth.results_exact import agrees, coverage
 from fedwidth.results_page import write_page
-from fedwidth.results_remaining import Forecast, Start, count_remaining, read_started, remaining_texts, started_texts
+from fedwidth.results_remaining import Forecast, count_remaining, remaining_texts, unrun_texts
+from fedwidth.results_started import Start, read_started, started_texts, write_started
 from fedwidth.results_summary import order_texts
 from fedwidth.results_time import count_steps, estimate_seconds
 from small_runs import small
@@ -221,14 +222,89 @@ def test_a_recipe_that_was_started_tells_its_pace(tmp_path):
     settings = small("data.name=text", "rounds=60")
     tables = {"t": [cell("a", None, settings=settings)]}
     assert count_remaining(tables, Forecast([]), 1) == "1 run, for which no time is known yet"
-    start = Start("t", "a", 2, 1.2345, 4.0, "a processor", "2025-01-01")
+    start = Start("t", "a", 2, 1.2345, 4.0, "a processor", "2025-01-01", "cuda", "0.1")
     assert count_remaining(tables, Forecast([], [start]), 1) == "1 run, about 2 min"  # 60 rounds of 2 s
     (tmp_path / "started.json").write_text(json.dumps([asdict(start)]))
     assert read_started(tmp_path) == [start]
     _, table, last = started_texts(tables, [start])
-    assert table.splitlines()[2] == "| `t` | a | 2 | 1.234 | 4 s | a processor | 2025-01-01 |"
+    assert table.splitlines()[2] == "| `t` | a | 2 | 1.234 | 4 s | a processor | 2025-01-01, fedwidth 0.1 |"
     assert last == "Every recipe has been run or started."
     assert list(started_texts(tables, [])) == ["Neither run nor started yet: `t`."]
+
+
+def test_times_on_a_cpu_are_marked_and_in_no_sum():
+    known, text = small(), small("data.name=text", "rounds=60", "model.name=transformer", "model.options={}")
+    records = [record(known, seconds=360.0, steps=36)]
+    tables = {"t": [cell("a", None, settings=text)], "u": [cell("b", 70.0, settings=small("method.name=heterofl"))]}
+    slow = Start("t", "a", 1, 1.0, 60.0, "a processor", "2025-01-01")
+    forecast = Forecast(records, [slow])
+    assert count_remaining(tables, forecast, 1) == "2 runs, about 6 min, not counting 1 run timed on a CPU alone"
+    _, table, _ = remaining_texts(tables, forecast)
+    assert table.splitlines()[2:] == [
+        "| `t` | 1 | 1 | 60 min on a CPU | 3.0 h on a CPU |",
+        "| `u` | 1 | 1 | 6 min | 18 min |",
+    ]
+    tables["v"] = [cell("c", None, settings=replace(text, rounds=61))]
+    left_out = "not counting 1 run timed on a CPU alone and 1 run of unknown length"
+    assert count_remaining(tables, forecast, 1) == f"3 runs, about 6 min, {left_out}"
+    quick = replace(slow, seconds=6.0, device="cuda")
+    assert count_remaining(tables, Forecast(records, [slow, quick]), 1).startswith(
+        "3 runs, about 12 min, not counting 1 run of"
+    )
+    alone = {"t": tables["t"]}
+    assert count_remaining(alone, Forecast([], [slow]), 1) == "1 run, for which no time but that on a CPU is known yet"
+
+
+def test_recipes_that_lack_the_stack_overflow_data_say_so():
+    tables = {"with-stackoverflow": [cell("a", 20.0, settings=small("data.name=stackoverflow"))]}
+    (said,) = started_texts(tables, [])
+    assert said.startswith("Neither run nor started yet: `with-stackoverflow`. Those with `stackoverflow` in")
+    assert "was not available; `fedrolex/next-word-ubuntu` stands in for it." in said
+    done = Start("with-stackoverflow", "a", 2, 1.0, 4.0, "a processor", "2025-01-01")
+    assert "available" not in "".join(started_texts(tables, [done]))
+
+
+def test_runs_that_no_table_shows_are_listed_with_the_published_number():
+    done, missing = cell("done", 70.0, 60.0), cell("missing", 65.0, spread=0.5)
+    begun = replace(cell("begun", 64.0), unfinished=done.records)
+    tables = {
+        "large": [done, *[missing] * 11, begun],
+        "small": [done, missing],  # its own table shows what is missing
+        "whole": [done],
+        "new": [missing, cell("other", None)],
+        "plot": [cell("x", None), cell("y", None)],
+    }
+    title, _, large, new, plot = unrun_texts(tables)
+    assert title == "## Not run"
+    assert large.splitlines()[:6] == [
+        '<details markdown="1">',
+        "<summary><code>large</code>: 11 of 13 runs</summary>",
+        "",
+        "| run | paper |",
+        "| --- | ---: |",
+        "| missing | 65.00 ± 0.50 |",
+    ]
+    assert large.endswith("|\n\n</details>")
+    assert "done" not in large
+    assert "begun" not in large
+    assert "| missing | 65.00 ± 0.50 |\n| other | – |" in new
+    assert "No numbers are published: `x`, `y`." in plot
+    assert list(unrun_texts({"whole": [done]})) == []
+
+
+def test_a_start_replaces_those_of_its_recipe_and_is_written_whole(tmp_path, monkeypatch):
+    old = [Start(name, "a", 2, 1.0, 4.0, "a processor", "2025-01-01") for name in ("t", "u")]
+    write_started(tmp_path / "new", old)
+    assert read_started(tmp_path / "new") == old
+    new = replace(old[0], label="b", version="0.1")
+    write_started(tmp_path / "new", [new])
+    assert read_started(tmp_path / "new") == [new, old[1]]
+    before = (tmp_path / "new" / "started.json").read_bytes()
+    monkeypatch.setattr("os.fsync", lambda file: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(StateError, match="the previous one is unharmed"):
+        write_started(tmp_path / "new", [replace(new, label="c")])
+    assert (tmp_path / "new" / "started.json").read_bytes() == before
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["started.json"]
 
 
 @pytest.mark.parametrize("text", ["{", '[{"recipe": "t"}]', '["t"]', "3"])

@@ -102,6 +102,29 @@ def test_figure_5_counts_single_clients():
     assert axes.get_title() == "CIFAR-10, 2 labels per client"
 
 
+def test_a_figure_without_the_papers_own_method_is_not_drawn_and_says_what_it_lacks(tmp_path):
+    clients = [[0.5, 0]]
+    records = [record(f"fedrolex/table4-cifar10-{kind}", "smallest", 30.0, clients=clients) for kind in ("high", "low")]
+    figure = BY_NAME["fedrolex-figure5"]
+    drawn = find_tables([record("fedrolex/table4-cifar10-high", "fedrolex", 60.0, clients=clients), *records])
+    paths = write_figures(drawn, tmp_path, figures=[figure])
+    assert [path.exists() for path in paths] == [True, True]
+    tables = find_tables(records)
+    assert "2 of its 8 runs are recorded, but none of the 4 of FedRolex. It shows" in "\n".join(figure_texts(tables))
+    assert "1 of its 8 runs is recorded, but" in "\n".join(figure_texts(find_tables(records[:1])))
+    (tmp_path / "else.png").touch()
+    assert write_figures(tables, tmp_path, figures=[figure]) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["else.png"], "no image is left that the page does not show"
+    beside = [record("fedrolex/figure4-cifar10", "gamma-4/high/feddropout", 50.0)]
+    assert not BY_NAME["fedrolex-figure4"].is_drawn(find_tables(beside))
+
+
+def test_the_images_in_the_repository_are_those_of_the_page():
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    there = {path.stem for path in (ROOT / "docs" / "images" / "results").iterdir()}
+    assert there == {name for name in BY_NAME if f"images/results/{name}.png" in page}
+
+
 def test_fedbrb_figure_5_shows_ours_beside_the_published():
     table = "fedbrb/table3-cifar10-dynamic"
     (axes,) = axes_of("fedbrb-figure5", [record(table, "a0-c1-e1/non-iid-2/fedbrb", 60.0)])

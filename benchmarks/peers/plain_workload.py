@@ -6,8 +6,8 @@ from workload import BATCH, LEARNING_RATE, run
 
 
 def train(workload, arguments, clock):
-    del arguments
-    model = workload.model()
+    layout = torch.channels_last if arguments.channels_last else torch.contiguous_format
+    model = workload.model().to(memory_format=layout)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for number, cohort in enumerate(workload.cohorts):
         total = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
@@ -15,6 +15,7 @@ def train(workload, arguments, clock):
             model.load_state_dict(state)
             optimiser = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
             inputs, targets = workload.samples(number, place)
+            inputs = inputs.contiguous(memory_format=layout)
             for batch, answers in zip(inputs.split(BATCH), targets.split(BATCH), strict=True):
                 optimiser.zero_grad()
                 functional.cross_entropy(model(batch), answers).backward()

@@ -93,6 +93,7 @@ def run(train: Callable[[Workload, argparse.Namespace, Clock], Mapping[str, Tens
     parser.add_argument("--began", type=float, default=time.time(), help="when the process was started")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--engine", default="serial", help="of fedwidth")
+    parser.add_argument("--channels-last", action="store_true", help="images and kernels, in the hand-written loop")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     clock = Clock()

@@ -186,7 +186,9 @@ def _parse(source: str | Path) -> dict[str, Any]:
     elif not source or "=" in source or "\n" in source:
         where, text = "the text", source
     else:
-        raise unknown("recipe", source, [*packaged, "or a file ending in .toml"])
+        raise unknown(
+            "recipe", source, packaged, also="or give a file ending in .toml; `fedwidth run --recipes` lists all"
+        )
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -46,8 +46,12 @@ class DataError(FedwidthError):
     """Data that is missing, damaged or cannot be split as asked."""
 
 
-def unknown(kind: str, name: object, allowed: Iterable[str]) -> OptionError:
-    """Say that `name` is not a known `kind`, what was probably meant and what is allowed.
+MOST_NAMED, NEAREST = 20, 5
+"""Names that are listed in full, and how many of more are."""
+
+
+def unknown(kind: str, name: object, allowed: Iterable[str], also: str = "") -> OptionError:
+    """Say that `name` is not a known `kind`, what was probably meant, what is allowed and what `also` helps.
 
     >>> print(unknown("method", "fedrolx", ["fedavg", "fedrolex"]))
     unknown method 'fedrolx' (did you mean 'fedrolex'?); allowed: fedavg, fedrolex
@@ -55,7 +59,11 @@ def unknown(kind: str, name: object, allowed: Iterable[str]) -> OptionError:
     names = list(allowed)
     near = get_close_matches(str(name), names, n=1)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
-    return OptionError(f"unknown {kind} '{name}'{hint}; allowed: {', '.join(names) or 'none'}")
+    listed = f"allowed: {', '.join(names) or 'none'}"
+    if len(names) > MOST_NAMED:
+        nearest = get_close_matches(str(name), names, n=NEAREST, cutoff=0)
+        listed = f"the nearest of {len(names)} allowed: {', '.join(nearest)}"
+    return OptionError(f"unknown {kind} '{name}'{hint}; {listed}{also and '; '}{also}")
 
 
 def whole_number(name: str, value: object, *, least: int = 0) -> int:

@@ -52,7 +52,9 @@ class PackedEvaluation:
     @torch.no_grad()
     def local(self, states: Mapping[str, Tensor], partition: Partition) -> list[LocalScores]:
         """Accuracies of every model on the clients' own test data."""
-        tests = self._tests.setdefault(id(partition), _Tests(partition, self.data, self.mask, self.device))
+        if id(partition) not in self._tests:
+            self._tests[id(partition)] = _Tests(partition, self.data, self.mask, self.device)
+        tests = self._tests[id(partition)]
         models = len(next(iter(states.values())))
         hits = torch.zeros(models, len(partition), dtype=torch.long, device=self.device)
         done = 0

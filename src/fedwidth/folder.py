@@ -23,6 +23,10 @@ LOCK, GROUP_LOCK = ".lock", ".runs.lock"
 """Of one run, and of a folder that holds several."""
 
 
+class InUse(OptionError):
+    """Another process writes to the folder."""
+
+
 @contextmanager
 def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     """Hold the folder's lock; a second run in it is refused. The lock goes with the process, so none is left over."""
@@ -35,7 +39,7 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise OptionError(f"another run is writing to {folder}; wait for it or give another --out") from None
+            raise InUse(f"another run is writing to {folder}; wait for it or give another --out") from None
         except OSError as error:  # some network file systems
             raise OptionError(f"cannot lock {folder}: {error.strerror or error}") from error
         yield

@@ -101,7 +101,7 @@ class Recipe:
         """The recipe with these runs alone, in its own order; `*` stands for any characters: `a0-e1/*/fedbrb`."""
         for label in labels:
             if not any(fnmatchcase(run.label, label) for run in self.runs):
-                raise unknown("run", label, self.labels)
+                raise unknown("run", label, self.labels, also="* stands for any characters")
         chosen = (run for run in self.runs if any(fnmatchcase(run.label, label) for label in labels))
         return replace(self, runs=tuple(chosen))
 

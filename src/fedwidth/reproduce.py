@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedwidth import folder as folders
-from fedwidth.experiment import Stopped
+from fedwidth.engines import choose_engine
+from fedwidth.errors import OptionError
+from fedwidth.experiment import Experiment, Stopped
 from fedwidth.parts import find_device
 from fedwidth.reproduce_jobs import (
     CHECKPOINTS,
@@ -22,9 +25,10 @@ from fedwidth.reproduce_jobs import (
 )
 from fedwidth.reproduce_time import count_seconds_left, make_teller, show_time_left
 from fedwidth.results import UNFINISHED, Record, append_record, make_record, read_all
+from fedwidth.results_markdown import plural
 from fedwidth.results_time import count_steps
 from fedwidth.shelf import Shelf
-from fedwidth.together import check_for_packing, group_for_packing, run_together
+from fedwidth.together import check_for_packing, explain_engine, group_for_packing, run_together, settle_engine
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def reproduce(
     open_jobs = [job for job in jobs if (experiment_key(asdict(job.settings)), job.settings.seed) not in recorded]
     for device in {job.settings.device for job in open_jobs}:
         find_device(device)  # one this machine lacks is refused before anything is said
-    say(f"{len(jobs)} runs, {len(jobs) - len(open_jobs)} of them recorded; {show_time_left(open_jobs, results)}")
+    say(f"{plural(len(jobs), 'run')}, {len(jobs) - len(open_jobs)} recorded; {show_time_left(open_jobs, results)}")
     settings = [job.settings for job in open_jobs]
     packs = group_for_packing(settings) if packed else [[number] for number in range(len(open_jobs))]
     done: dict[Path, Record] = {}
@@ -78,33 +82,49 @@ def reproduce(
         if stop() or _is_over(ends):
             break
         here = [open_jobs[number] for number in numbers]
+        experiments = [shelf.experiment(job.settings) for job in here]
+        engine, explained = settle(experiments, packed=packed)
+        say(f"{title_of(here)}: {explained}")
+        make = partial(_record, changes=changes, engine=engine)
         try:
-            records = _run(here, shelf, changes=changes, packed=packed, say=say, stop=lambda: stop() or _is_over(ends))
+            records = _run(here, experiments, make, packed=packed, say=say, stop=lambda: stop() or _is_over(ends))
         except Stopped as stopped:
             say(f"{title_of(here)}: {stopped}; it goes on from there the next time")
             for job in here:
-                _note(job, results, changes)
+                _note(job, results, make)
             break
+        except folders.InUse:
+            raise OptionError(
+                f"{title_of(here)}: another process is at it in {work}; wait for it or give another --work"
+            ) from None
         for job, record in zip(here, records, strict=True):
             append_record(results, record)
             done[job.folder] = record
     remaining = tuple(job for job in open_jobs if job.folder not in done)
     seconds = count_seconds_left(remaining, results)
-    say(f"{len(done)} runs finished, {len(remaining)} remain; {show_time_left(remaining, results)}")
+    say(f"{plural(len(done), 'run')} finished, {len(remaining)} remaining; {show_time_left(remaining, results)}")
     return Outcome(tuple(done.values()), len(jobs) - len(open_jobs), remaining, seconds)
+
+
+def settle(experiments: Sequence[Experiment], *, packed: bool = False) -> tuple[str, str]:
+    """The engine that will train one run, or several as one batch: its name, and a text with the reason."""
+    if packed:
+        settle_engine(experiments)
+        return experiments[0].settings.engine, f"engine: {explain_engine(experiments[0])}"
+    choice = choose_engine(experiments[0].trainer)
+    return choice.name, str(choice)
 
 
 def _run(
     jobs: Sequence[Job],
-    shelf: Shelf,
+    experiments: Sequence[Experiment],
+    make: Callable[..., Record],
     *,
-    changes: Sequence[str],
     packed: bool,
     say: Callable[[str], None],
     stop: Callable[[], bool],
 ) -> list[Record]:
     """Run one job, or several as one batch."""
-    experiments = [shelf.experiment(job.settings) for job in jobs]
     tell = make_teller(jobs, say)
     if packed:
         places = [job.folder for job in jobs]
@@ -118,23 +138,24 @@ def _run(
         first = firsts.setdefault(id(result.server.state), job.title)
         same_as = "" if first == job.title else first
         samples = float(experiment.partition.sizes.double().mean())
-        records.append(_record(job, changes, result.metrics, samples, packed=len(jobs), same_as=same_as))
+        records.append(make(job, result.metrics, samples, packed=len(jobs), same_as=same_as))
     return records
 
 
-def _note(job: Job, results: Path, changes: Sequence[str]) -> None:
+def _note(job: Job, results: Path, make: Callable[..., Record]) -> None:
     """Write down how far a stopped run got, if it was evaluated at all."""
     lines = folders.read_metrics(job.folder)
     if any("global_accuracy" in line for line in lines):
-        append_record(results / UNFINISHED, _record(job, changes, lines))
+        append_record(results / UNFINISHED, make(job, lines))
 
 
 def _record(
     job: Job,
-    changes: Sequence[str],
     metrics: list[dict[str, Any]],
     samples: float | None = None,
     *,
+    changes: Sequence[str],
+    engine: str,
     packed: int = 1,
     same_as: str = "",
 ) -> Record:
@@ -145,6 +166,7 @@ def _record(
         changes=[text for text in changes if not text.startswith("data.root")],
         metrics=metrics,
         steps=(count_steps(job.settings, samples) or 0) * len(metrics) // job.settings.rounds,
+        engine=engine,
         packed=packed,
         same_as=same_as,
         folder=job.folder,

@@ -69,6 +69,8 @@ class Record:
     """A run of that batch that held the same sub-models in every round, so that the two were trained once."""
     clients: Clients | None = None
     """[accuracy on its own data, place of its capacity in the mix] of each client; None where they are many."""
+    engine: str = ""
+    """What trained it, also where the settings leave the choice; earlier records do not say."""
 
 
 def make_record(
@@ -79,6 +81,7 @@ def make_record(
     changes: Sequence[str],
     metrics: Iterable[Mapping[str, Any]],
     steps: int,
+    engine: str = "",
     packed: int = 1,
     same_as: str = "",
     folder: Path | None = None,
@@ -114,6 +117,7 @@ def make_record(
         packed=packed,
         same_as=same_as,
         clients=read_clients(folder, settings.devices.capacities) if folder else None,
+        engine=engine,
     )
 
 

@@ -1,7 +1,7 @@
 """The papers' figures drawn from the runs recorded in results/, and which of them lack their runs.
 
-Nothing is drawn that was not run: a figure without any recorded run is left out, and points of runs that are not
-recorded are left out of it.
+Nothing is drawn that was not run: a figure without any recorded run of the paper's own method is left out, and points
+of runs that are not recorded are left out of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedwidth.report.canvas import save
+from fedwidth.methods import method
+from fedwidth.report.canvas import FORMATS, save
 from fedwidth.results_cells import Cell
 from fedwidth.results_drawings import (
     DATA,
@@ -45,22 +46,42 @@ class PaperFigure:
     exact: bool = False
     """It needs no runs."""
 
+    @property
+    def method(self) -> str:
+        """The paper's own, without which its figures say nothing."""
+        return self.name.partition("-")[0]
+
     def state(self, tables: Tables) -> tuple[int, int]:
         """(runs that are recorded, runs it needs)"""
-        cells = self.needs(tables)
+        return self._count(self.needs(tables))
+
+    def own_state(self, tables: Tables) -> tuple[int, int]:
+        """The same, of the runs with the paper's own method."""
+        return self._count([cell for cell in self.needs(tables) if cell.run.settings.method.name == self.method])
+
+    def _count(self, cells: Sequence[Cell]) -> tuple[int, int]:
         if self.name == FIGURE_5:
             return sum(bool(local_accuracies(cell)) for cell in cells), len(cells)
         return sum(bool(cell.records) for cell in cells), len(cells)
 
     def is_drawn(self, tables: Tables) -> bool:
         """Whether there is anything to draw."""
-        return self.exact or self.state(tables)[0] > 0
+        return self.exact or self.own_state(tables)[0] > 0
 
 
 def write_figures(tables: Tables, out: Path, *, figures: Sequence[PaperFigure] | None = None) -> list[Path]:
-    """Draw the figures (else all) whose runs are recorded into the folder `out`; returns the files."""
-    drawn = [figure for figure in figures or FIGURES if figure.is_drawn(tables)]
-    return [path for figure in drawn for path in save(out, figure.name, figure.draw, tables)]
+    """Draw the figures (else all) whose runs are recorded into the folder `out`; returns the files.
+
+    Files of figures that are not drawn, from when their runs were recorded, are removed.
+    """
+    written = []
+    for figure in figures or FIGURES:
+        if figure.is_drawn(tables):
+            written += save(out, figure.name, figure.draw, tables)
+        else:
+            for format in FORMATS:
+                (out / f"{figure.name}.{format}").unlink(missing_ok=True)
+    return written
 
 
 def figure_texts(tables: Tables) -> list[str]:
@@ -73,10 +94,19 @@ def figure_texts(tables: Tables) -> list[str]:
             texts.append(f"### {figure.title}\n\n{figure.shows}{count}")
             texts.append(f"![{figure.title}]({FOLDER}/{figure.name}.png)")
         else:
-            missing.append(f"- {figure.title}: none of its {needed} runs is recorded. It shows: {figure.shows}")
+            missing.append(f"- {figure.title}: {_lacks(figure, tables)}. It shows: {figure.shows}")
     if missing:
         texts += ["### Not drawn", "\n".join(missing)]
     return texts
+
+
+def _lacks(figure: PaperFigure, tables: Tables) -> str:
+    """Why a figure is not drawn."""
+    done, needed = figure.state(tables)
+    if not done:
+        return f"none of its {needed} runs is recorded"
+    own, title = figure.own_state(tables)[1], method(figure.method).title
+    return f"{done} of its {needed} runs {'is' if done == 1 else 'are'} recorded, but none of the {own} of {title}"
 
 
 def _make(number: int, shows: str, *, prefix: str, x: str, data: Iterable[str], log: bool = False) -> PaperFigure:

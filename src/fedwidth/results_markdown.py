@@ -14,6 +14,11 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def folded(title: str, text: str) -> str:
+    """Text that is hidden until its title (HTML) is clicked, on the site as on GitHub."""
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{text}\n\n</details>'
+
+
 def plural(count: int, word: str) -> str:
     """A number of things.
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedwidth.config import read_settings, recipe_names
-from fedwidth.reproduce_time import show_time
 from fedwidth.results import UNFINISHED, Record, by_experiment, read_all
 from fedwidth.results_cells import Cell, find_cells
 from fedwidth.results_exact import METHODS, SHARES, WIDEST, agrees, cost_rows, coverage
 from fedwidth.results_figures import figure_texts
 from fedwidth.results_markdown import markdown, over_seeds, percent, published, with_spread
-from fedwidth.results_remaining import Forecast, count_remaining, read_started, remaining_texts, started_texts
+from fedwidth.results_remaining import SMALL, Forecast, count_remaining, remaining_texts, unrun_texts
+from fedwidth.results_started import read_started, started_texts
 from fedwidth.results_summary import order_texts, summarise
 
 VERDICT, REMARKS = "verdict.md", "remarks.md"
@@ -31,11 +31,13 @@ $ fedwidth results
 ```
 
 `reproduce` runs what is not recorded yet, goes on where it was interrupted, and appends a line to `results/` for each
-finished run: all its settings, every evaluation, seconds, hardware and versions. `results` (or `make results`) writes
-this page from those lines. A cell counts as run whatever device, precision and interval between evaluations it was run
-with; all else must be the recipe's setting ([recipes](recipes.md) says where each comes from). No setting was tuned on
-the test set, but for the batch size the thesis does not state (remarks). "Best" is the best of the evaluated rounds,
-chosen on the test set: with few evaluations it is lower than it would be with many."""
+finished run: all its settings, every evaluation, seconds, hardware, engine and versions. With `--start 3` it makes the
+first run of each recipe (or those of `--only`) for three rounds instead, to see that it runs, and only notes this in
+`results/started.json`. `results` (or `make results`) writes this page from those lines. A cell counts as run whatever
+device, precision and interval between evaluations it was run with; all else must be the recipe's setting
+([recipes](recipes.md) says where each comes from). No setting was tuned on the test set, but for the batch size the
+thesis does not state (remarks). "Best" is the best of the evaluated rounds, chosen on the test set: with few
+evaluations it is lower than it would be with many."""
 
 
 def write_page(results: Path) -> str:
@@ -58,6 +60,7 @@ def write_page(results: Path) -> str:
     parts += ["## Figures", *figure_texts(tables)]
     parts += ["## What remains", *remaining_texts(tables, forecast)]
     parts += ["## Started", *started_texts(tables, started)]
+    parts += unrun_texts(tables)
     return "\n\n".join(parts) + "\n"
 
 
@@ -102,7 +105,7 @@ def _exact(results: Path) -> Iterator[str]:
 def _table(name: str, cells: Sequence[Cell], forecast: Forecast) -> Iterator[str]:
     yield f"### {read_settings(name).title}"
     yield f"Recipe `{name}`. {REPORTED[name.split('/')[0]]}"
-    whole = len(cells) <= 12
+    whole = len(cells) <= SMALL
     local = any(cell.paper.local is not None for cell in cells)
     rows = []
     for cell in cells:
@@ -126,7 +129,7 @@ def _table(name: str, cells: Sequence[Cell], forecast: Forecast) -> Iterator[str
     yield markdown([*columns, *(["paper"] if local else [])], rows)
     left = sum(not cell.records for cell in cells)
     if left and not whole:
-        yield f"{left} of its {len(cells)} runs are not run."
+        yield f"{left} of its {len(cells)} runs are not run ([which](#not-run))."
     mine = [record for cell in cells for record in cell.records]
     if mine:
         yield from order_texts(cells)
@@ -149,5 +152,5 @@ def _reached(record: Record) -> str:
 
 
 def _expected(name: str, cell: Cell, forecast: Forecast) -> str:
-    seconds = forecast.seconds(name, cell)
-    return "" if seconds is None else f" (about {show_time(seconds)})"
+    expected = forecast.expect(name, cell)
+    return "" if expected is None else f" (about {expected})"

@@ -1,49 +1,34 @@
-"""What of the published tables remains to be run, how long that will take, and what was started to see that it runs."""
+"""What of the published tables remains to be run, and how long that will take."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import mean
 
-from fedwidth.errors import StateError
 from fedwidth.reproduce_time import show_time
 from fedwidth.results import Record
 from fedwidth.results_cells import Cell
-from fedwidth.results_markdown import markdown, plural
+from fedwidth.results_markdown import folded, markdown, plural, published
+from fedwidth.results_started import Start
 from fedwidth.results_time import estimate_seconds
 
-STARTED = "started.json"
 WANTED = 3
 """Seeds of each run, in the end."""
+SMALL = 12
+"""Runs of a recipe up to which its table shows those that are not run, too."""
 
 
 @dataclass(frozen=True)
-class Start:
-    """A run of a recipe that was made for a few rounds only."""
+class Expected:
+    """How long a run will take."""
 
-    recipe: str
-    label: str
-    rounds: int
-    train_loss: float | None
     seconds: float
-    hardware: str
-    date: str
+    on_cpu: bool = False
+    """Known from a few rounds on a CPU alone: not to be added to the time of runs on other hardware."""
 
-
-def read_started(results: Path) -> list[Start]:
-    """What is noted in started.json, nothing where there is none."""
-    path = results / STARTED
-    if not path.exists():
-        return []
-    names = [field.name for field in fields(Start)]
-    try:
-        found = [Start(**{name: row[name] for name in names}) for row in json.loads(path.read_text(encoding="utf-8"))]
-    except (ValueError, TypeError, KeyError):
-        raise StateError(f"{path} must be a list of tables, each with {', '.join(names)}") from None
-    return sorted(found, key=lambda start: (start.recipe, start.label))
+    def __str__(self) -> str:
+        return f"{show_time(self.seconds)}{' on a CPU' if self.on_cpu else ''}"
 
 
 class Forecast:
@@ -53,15 +38,19 @@ class Forecast:
         self.records, self.started = records, started
         self._known: dict[str, float | None] = {}
 
-    def seconds(self, recipe: str, cell: Cell) -> float | None:
-        """Of a whole run: at the pace of the finished runs most like it, else at that of the rounds its recipe was
-        started for; None where there are neither."""
+    def expect(self, recipe: str, cell: Cell) -> Expected | None:
+        """A whole run: at the pace of the finished runs most like it, else at that of the rounds its recipe was
+        started for, on a GPU if it was; None where there are neither."""
         settings = cell.run.settings
         if cell.key not in self._known:
             self._known[cell.key] = estimate_seconds(settings, self.records)
-        paces = [start.seconds / start.rounds for start in self.started if start.recipe == recipe and start.rounds]
-        found = self._known[cell.key]
-        return settings.rounds * mean(paces) if found is None and paces else found
+        if (found := self._known[cell.key]) is not None:
+            return Expected(found)
+        for on_cpu in (False, True):
+            mine = [start for start in self.started if start.recipe == recipe and start.on_cpu == on_cpu]
+            if paces := [start.seconds / start.rounds for start in mine if start.rounds]:
+                return Expected(settings.rounds * mean(paces), on_cpu)
+        return None
 
 
 def remaining_texts(tables: Mapping[str, Sequence[Cell]], forecast: Forecast) -> Iterator[str]:
@@ -69,8 +58,9 @@ def remaining_texts(tables: Mapping[str, Sequence[Cell]], forecast: Forecast) ->
     yield (
         "Times are for the hardware of the runs above, from what a local step took in the fastest run like these, else"
         " in the fastest run of the same model that trained alone, whatever its sizes, with the nearest batch size,"
-        " else from the few rounds a recipe was started for (start-up included): a rough guide. Where there is none of"
-        " these, nothing is known."
+        " else from the few rounds a recipe was started for (start-up included): a rough guide. Those marked as on a"
+        " CPU are from such a start on one, and totals leave them out. Where there is none of these, nothing is"
+        " known."
     )
     rows = []
     for name, cells in tables.items():
@@ -86,58 +76,60 @@ def remaining_texts(tables: Mapping[str, Sequence[Cell]], forecast: Forecast) ->
 def count_remaining(tables: Mapping[str, Sequence[Cell]], forecast: Forecast, seeds: int) -> str:
     """How many runs are missing to have so many seeds of every cell, and how long they will take."""
     # Papers print some numbers twice: a run that several tables ask for is made once.
-    once: dict[str, list[float | None]] = {}
+    once: dict[str, list[Expected | None]] = {}
     for name, cells in tables.items():
         for cell in cells:
             once.setdefault(cell.key, _missing(name, [cell], forecast, seeds))
-    missing = [seconds for each in once.values() for seconds in each]
-    known = [seconds for seconds in missing if seconds is not None]
+    missing = [expected for each in once.values() for expected in each]
+    known, on_cpu = _split(missing)
+    unknown = len(missing) - len(known) - len(on_cpu)
+    apart = [f"{plural(len(on_cpu), 'run')} timed on a CPU alone"] if on_cpu else []
+    apart += [f"{plural(unknown, 'run')} of unknown length"] if unknown else []
     if missing and not known:
-        return f"{plural(len(missing), 'run')}, for which no time is known yet"
-    unknown = f" and {plural(len(missing) - len(known), 'run')} of unknown length" if len(known) < len(missing) else ""
-    return f"{plural(len(missing), 'run')}, about {show_time(sum(known))}{unknown}"
+        return f"{plural(len(missing), 'run')}, for which no time{' but that on a CPU' if on_cpu else ''} is known yet"
+    left_out = f", not counting {' and '.join(apart)}" if apart else ""
+    return f"{plural(len(missing), 'run')}, about {show_time(sum(known))}{left_out}"
 
 
 def _seeds(seeds: int) -> str:
     return "one seed" if seeds == 1 else plural(seeds, "seed")
 
 
-def _missing(recipe: str, cells: Sequence[Cell], forecast: Forecast, seeds: int) -> list[float | None]:
-    """The seconds of every run that is missing to have so many seeds of each cell."""
+def _missing(recipe: str, cells: Sequence[Cell], forecast: Forecast, seeds: int) -> list[Expected | None]:
+    """What every run will take that is missing to have so many seeds of each cell."""
     counts = [(cell, max(0, seeds - len(cell.records))) for cell in cells]
-    return [forecast.seconds(recipe, cell) for cell, count in counts for _ in range(count)]
+    return [forecast.expect(recipe, cell) for cell, count in counts for _ in range(count)]
 
 
-def _time(missing: Sequence[float | None]) -> str:
-    known = [seconds for seconds in missing if seconds is not None]
-    return "done" if not missing else show_time(sum(known)) if len(known) == len(missing) else "not known"
+def _split(missing: Sequence[Expected | None]) -> tuple[list[float], list[float]]:
+    """The seconds that may be added up, and those on a CPU."""
+    known = [expected for expected in missing if expected is not None]
+    return [e.seconds for e in known if not e.on_cpu], [e.seconds for e in known if e.on_cpu]
 
 
-def started_texts(tables: Mapping[str, Sequence[Cell]], started: Sequence[Start]) -> Iterator[str]:
-    """The section about recipes that were started, and which never were."""
-    if started:
-        rows = [
-            [
-                f"`{start.recipe}`",
-                start.label,
-                str(start.rounds),
-                "–" if start.train_loss is None else f"{start.train_loss:.3f}",
-                show_time(start.seconds),
-                start.hardware,
-                start.date,
-            ]
-            for start in started
-        ]
-        yield (
-            "Started for a few rounds, to see that the recipe runs from its data to its losses. These runs are not"
-            " results and stand in no table above."
-        )
-        yield markdown(
-            ["recipe", "run", "rounds", "training loss at the end", "time", "hardware", "date"], rows, left=2
-        )
-    run = {name for name, cells in tables.items() if any(cell.records or cell.unfinished for cell in cells)}
-    never = [name for name in tables if name not in run | {start.recipe for start in started}]
-    if never:
-        yield f"Neither run nor started yet: {', '.join(f'`{name}`' for name in never)}."
-    else:
-        yield "Every recipe has been run or started."
+def _time(missing: Sequence[Expected | None]) -> str:
+    if not missing:
+        return "done"
+    if None in missing:
+        return "not known"
+    sums = [Expected(sum(each), on_cpu) for each, on_cpu in zip(_split(missing), (False, True), strict=True) if each]
+    return " and ".join(map(str, sums))
+
+
+def unrun_texts(tables: Mapping[str, Sequence[Cell]]) -> Iterator[str]:
+    """The section that lists, folded, the runs no table above shows."""
+    lists = []
+    for name, cells in tables.items():
+        left = [cell for cell in cells if not cell.records and not cell.unfinished]
+        if not left or (len(cells) <= SMALL and len(left) < len(cells)):
+            continue
+        if any(cell.paper.number is not None for cell in left):
+            rows = [[cell.run.label, published(cell.paper)] for cell in left]
+            listed = markdown(["run", "paper"], rows)
+        else:
+            listed = f"No numbers are published: {', '.join(f'`{cell.run.label}`' for cell in left)}."
+        lists.append(folded(f"<code>{name}</code>: {len(left)} of {plural(len(cells), 'run')}", listed))
+    if lists:
+        yield "## Not run"
+        yield "The runs that no table above shows, with the published accuracies they answer to."
+        yield from lists

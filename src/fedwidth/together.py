@@ -46,7 +46,8 @@ def run_together(
 ) -> list[Result]:
     """Run all to their last round, as `Experiment.run` does each, training as one batch.
 
-    They must have one model, one data set object and one way of training; seeds, methods, partitions, capacities,
+    They must have one model, one data set object and one way of training (on a GPU give the others the first one's
+    `data`, which is there already, or make all with one `Shelf`); seeds, methods, partitions, capacities,
     learning rates and numbers of rounds may differ. `on_round(number, line)` is called for every round of every run.
     """
     with ExitStack() as stack:
@@ -204,6 +205,13 @@ def settle_engine(experiments: Sequence[Experiment]) -> None:
     engine = "cuda" if in_slots(experiments[0].trainer) else "vectorised"
     for experiment in experiments:
         experiment.settle(engine)
+
+
+def explain_engine(experiment: Experiment) -> str:
+    """What a run trains with as part of a batch, and how."""
+    if in_slots(experiment.trainer):
+        return "cuda (their clients side by side in slots)"
+    return "vectorised (their clients stacked by size)"
 
 
 def check_for_packing(settings: Settings) -> None:

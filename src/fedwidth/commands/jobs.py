@@ -26,7 +26,7 @@ from fedwidth.plan import Plan
 from fedwidth.report import write_report
 from fedwidth.settings import Settings
 from fedwidth.shelf import Shelf
-from fedwidth.together import check_for_packing, run_together, settle_engine
+from fedwidth.together import check_for_packing, explain_engine, run_together, settle_engine
 from fedwidth.tracking import check_tracker, make_tracker
 
 
@@ -158,7 +158,7 @@ def _run_together(
     jobs: Sequence[Job], experiments: Sequence[Experiment], wishes: Wishes, shown: Shown, *, stop: Callable[[], bool]
 ) -> list[Result]:
     trackers = [make_tracker(wishes.track, job.title, job.settings, job.folder) for job in jobs]
-    say = _say_once(f"{len(jobs)} runs as one batch, engine: vectorised (their clients stacked by size)")
+    say = _say_once(f"{len(jobs)} runs as one batch, engine: {explain_engine(experiments[0])}")
     tell = [_each(wishes.say_fresh, say, shown.update(number), tracker.log) for number, tracker in enumerate(trackers)]
     for number in range(len(jobs)):
         shown.start(number)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedwidth.commands.run import Data, Packed, Seeds, Set, parse_seeds, with_data
-from fedwidth.errors import OptionError
+from fedwidth.errors import OptionError, whole_number
 
 Results = Annotated[Path, typer.Option("--results", help="Folder of the finished runs.")]
 
@@ -21,6 +21,12 @@ def reproduce(
         float | None, typer.Option("--max-minutes", help="Stop after this long; what is unfinished goes on next time.")
     ] = None,
     packed: Packed = False,
+    start: Annotated[
+        int | None,
+        typer.Option(
+            "--start", help="Run the first run (or --only) of each for so many rounds; writes started.json (--results)."
+        ),
+    ] = None,
     changes: Set = None,
     data: Data = "",
     results: Results = Path("results"),
@@ -30,13 +36,24 @@ def reproduce(
     from fedwidth.commands.jobs import check_engine, stop_signal
     from fedwidth.reproduce import reproduce as go
     from fedwidth.reproduce_jobs import list_jobs
+    from fedwidth.reproduce_start import start as begin
 
     if max_minutes is not None and not max_minutes > 0:
         raise OptionError(f"--max-minutes must be a number above 0, not {max_minutes:g}")
+    if start is not None:
+        whole_number("--start", start, least=1)
+        if seeds or packed or max_minutes is not None:
+            raise OptionError("--start notes one seed of a few rounds: leave out --seeds, --packed and --max-minutes")
+    for name, place in (("--work", work), ("--results", results)):
+        if place.exists() and not place.is_dir():
+            raise OptionError(f"{place} is a file; give a folder as {name}")
     changes = with_data(changes, data)
     for job in list_jobs(tables, only=only or [], seeds=[], changes=changes, work=work):
         check_engine(job.settings)
     with stop_signal() as stop:
+        if start is not None:
+            begin(tables, start, only=only or [], changes=changes, results=results, say=_say, stop=stop)
+            return 0
         go(
             tables,
             only=only or [],
@@ -46,10 +63,14 @@ def reproduce(
             work=work,
             max_minutes=max_minutes,
             packed=packed,
-            say=lambda text: print(text, flush=True),
+            say=_say,
             stop=stop,
         )
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # also where the output is a file
 
 
 def results(
@@ -66,6 +87,8 @@ def results(
     from fedwidth.results_figures import FOLDER, write_figures
     from fedwidth.results_page import find_tables, write_page
 
+    if not results.is_dir():
+        raise OptionError(f"there is no folder {results}; give the one of the finished runs as --results")
     write_whole(out, write_page(results))
     print(out)
     if figures:

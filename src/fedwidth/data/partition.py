@@ -88,7 +88,7 @@ def random_labels(data: Data, clients: int, seed: int, *, per_client: int = 2, h
         held_out = shuffled[: int(holdout * len(shuffled))]
         test[held_out], owner[held_out] = owner[held_out], NOBODY
     shares = Shares.of(owner, clients), Shares.of(test, clients)
-    return Partition("random_labels", *shares, data.train.targets, tested_on="train")
+    return Partition("random_labels", *shares, data.train.targets.cpu(), tested_on="train")
 
 
 def dirichlet(data: Data, clients: int, seed: int, *, alpha: float = 0.5) -> Partition:
@@ -179,7 +179,7 @@ def partition_options(kind: str) -> dict[str, Any]:
 
 def _partition(name: str, data: Data, clients: int, owners: Sequence[np.ndarray]) -> Partition:
     train, test = (Shares.of(owner, clients) for owner in owners)
-    return Partition(name, train, test, data.train.targets)
+    return Partition(name, train, test, data.train.targets.cpu())
 
 
 def _generator(clients: int, seed: int) -> np.random.Generator:
@@ -201,7 +201,7 @@ def _labels_of(data: Data) -> tuple[np.ndarray, np.ndarray]:
             raise DataError(f"data set '{data.name}' has no one label a sample: choose the partition iid or natural")
         if int(targets.min()) < 0:
             raise DataError(f"data set '{data.name}' has samples without a label: choose the partition iid or natural")
-        return targets.numpy()
+        return targets.cpu().numpy()
 
     return one(data.train.targets), one(data.test.targets)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.client import Trainer
+from fedwidth.engines.crew import fitting
 from fedwidth.engines.flat import FlatState, Layout, SubLayout
 from fedwidth.engines.flat_sums import check_rows
 from fedwidth.engines.jobs import Size, size_of
@@ -53,6 +54,9 @@ class StackPack:
 
     def train(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
         """The averaged states and what the clients reported."""
+        return fitting(self.crew, lambda: self._train(parts))
+
+    def _train(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
         states = [self._layout.flatten(part.state) for part in parts]
         flats = torch.stack([state.flat for state in states])
         orders, self._orders = self._orders, self._no_orders()
