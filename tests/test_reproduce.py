@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -266,18 +267,18 @@ def test_of_many_runs_only_the_nearest_are_named():
 
 def test_a_start_notes_the_first_run_and_nothing_else(table, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    older = [
-        {"recipe": name, "label": "a", "rounds": 1, "train_loss": None, "seconds": 1.0, "hardware": "h", "date": "d"}
-        for name in ("small", "other")
-    ]
+    same = {"label": "fedrolex", "rounds": 1, "train_loss": None, "seconds": 1.0, "hardware": "h", "date": "d"}
+    older = [{"recipe": "small", **same}, {"recipe": "other", **same}, {"recipe": "small", "device": "cuda", **same}]
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "started.json").write_text(json.dumps(older))
-    falling = ["--set", "training.schedule=cosine"]
-    assert run_command(["reproduce", table, "--start", "3", *falling]) == 0
+    recipe = Path(table)
+    recipe.write_text(recipe.read_text().replace("[training]", '[training]\nschedule = "cosine"'))
+    assert run_command(["reproduce", table, "--start", "3"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "small fedrolex, seed 1: engine: serial (as set)"
     assert "small fedrolex, seed 1: 3 rounds in " in printed[1]
-    other, mine = read_started(tmp_path / "results")
+    other, on_gpu, mine = read_started(tmp_path / "results")
+    assert on_gpu.device == "cuda", "what is known of another kind of device stays"
     assert (other.recipe, other.version) == ("other", ""), "an older entry without a version stays"
     assert (mine.recipe, mine.label, mine.rounds, mine.device) == ("small", "fedrolex", 3, "cpu")
     assert mine.hardware
@@ -285,7 +286,7 @@ def test_a_start_notes_the_first_run_and_nothing_else(table, tmp_path, capsys, m
     assert mine.version == fedwidth.__version__
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["results", "small.toml", "started.json"]
     # The loss is that of the whole run's third round: by its schedule, not by one of three rounds.
-    assert run_command(["reproduce", table, "--only", "fedrolex", "--work", "work", *falling]) == 0
+    assert run_command(["reproduce", table, "--only", "fedrolex", "--work", "work"]) == 0
     (metrics,) = (tmp_path / "work").rglob("metrics.jsonl")
     third = json.loads(metrics.read_text().splitlines()[2])
     assert mine.train_loss == round(third["train_loss"], 4)
@@ -306,6 +307,17 @@ def test_a_start_that_is_stopped_is_not_noted(table, tmp_path):
     assert start([table], 5, results=tmp_path / "r", say=said.append, stop=after(2)) == []
     assert said[-1] == "small fedrolex, seed 1: stopped before round 5; not noted"
     assert not (tmp_path / "r").exists()
+
+
+def test_a_stop_between_two_starts_is_heard(table, tmp_path):
+    said = []
+    found = start([table], 1, only=["*"], results=tmp_path / "r", say=said.append, stop=lambda: len(said) > 1)
+    assert [each.label for each in found] == ["fedrolex"]
+
+
+def test_a_start_of_another_experiment_is_refused(table, tmp_path):
+    with pytest.raises(OptionError, match="--start notes recipes as they are"):
+        start([table], 1, changes=["training.lr=0.5"], results=tmp_path, say=pytest.fail)
 
 
 def test_a_damaged_list_is_refused_before_the_start(table, tmp_path):

@@ -136,6 +136,8 @@ def test_steps_and_times_by_hand():
     wide = small("devices.capacities=a1", "training.batch_size=8", "method.name=fedavg")
     pack = [replace(record(small("devices.capacities=a0-e1"), seconds=1.0, steps=36), packed=6)]
     assert estimate_seconds(wide, pack) is None, "a pack says nothing about other sizes"
+    other = small("devices.capacities=a0-e1", "training.batch_size=32")
+    assert estimate_seconds(other, pack) == pytest.approx(count_steps(other) / 36), "but about other batch sizes"
     batches = [record(small(f"training.batch_size={n}"), seconds=t, steps=36) for n, t in ((4, 1.0), (32, 8.0))]
     assert estimate_seconds(small("devices.capacities=a1"), batches) == pytest.approx(8.0), "64 is nearer to 32"
     assert estimate_seconds(small("devices.capacities=a1"), [*batches, *known]) == pytest.approx(6.0), "equal"
@@ -292,17 +294,20 @@ def test_runs_that_no_table_shows_are_listed_with_the_published_number():
     assert list(unrun_texts({"whole": [done]})) == []
 
 
-def test_a_start_replaces_those_of_its_recipe_and_is_written_whole(tmp_path, monkeypatch):
+def test_a_start_replaces_the_same_one_and_is_written_whole(tmp_path, monkeypatch):
     old = [Start(name, "a", 2, 1.0, 4.0, "a processor", "2025-01-01") for name in ("t", "u")]
-    write_started(tmp_path / "new", old)
+    for each in old:
+        write_started(tmp_path / "new", each)
     assert read_started(tmp_path / "new") == old
-    new = replace(old[0], label="b", version="0.1")
-    write_started(tmp_path / "new", [new])
-    assert read_started(tmp_path / "new") == [new, old[1]]
+    new = replace(old[0], seconds=3.0, version="0.1")
+    on_gpu = replace(old[0], device="cuda")
+    for each in (on_gpu, new):
+        write_started(tmp_path / "new", each)
+    assert read_started(tmp_path / "new") == [on_gpu, new, old[1]]
     before = (tmp_path / "new" / "started.json").read_bytes()
     monkeypatch.setattr("os.fsync", lambda file: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(StateError, match="the previous one is unharmed"):
-        write_started(tmp_path / "new", [replace(new, label="c")])
+        write_started(tmp_path / "new", replace(new, label="c"))
     assert (tmp_path / "new" / "started.json").read_bytes() == before
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["started.json"]
 

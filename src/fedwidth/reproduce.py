@@ -100,6 +100,7 @@ def reproduce(
         for job, record in zip(here, records, strict=True):
             append_record(results, record)
             done[job.folder] = record
+        del experiments  # before the next ones are made: their models take memory on the device
     remaining = tuple(job for job in open_jobs if job.folder not in done)
     seconds = count_seconds_left(remaining, results)
     say(f"{plural(len(done), 'run')} finished, {len(remaining)} remaining; {show_time_left(remaining, results)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -14,7 +15,7 @@ from fedwidth.errors import OptionError
 from fedwidth.experiment import Stopped
 from fedwidth.parts import find_device
 from fedwidth.reproduce import settle
-from fedwidth.reproduce_jobs import Job, list_jobs
+from fedwidth.reproduce_jobs import Job, experiment_key, list_jobs
 from fedwidth.reproduce_time import show_time
 from fedwidth.results import hardware
 from fedwidth.results_markdown import plural
@@ -41,13 +42,14 @@ def start(
     found: list[Start] = []
     shelf = Shelf()
     for job in jobs:
+        if stop():
+            break
         begun = _start(job, rounds, shelf, say=say, stop=stop)
         if begun is None:
             say(f"{job.title}: stopped before round {rounds}; not noted")
             break
         found.append(begun)
-        # With those of this call that are of the same recipe, which otherwise would be replaced.
-        write_started(results, [each for each in found if each.recipe == begun.recipe])
+        write_started(results, begun)
     return found
 
 
@@ -55,7 +57,11 @@ def _choose(tables: Sequence[str], rounds: int, *, only: Sequence[str], changes:
     jobs = []
     for table in dict.fromkeys(tables):
         mine = list_jobs([table], only=only, seeds=[], changes=changes, work=Path())
-        jobs += mine if only else mine[:1]
+        given = {job.label: job for job in list_jobs([table], only=only, seeds=[], changes=[], work=Path())}
+        mine = mine if only else mine[:1]
+        if any(_key(job) != _key(given[job.label]) for job in mine):
+            raise OptionError("--start notes recipes as they are: change only device, engine and the like with --set")
+        jobs += mine
     for job in jobs:
         find_device(job.settings.device)  # one this machine lacks is refused before anything is said
         if rounds >= job.settings.rounds:
@@ -64,6 +70,10 @@ def _choose(tables: Sequence[str], rounds: int, *, only: Sequence[str], changes:
                 " run and record them all"
             )
     return jobs
+
+
+def _key(job: Job) -> str:
+    return experiment_key(asdict(job.settings))
 
 
 def _start(

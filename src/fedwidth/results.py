@@ -70,7 +70,7 @@ class Record:
     clients: Clients | None = None
     """[accuracy on its own data, place of its capacity in the mix] of each client; None where they are many."""
     engine: str = ""
-    """What trained it, also where the settings leave the choice; earlier records do not say."""
+    """What was chosen to train it, where the settings leave the choice; earlier records do not say."""
 
 
 def make_record(

@@ -127,7 +127,7 @@ def _table(name: str, cells: Sequence[Cell], forecast: Forecast) -> Iterator[str
         rows.append(row)
     columns = ["run", "paper", "ours, last round", "best round", "difference", "seeds", "clients' own data"]
     yield markdown([*columns, *(["paper"] if local else [])], rows)
-    left = sum(not cell.records for cell in cells)
+    left = sum(not cell.records and not cell.unfinished for cell in cells)
     if left and not whole:
         yield f"{left} of its {len(cells)} runs are not run ([which](#not-run))."
     mine = [record for cell in cells for record in cell.records]

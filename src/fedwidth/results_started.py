@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
@@ -38,6 +39,11 @@ class Start:
     """Of fedwidth; earlier entries do not say."""
 
     @property
+    def place(self) -> tuple[str, str, bool]:
+        """What there is one entry of."""
+        return self.recipe, self.label, self.on_cpu
+
+    @property
     def on_cpu(self) -> bool:
         """Whether its time says nothing about a GPU."""
         return not self.device.startswith("cuda")
@@ -57,21 +63,21 @@ def read_started(results: Path) -> list[Start]:
         found = [Start(**{name: row[name] for name in names if name in row}) for row in rows]
     except (ValueError, TypeError, KeyError):
         raise StateError(f"{path} must be a list of tables, each with {', '.join(needed)}") from None
-    return sorted(found, key=lambda start: (start.recipe, start.label))
+    return sorted(found, key=lambda start: start.place)
 
 
-def write_started(results: Path, starts: Sequence[Start]) -> None:
-    """Note runs in started.json, in place of all that is noted of their recipes."""
+def write_started(results: Path, start: Start) -> None:
+    """Note a run in started.json, in place of what is noted of the same one on the same kind of device."""
     try:
         results.mkdir(parents=True, exist_ok=True)
         folder = os.open(results, os.O_RDONLY)
     except OSError as error:
         raise StateError(f"cannot write to {results}: {error.strerror or error}") from error
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # of two processes at a time, neither loses what the other noted
-        recipes = {start.recipe for start in starts}
-        kept = [start for start in read_started(results) if start.recipe not in recipes]
-        rows = [asdict(start) for start in sorted([*kept, *starts], key=lambda start: (start.recipe, start.label))]
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(folder, fcntl.LOCK_EX)  # of two processes at a time, neither loses what the other noted
+        kept = [each for each in read_started(results) if each.place != start.place]
+        rows = [asdict(each) for each in sorted([*kept, start], key=lambda each: each.place)]
         write_whole(results / STARTED, json.dumps(rows, indent=1) + "\n")
     finally:
         os.close(folder)

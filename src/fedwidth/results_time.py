@@ -13,6 +13,15 @@ from fedwidth.settings import Settings
 SAMPLES = {"digits": 1_437, "mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
 """Training samples of data sets, for estimates of runs that have not begun."""
 
+ALIKE = (
+    ("model", "sizes", "batch", "method"),
+    ("model", "sizes", "batch"),
+    ("model", "batch"),
+    ("model", "sizes"),
+    ("model",),
+)
+"""What runs have in common whose steps may take as long, the best first."""
+
 
 def count_steps(settings: Settings, samples: float | None = None) -> int | None:
     """Local steps of a whole run, `samples` being those of a client on average; None where they are not known."""
@@ -34,24 +43,23 @@ def estimate_seconds(settings: Settings, records: Sequence[Record]) -> float | N
     steps = count_steps(settings)
     if steps is None:
         return None
-    wanted = _likeness(asdict(settings))
-    for depth in (len(wanted), 4, 2, 1):
-        alike = [r for r in records if _likeness(r.settings)[:depth] == wanted[:depth] and (depth > 2 or r.packed == 1)]
+    wanted, wished = _facts(asdict(settings)), settings.training.batch_size
+    facts = [(record, _facts(record.settings)) for record in records]
+    for what in ALIKE:
+        alike = [r for r, has in facts if all(has[n] == wanted[n] for n in what) and ("sizes" in what or r.packed == 1)]
         if alike:
-            wished = settings.training.batch_size
             apart = [abs(math.log(record.settings["training"]["batch_size"] / wished)) for record in alike]
             near = [record for record, far in zip(alike, apart, strict=True) if far == min(apart)]
             return steps * min(record.seconds / record.steps for record in near)
     return None
 
 
-def _likeness(settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the time of a step depends on, the most important first."""
-    model, training = settings["model"], settings["training"]
-    return (
-        model["name"],
-        training["batch_size"],
-        model["width"],
-        settings["devices"]["capacities"],
-        settings["method"]["name"],
-    )
+def _facts(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the time of a step depends on."""
+    model = settings["model"]
+    return {
+        "model": model["name"],
+        "sizes": (model["width"], settings["devices"]["capacities"]),
+        "batch": settings["training"]["batch_size"],
+        "method": settings["method"]["name"],
+    }

@@ -54,12 +54,12 @@ class StackPack:
 
     def train(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
         """The averaged states and what the clients reported."""
-        return fitting(self.crew, lambda: self._train(parts))
+        orders, self._orders = self._orders, self._no_orders()
+        return fitting(self.crew, lambda: self._train(parts, orders))
 
-    def _train(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
+    def _train(self, parts: Sequence[Part], orders: Orders) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
         states = [self._layout.flatten(part.state) for part in parts]
         flats = torch.stack([state.flat for state in states])
-        orders, self._orders = self._orders, self._no_orders()
         clients = [clients_of(part, run, orders) for run, part in enumerate(parts)]
         first = self.crew.hold(orders.orders, orders.draws)
         groups: dict[Size, dict[Shape, list[Client]]] = {}

@@ -43,9 +43,10 @@ class Samples:
         moved = rows > len(self.orders)
         if moved:  # with some room to spare: other cohorts take a few more steps
             room = rows + rows // 8
-            self.orders = torch.zeros(room, self.orders.shape[1], dtype=torch.long, device=self.device)
+            fresh = torch.zeros(room, self.orders.shape[1], dtype=torch.long, device=self.device)
             if self.augments:
-                self.draws = torch.zeros(room, self.orders.shape[1], 3, dtype=torch.long, device=self.device)
+                self.draws = torch.zeros(*fresh.shape, 3, dtype=torch.long, device=self.device)
+            self.orders = fresh  # last: without memory for both, the round begins again
         self.orders[:rows].copy_(torch.cat(list(orders)))
         if self.augments:
             assert self.draws is not None

@@ -34,7 +34,7 @@ MOST_CHANNELS = 1024
 few and small."""
 
 ROWS = (10, 20)
-"""Clients of a stack, where there are more. 60 of PreResNet18 on an H200, bf16, batch 64, ms for a step in stacks of
+"""Clients a stack has room for. 60 of PreResNet18 on an H200, bf16, batch 64, ms for a step in stacks of
 10, 20, 30 and 60: 19.1, 13.7, 20.3 and 12.6 at 1/8 (8 channels: four make 32, which only 20 and 60 allow), 10.3 and
 11.7 with 10 and 20 at 1/16 (4 channels: neither allows eight)."""
 

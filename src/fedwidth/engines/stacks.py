@@ -157,7 +157,7 @@ class Stacks:
     def _room(self, size: Size, sub: SubLayout, clients: int) -> int:
         """Rows of a stack for so many clients."""
         most = max(1, MOST_NUMBERS[self.device.type] // sub.size)
-        if self.merges:  # the same for any cohort: a step is captured for every number of rows that take part
+        if self.merges:  # the same for any cohort, so that captured steps serve the next one
             room = min(most, rows_for(sub.shapes.values()))
             return min(room, self.most.get(size, room))
         parts = -(-clients // most)
