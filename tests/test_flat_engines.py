@@ -12,10 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedwidth
 from fedwidth.config import read_settings
+from fedwidth.data import Transform
 from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.flat import Layout, SubLayout
 from fedwidth.engines.flat_engine import FlatEngine
 from fedwidth.engines.flat_sums import FlatSum, average_flat, check_finite
+from fedwidth.engines.samples import Samples
 from fedwidth.engines.slot import Slot
 from fedwidth.engines.stack import Stack
 from fedwidth.errors import ClientError, UpdateError
@@ -448,3 +450,23 @@ def test_stacked_clients_of_unequal_size_agree_with_the_serial_engine():
     one, many = (run(settings, name) for name in ("serial", "vectorised"))
     worst = max(float((one.server.state[n] - many.server.state[n]).abs().max()) for n in one.server.state)
     assert worst < 1e-9
+
+
+def test_orders_and_draws_are_replaced_together_or_not_at_all(monkeypatch):
+    settings = read_settings("quickstart", ["rounds=1", "training.batch_size=4"]).main
+    trainer = Experiment(settings).trainer
+    flipped = replace(trainer.data, transform=Transform((0.5,), (0.5,), flip=True))
+    held = Samples(replace(trainer, data=flipped))
+    real, orders, draws = torch.zeros, [torch.zeros(3, 4, dtype=torch.long)], [torch.ones(3, 4, 3, dtype=torch.long)]
+
+    def zeros(*shape, **options):
+        if len(shape) == 3:
+            raise torch.OutOfMemoryError("no room")
+        return real(*shape, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", zeros)
+        with pytest.raises(torch.OutOfMemoryError):
+            held.hold(orders, draws)
+    assert held.hold(orders, draws) == ([0], True)
+    assert held.draws[:3].eq(1).all()
