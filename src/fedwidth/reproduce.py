@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,11 @@ from fedwidth.reproduce_jobs import (
     PACKED_CHECKPOINTS,
     Job,
     anywhere,
-    experiment_key,
     list_jobs,
     title_of,
 )
 from fedwidth.reproduce_time import count_seconds_left, make_teller, show_time_left
-from fedwidth.results import UNFINISHED, Record, append_record, make_record, read_all
+from fedwidth.results import UNFINISHED, Record, append_record, key_of, make_record, read_all
 from fedwidth.results_markdown import plural
 from fedwidth.results_time import count_steps
 from fedwidth.shelf import Shelf
@@ -69,8 +68,8 @@ def reproduce(
     if packed:
         for job in jobs:
             check_for_packing(job.settings)
-    recorded = {(experiment_key(record.settings), record.seed) for record in read_all(results)}
-    open_jobs = [job for job in jobs if (experiment_key(asdict(job.settings)), job.settings.seed) not in recorded]
+    recorded = {(key_of(record.settings), record.seed) for record in read_all(results)}
+    open_jobs = [job for job in jobs if (job.key, job.settings.seed) not in recorded]
     for device in {job.settings.device for job in open_jobs}:
         find_device(device)  # one this machine lacks is refused before anything is said
     say(f"{plural(len(jobs), 'run')}, {len(jobs) - len(open_jobs)} recorded; {show_time_left(open_jobs, results)}")

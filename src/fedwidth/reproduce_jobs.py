@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fedwidth.config import identity, read_settings, recipe_names
-from fedwidth.results import experiment_of
+from fedwidth.results import key_of
 from fedwidth.settings import Settings
 
 CHECKPOINTS, PACKED_CHECKPOINTS = 25, 4
@@ -30,6 +28,11 @@ class Job:
     def title(self) -> str:
         """For people."""
         return f"{self.table} {self.label}, seed {self.settings.seed}"
+
+    @property
+    def key(self) -> str:
+        """What makes a run the one a table asks for: wherever it was made, and for whichever table (some ask twice)."""
+        return key_of(asdict(self.settings))
 
 
 def list_jobs(
@@ -57,11 +60,6 @@ def list_jobs(
                 name = f"seed-{seed}-{identity(anywhere(settings))[:8]}"
                 found.append((place, Job(table, run.label, settings, work / table / run.label / name)))
     return [job for _, job in sorted(found, key=lambda pair: pair[0])]
-
-
-def experiment_key(settings: Mapping[str, Any]) -> str:
-    """What makes a run the one a table asks for: wherever it was made, and for whichever table (some ask twice)."""
-    return json.dumps(experiment_of(settings), sort_keys=True)
 
 
 def title_of(jobs: Sequence[Job]) -> str:

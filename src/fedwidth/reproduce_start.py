@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -15,7 +14,7 @@ from fedwidth.errors import OptionError
 from fedwidth.experiment import Stopped
 from fedwidth.parts import find_device
 from fedwidth.reproduce import settle
-from fedwidth.reproduce_jobs import Job, experiment_key, list_jobs
+from fedwidth.reproduce_jobs import Job, list_jobs
 from fedwidth.reproduce_time import show_time
 from fedwidth.results import hardware
 from fedwidth.results_markdown import plural
@@ -57,9 +56,9 @@ def _choose(tables: Sequence[str], rounds: int, *, only: Sequence[str], changes:
     jobs = []
     for table in dict.fromkeys(tables):
         mine = list_jobs([table], only=only, seeds=[], changes=changes, work=Path())
-        given = {job.label: job for job in list_jobs([table], only=only, seeds=[], changes=[], work=Path())}
+        given = {job.label: job.key for job in list_jobs([table], only=only, seeds=[], changes=[], work=Path())}
         mine = mine if only else mine[:1]
-        if any(_key(job) != _key(given[job.label]) for job in mine):
+        if any(job.key != given[job.label] for job in mine):
             raise OptionError("--start notes recipes as they are: change only device, engine and the like with --set")
         jobs += mine
     for job in jobs:
@@ -70,10 +69,6 @@ def _choose(tables: Sequence[str], rounds: int, *, only: Sequence[str], changes:
                 " run and record them all"
             )
     return jobs
-
-
-def _key(job: Job) -> str:
-    return experiment_key(asdict(job.settings))
 
 
 def _start(

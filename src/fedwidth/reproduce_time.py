@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedwidth import folder as folders
-from fedwidth.reproduce_jobs import Job, experiment_key, title_of
+from fedwidth.reproduce_jobs import Job, title_of
 from fedwidth.results import read_all
 from fedwidth.results_time import estimate_seconds
 
@@ -53,10 +52,9 @@ def count_seconds_left(jobs: Sequence[Job], results: Path) -> float | None:
         if lines:
             total += lines[-1]["seconds"] / len(lines) * (job.settings.rounds - len(lines))
             continue
-        alike = experiment_key(asdict(job.settings))
-        if alike not in known:
-            known[alike] = estimate_seconds(job.settings, records)
-        expected = known[alike]
+        if job.key not in known:
+            known[job.key] = estimate_seconds(job.settings, records)
+        expected = known[job.key]
         if expected is None:
             return None
         total += expected
