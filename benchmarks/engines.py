@@ -177,23 +177,22 @@ def training_spans() -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]
     if not torch.cuda.is_available():
         yield spans
         return
-    gather, join = slots.batches_of, slots.Slots._join
+    train, join = slots.Slots._train_wave, slots.Slots._join
 
-    def begin(jobs):
-        batches = gather(jobs)
+    def begin(crew, wave):
         spans.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
         spans[-1][0].record()
-        return batches
+        return train(crew, wave)
 
     def end(crew, wave):
         join(crew, wave)
         spans[-1][1].record()
 
-    slots.batches_of, slots.Slots._join = begin, end
+    slots.Slots._train_wave, slots.Slots._join = begin, end
     try:
         yield spans
     finally:
-        slots.batches_of, slots.Slots._join = gather, join
+        slots.Slots._train_wave, slots.Slots._join = train, join
 
 
 def main() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
+from fedwidth.client import Trainer
 from fedwidth.engines.faults import out_of_memory
-from fedwidth.engines.jobs import Done, Job
+from fedwidth.engines.jobs import Done, Job, Order
 from fedwidth.index import Index
 
 Outcome = TypeVar("Outcome")
@@ -30,6 +31,9 @@ class Crew(Protocol):
         They may still be under way on the device. Behind the last one (`settle`) it has done with them all, and what is
         not finite was refused.
         """
+
+    def gather(self, trainer: Trainer, orders: Sequence[Order]) -> None:
+        """Make ready what clients of a round to come will train on, where that can be done beforehand."""
 
     def shrink(self) -> None:
         """Give memory back, and do with less from now on."""

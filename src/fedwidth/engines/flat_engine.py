@@ -108,10 +108,10 @@ class FlatEngine:
         """Add the trained clients to the sums as they come."""
         answers = Answers()
         for done in trained:
-            steps = len(done.job.order)
+            steps = len(done.job.order.lengths)
             with named("add", done.job.round, done.job.task):
                 self._add(sums[done.job.task.index.key], done, steps)
-            answers.passes.append(sum(done.job.lengths))
+            answers.passes.append(sum(done.job.order.lengths))
             answers.losses.append(done.loss_sum / steps)
         if self.trainer.method.aggregate_with is not average:
             for cohort in sums.values():
@@ -128,6 +128,7 @@ class FlatEngine:
     def prepare(self, tasks: Sequence[Task], round: int) -> None:
         """Prepare a round to come: neither the positions of its sub-models nor the orders of samples need a state."""
         orders = orders_of(self.trainer, tasks, round)
+        self.crew.gather(self.trainer, orders)
         self._prepared = Prepared(tasks, round, self._make_sums(tasks, round), orders)
 
     def _work_ahead(self) -> None:

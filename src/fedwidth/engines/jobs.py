@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,19 @@ NOBODY = -1
 """In an order: no sample (a last batch is short)."""
 
 
+class Order(NamedTuple):
+    """What a client trains on in a round, whatever state it begins with."""
+
+    samples: Tensor
+    """Sample numbers of each step [steps, batch], on the CPU; `NOBODY` where a batch is short."""
+    lengths: tuple[int, ...]
+    """Samples in each batch."""
+    draws: Tensor | None
+    """Augmentation of each sample [steps, batch, 3], or None."""
+    absent: Tensor | None
+    """True for the classes it lacks, on the device; None where nothing is masked."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One client's local training."""
@@ -31,11 +45,7 @@ class Job:
     sub: SubLayout
     start: Tensor
     """The sub-model as a vector; not to be written to."""
-    order: Tensor
-    """Sample numbers of each step [steps, batch], on the CPU; `NOBODY` where a batch is short."""
-    draws: Tensor | None
-    """Augmentation of each sample [steps, batch, 3], or None."""
-    absent: Tensor | None
+    order: Order
     learning_rate: float
     round: int
     others: Mapping[str, Tensor] = field(default_factory=dict)
@@ -47,11 +57,6 @@ class Job:
     def size(self) -> Size:
         """What shares a shape, and so a captured step or a stack."""
         return size_of(self.task)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Samples in each batch."""
-        return tuple((self.order != NOBODY).sum(1).tolist())
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,15 @@ def order_of(samples: Tensor, settings: TrainingSettings, generator: torch.Gener
     return torch.cat(epochs).view(-1, settings.batch_size)[:steps]
 
 
+def lengths_of(order: Tensor) -> tuple[int, ...]:
+    """Samples in each batch of an order.
+
+    >>> lengths_of(torch.tensor([[9, 7], [8, NOBODY]]))
+    (2, 1)
+    """
+    return tuple((order != NOBODY).sum(1).tolist())
+
+
 def draws_of(order: Tensor, trainer: Trainer, client: int, round: int) -> Tensor | None:
     """The serial engine's random crops and flips for these batches."""
     transform = trainer.data.transform
@@ -94,23 +108,20 @@ def draws_of(order: Tensor, trainer: Trainer, client: int, round: int) -> Tensor
         return None
     generator = torch_generator(trainer.settings.seed, "augment", round, client)
     result = torch.zeros(*order.shape, 3, dtype=torch.long)
-    for row, length in zip(result, (order != NOBODY).sum(1).tolist(), strict=True):
+    for row, length in zip(result, lengths_of(order), strict=True):
         row[:length] = transform.draw(length, generator)
     return result
 
 
-Order = tuple[Tensor, Tensor | None]
-"""A client's `order` and `draws`."""
-
-
 def orders_of(trainer: Trainer, tasks: Sequence[Task], round: int) -> list[Order]:
-    """What each client draws from (seed, round, client): needs no device and no state, so may be done beforehand."""
+    """What each client draws from (seed, round, client): needs no state, so may be done beforehand."""
     settings = trainer.settings
     found = []
-    for task in tasks:
+    for task, absent in zip(tasks, _absent(trainer, tasks), strict=True):
         generator = torch_generator(settings.seed, "order", round, task.client)
-        order = order_of(trainer.partition[task.client], settings.training, generator)
-        found.append((order, draws_of(order, trainer, task.client, round)))
+        samples = order_of(trainer.partition[task.client], settings.training, generator)
+        draws = draws_of(samples, trainer, task.client, round)
+        found.append(Order(samples, lengths_of(samples), draws, absent))
     return found
 
 
@@ -126,10 +137,9 @@ def make_jobs(
     """A job for every task, in task order."""
     settings = trainer.settings
     rate = learning_rate(settings.training, round, settings.rounds)
-    absent = _absent(trainer, tasks)
     return [
-        Job(trainer, task, sub, start, order, draws, lacks, rate, round)
-        for task, sub, start, (order, draws), lacks in zip(tasks, subs, starts, orders, absent, strict=True)
+        Job(trainer, task, sub, start, order, rate, round)
+        for task, sub, start, order in zip(tasks, subs, starts, orders, strict=True)
     ]
 
 
@@ -141,20 +151,3 @@ def _absent(trainer: Trainer, tasks: Sequence[Task]) -> list[Tensor | None]:
     known = [each for each in lacks if each is not None]
     moved = iter(send(torch.stack(known), trainer.device)) if known else iter(())
     return [None if each is None else next(moved) for each in lacks]
-
-
-def batches_of(jobs: Sequence[Job]) -> list[list[tuple[Tensor, Tensor]]]:
-    """(inputs, targets) of every step of every job, gathered, augmented and normalised in one go on the device."""
-    trainer = jobs[0].trainer
-    split, device = trainer.data.train, trainer.device
-    present = [job.order != NOBODY for job in jobs]
-    chosen = send(torch.cat([job.order[here] for job, here in zip(jobs, present, strict=True)]), device)
-    drawn = None
-    if jobs[0].draws is not None:
-        drawn = send(torch.cat([job.draws[here] for job, here in zip(jobs, present, strict=True)]), device)  # type: ignore[index]
-    inputs = trainer.data.transform(split.inputs[chosen], drawn is not None, draws=drawn)
-    targets = split.targets[chosen].long()
-    lengths = [job.lengths for job in jobs]
-    cuts = [length for own in lengths for length in own]
-    pairs = iter(list(zip(torch.split(inputs, cuts), torch.split(targets, cuts), strict=True)))
-    return [[next(pairs) for _ in own] for own in lengths]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedwidth.client import Trainer, absent_classes, learning_rate
-from fedwidth.engines.jobs import NOBODY, draws_of, order_of
+from fedwidth.engines.jobs import draws_of, lengths_of, order_of
 from fedwidth.engines.lots import Lot
 from fedwidth.methods import Task
 from fedwidth.randomness import torch_generator
@@ -62,7 +62,7 @@ class Orders:
             self.numbers[key] = len(self.orders)
             self.orders.append(order)
             self.draws.append(draws_of(order, trainer, client, round))
-            self.lengths.append(tuple((order != NOBODY).sum(1).tolist()))
+            self.lengths.append(lengths_of(order))
         return self.numbers[key]
 
 

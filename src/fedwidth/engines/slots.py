@@ -15,12 +15,12 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedwidth.client import Trainer, dropout_seed
+from fedwidth.engines.batches import Batches, Gathered
 from fedwidth.engines.faults import free_memory, named, out_of_memory
 from fedwidth.engines.flat_sums import check_finite
-from fedwidth.engines.jobs import Done, Job, Size, batches_of
+from fedwidth.engines.jobs import Done, Job, Order, Size
 from fedwidth.engines.slot import Slot
 from fedwidth.engines.slot_making import channels_last, make_slot
 from fedwidth.errors import UpdateError
@@ -30,7 +30,6 @@ from fedwidth.methods import Task
 LAUNCHERS = 10
 """Threads that launch captured steps."""
 
-Batches = list[tuple[Tensor, Tensor]]
 Wave = list[tuple[Job, Slot]]
 
 
@@ -56,6 +55,7 @@ class Slots:
         """The most slots of one size that were asked for."""
         self._slots: dict[Size, list[Slot]] = {}
         self._threads = ThreadPoolExecutor(LAUNCHERS) if self.device.type == "cuda" else None
+        self._gathered = Gathered()
         self.meanwhile: Callable[[], None] = lambda: None
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
@@ -69,6 +69,7 @@ class Slots:
             wave, batches = self._train_first(left)
             del left[: len(wave)]
             if not left:
+                self._gathered.clear()  # a round that came otherwise than expected has left some
                 try:
                     self.meanwhile()  # the caller's stream is still free, so what it queues runs beside the training
                 finally:
@@ -82,6 +83,10 @@ class Slots:
             _check_finite(sent)  # waits for the device
             sent.clear()  # the next wave may need the slots' memory
 
+    def gather(self, trainer: Trainer, orders: Sequence[Order]) -> None:
+        """Gather the batches of a round to come."""
+        self._gathered.add(trainer, orders)
+
     @property
     def can_shrink(self) -> bool:
         """Whether there is more than one slot to do with."""
@@ -91,6 +96,7 @@ class Slots:
         """Give memory and threads back."""
         if self._threads is not None:
             self._threads.shutdown()
+        self._gathered.clear()
         with suppress(RuntimeError):  # what broke the device was said already
             free_memory(self.device, self._slots.clear)
         self._slots.clear()
@@ -146,12 +152,13 @@ class Slots:
         else:
             self.most = max(1, min(self.most, sum(map(len, self._slots.values()))) // 2)
             left = f"{self.most} for all widths together"
+        self._gathered.clear()
         free_memory(self.device, self._slots.clear)
         warnings.warn(f"out of memory on {self.device}: the cuda engine goes on with fewer slots, {left}", stacklevel=2)
 
     def _train_wave(self, wave: Wave) -> list[Batches]:
         """Queue the whole training of a wave's clients, each on its slot's stream; their batches."""
-        batches = batches_of([job for job, _ in wave])
+        batches = self._gathered.take([job for job, _ in wave])
         work = [(job, slot, own) for (job, slot), own in zip(wave, batches, strict=True)]
         # Launching a graph of hundreds of kernels keeps a processor busy for longer than narrow models need to train,
         # and happens outside Python's lock: several threads launch side by side.
@@ -162,7 +169,11 @@ class Slots:
                 with named("train", job.round, job.task, run=job.run), slot.place.queue():
                     seed = dropout_seed(job.trainer.settings.seed, job.round, job.task.client)
                     slot.begin(
-                        job.start, learning_rate=job.learning_rate, absent=job.absent, seed=seed, others=job.others
+                        job.start,
+                        learning_rate=job.learning_rate,
+                        absent=job.order.absent,
+                        seed=seed,
+                        others=job.others,
                     )
                     slot.prepare(own)
                 if at_once:

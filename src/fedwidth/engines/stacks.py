@@ -23,7 +23,7 @@ from fedwidth.client import Trainer
 from fedwidth.engines.faults import named, out_of_memory
 from fedwidth.engines.flat import SubLayout
 from fedwidth.engines.flat_sums import check_rows
-from fedwidth.engines.jobs import Done, Job, Size
+from fedwidth.engines.jobs import Done, Job, Order, Size
 from fedwidth.engines.lots import Group, Lot, Portion, Shape
 from fedwidth.engines.samples import Samples
 from fedwidth.engines.stack import Stack
@@ -68,8 +68,8 @@ class Stacks:
 
     def _train(self, jobs: Sequence[Job]) -> dict[int, Done]:
         """The trained clients by number."""
-        first = self.hold([job.order for job in jobs], [job.draws for job in jobs])
-        lengths = [job.lengths for job in jobs]
+        first = self.hold([job.order.samples for job in jobs], [job.order.draws for job in jobs])
+        lengths = [job.order.lengths for job in jobs]
         groups: dict[Shape, list[int]] = {}
         for number, job in enumerate(jobs):
             groups.setdefault((job.size, lengths[number] if self.coupled else None), []).append(number)
@@ -83,7 +83,7 @@ class Stacks:
                 [first[n] for n in numbers],
                 [len(lengths[n]) for n in numbers],
                 [job.learning_rate for job in members],
-                [job.absent for job in members],
+                [job.order.absent for job in members],
                 batches or (max(max(lengths[n]) for n in numbers),),
             )
             rows = torch.stack([job.start for job in members])
@@ -95,6 +95,9 @@ class Stacks:
             for number, row, loss in zip(numbers, group.rows, group.losses, strict=True):
                 done[number] = Done(jobs[number], row, loss, jobs[number].others)
         return done
+
+    def gather(self, trainer: Trainer, orders: Sequence[Order]) -> None:
+        """Nothing: stacks read each batch from the whole training set."""
 
     def hold(self, orders: Sequence[Tensor], draws: Sequence[Tensor | None]) -> list[int]:
         """Put the orders of a round's clients where the stacks read them: the first row of each."""

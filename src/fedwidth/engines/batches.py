@@ -1,0 +1,67 @@
+"""The batches of a round's clients on the device, gathered while it still trains the round before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedwidth.client import Trainer
+from fedwidth.engines.flat import send
+from fedwidth.engines.jobs import NOBODY, Job, Order
+
+MOST_AHEAD = 2**28
+"""Bytes of inputs that may wait for their round: ten clients with 500 pictures of 32 x 32 have 61 million."""
+
+Batches = list[tuple[Tensor, Tensor]]
+"""Inputs and targets of each step of a client."""
+
+
+class Gathered:
+    """Batches made beforehand. They are nobody's state: what is missing here is gathered when it is needed."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[Order, Batches]] = {}
+        """By identity of the order, which is held too: no other one can take its address."""
+        self._room = MOST_AHEAD
+        self._each = 0
+        """Bytes of one sample's inputs."""
+
+    def add(self, trainer: Trainer, orders: Sequence[Order]) -> None:
+        """Gather what these clients will train on, if there is room for all of them."""
+        if not self._each:
+            one = trainer.data.transform(trainer.data.train.inputs[:1])
+            self._each = one.numel() * one.element_size()
+        needed = self._each * sum(sum(order.lengths) for order in orders)
+        if needed <= self._room:
+            self._room -= needed
+            held = zip(orders, batches_of(trainer, orders), strict=True)
+            self._held |= {id(order): (order, batches) for order, batches in held}
+
+    def take(self, jobs: Sequence[Job]) -> list[Batches]:
+        """The batches of these clients; they are let go of here."""
+        if all(id(job.order) in self._held for job in jobs):
+            return [self._held.pop(id(job.order))[1] for job in jobs]
+        return batches_of(jobs[0].trainer, [job.order for job in jobs])
+
+    def clear(self) -> None:
+        """Let go of all: of those nobody came for, and where the device needs the memory."""
+        self._held.clear()
+        self._room = MOST_AHEAD
+
+
+def batches_of(trainer: Trainer, orders: Sequence[Order]) -> list[Batches]:
+    """(inputs, targets) of every step of every client, gathered, augmented and normalised in one go on the device."""
+    split, device = trainer.data.train, trainer.device
+    present = [order.samples != NOBODY for order in orders]
+    chosen = send(torch.cat([order.samples[here] for order, here in zip(orders, present, strict=True)]), device)
+    drawn = None
+    if orders[0].draws is not None:
+        draws = [order.draws[here] for order, here in zip(orders, present, strict=True)]  # type: ignore[index]
+        drawn = send(torch.cat(draws), device)
+    inputs = trainer.data.transform(split.inputs[chosen], drawn is not None, draws=drawn)
+    targets = split.targets[chosen].long()
+    cuts = [length for order in orders for length in order.lengths]
+    pairs = iter(list(zip(torch.split(inputs, cuts), torch.split(targets, cuts), strict=True)))
+    return [[next(pairs) for _ in order.lengths] for order in orders]
