@@ -84,6 +84,14 @@ def test_what_was_gathered_for_others_is_not_taken():
     assert not store._held
 
 
+def test_only_what_is_missing_is_gathered_again(gathered):
+    run, store = experiment(), Gathered()
+    jobs = jobs_of(run, [1, 2, 3, 4], 0)
+    store.add(run.trainer, [jobs[2].order, jobs[0].order])
+    assert equal(store.take(jobs), batches_of(run.trainer, [job.order for job in jobs]))
+    assert gathered == [2, 2]
+
+
 def test_they_fit_what_each_client_draws_by_hand():
     run = experiment("training.augment=false")
     (job,) = jobs_of(run, [7], 2)

@@ -11,7 +11,7 @@ from fedwidth.client import Trainer
 from fedwidth.engines.flat import send
 from fedwidth.engines.jobs import NOBODY, Job, Order
 
-MOST_AHEAD = 2**28
+MOST_AHEAD = 2**29
 """Bytes of inputs that may wait for their round: ten clients with 500 pictures of 32 x 32 have 61 million."""
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -41,9 +41,9 @@ class Gathered:
 
     def take(self, jobs: Sequence[Job]) -> list[Batches]:
         """The batches of these clients; they are let go of here."""
-        if all(id(job.order) in self._held for job in jobs):
-            return [self._held.pop(id(job.order))[1] for job in jobs]
-        return batches_of(jobs[0].trainer, [job.order for job in jobs])
+        missing = [job.order for job in jobs if id(job.order) not in self._held]
+        made = iter(batches_of(jobs[0].trainer, missing) if missing else ())
+        return [self._held.pop(id(job.order))[1] if id(job.order) in self._held else next(made) for job in jobs]
 
     def clear(self) -> None:
         """Let go of all: of those nobody came for, and where the device needs the memory."""
