@@ -1,22 +1,30 @@
 """Batches of the next round are gathered while this one trains: when, for whom, and that it changes no bit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fedwidth.client import batches
 from fedwidth.config import read_settings
+from fedwidth.data import Transform, load
 from fedwidth.engines import batches as gathering
 from fedwidth.engines import make_engine
 from fedwidth.engines.batches import Gathered, batches_of
+from fedwidth.engines.flat_engine import FlatEngine
 from fedwidth.engines.jobs import make_jobs, orders_of
+from fedwidth.engines.slots import Slots
 from fedwidth.experiment import Experiment
+from fedwidth.randomness import torch_generator
+from fedwidth.together import run_together
 from small_runs import same
 
 CHANGES = ["rounds=4", "evaluation.every=4", "training.batch_size=20", "data.clients=12", "devices.per_round=5"]
 CHANGES += ["model.options={widths=[4,8]}", "devices.capacities=a1-b1", "devices.dynamic=true", "engine=cuda"]
 
 
-def experiment(*changes):
-    return Experiment(read_settings("quickstart", [*CHANGES, *changes]).main)
+def experiment(*changes, data=None):
+    return Experiment(read_settings("quickstart", [*CHANGES, *changes]).main, data=data)
 
 
 @pytest.fixture
@@ -92,37 +100,145 @@ def test_only_what_is_missing_is_gathered_again(gathered):
     assert gathered == [2, 2]
 
 
-def test_they_fit_what_each_client_draws_by_hand():
-    run = experiment("training.augment=false")
+def test_they_are_what_the_serial_engine_takes_batch_by_batch_augmented_as_there():
+    digits = load("digits")
+    data = replace(digits, transform=Transform((0.3,), (0.5,), scale=digits.transform.scale, padding=1, flip=True))
+    run = Experiment(read_settings("quickstart", CHANGES).main, data=data)
     (job,) = jobs_of(run, [7], 2)
-    (((inputs, targets), *_),) = batches_of(run.trainer, [job.order])
-    samples = job.order.samples[0]
-    assert torch.equal(targets, run.data.train.targets[samples])
-    assert torch.equal(inputs, run.data.transform(run.data.train.inputs[samples]))
-    assert sum(job.order.lengths) == len(run.partition[7])
+    (found,) = batches_of(run.trainer, [job.order])
+    order, augment = (torch_generator(run.settings.seed, what, 2, 7) for what in ("order", "augment"))
+    expected = list(batches(run.partition[7], run.settings.training, order))
+    assert len(found) == len(expected) > 1
+    for (inputs, targets), samples in zip(found, expected, strict=True):
+        augmented, answers = data.batch(data.train, samples, train=True, generator=augment)
+        assert torch.equal(inputs, augmented)
+        assert torch.equal(targets, answers)
+        assert not torch.equal(inputs, data.batch(data.train, samples)[0])
 
 
-def test_room_is_for_one_round(monkeypatch):
-    run, store = experiment(), Gathered()
-    (job,) = jobs_of(run, [1], 0)
-    each = run.data.transform(run.data.train.inputs[:1])
-    needed = each.numel() * each.element_size() * sum(job.order.lengths)
-    monkeypatch.setattr(gathering, "MOST_AHEAD", needed)
-    store.clear()
+def test_room_counts_inputs_and_targets_and_is_for_one_round(monkeypatch):
+    run = experiment()
+    (job,), (other,) = jobs_of(run, [1], 0), jobs_of(run, [1], 1)
+    samples, pixels = len(run.partition[1]), 8 * 8  # digits in single precision, and a label of eight bytes
+    monkeypatch.setattr(gathering, "MOST_AHEAD", samples * (4 * pixels + 8))
+    store = Gathered()
     store.add(run.trainer, [job.order])
-    (other,) = jobs_of(run, [1], 1)
     store.add(run.trainer, [other.order])
     assert [order for order, _ in store._held.values()] == [job.order]
     store.clear()
     store.add(run.trainer, [other.order])
     assert [order for order, _ in store._held.values()] == [other.order]
+    monkeypatch.setattr(gathering, "MOST_AHEAD", samples * (4 * pixels + 8) - 1)
+    store = Gathered()
+    store.add(run.trainer, [job.order])
+    assert len(store) == 0
 
 
-def test_a_crew_that_must_shrink_lets_go_of_them():
+def test_what_nobody_came_for_gives_its_room_back(monkeypatch, gathered):
+    sizes = {len(share) for share in experiment("data.partition=iid", "data.partition_options={}").partition}
+    monkeypatch.setattr(gathering, "MOST_AHEAD", 5 * max(sizes) * (4 * 64 + 8))
+    run, ended = experiment("data.partition=iid", "data.partition_options={}", "rounds=6"), []
+    run.run(on_round=lambda _: ended.append(sum(gathered)))
+    assert ended == [10, 15, 20, 25, 30, 30]  # room for one round is enough to be ahead in all
+
+
+@pytest.mark.parametrize("engine", ["serial", "cuda", "vectorised"])
+def test_a_round_to_come_may_have_no_clients(engine):
+    result = experiment("devices.per_round=1", "devices.excluded=[0.5]", "rounds=8", f"engine={engine}").run()
+    cohorts = [line["clients"] for line in result.metrics]
+    assert [] in cohorts[1:]
+    assert any(cohorts)
+
+
+def test_tasks_that_come_otherwise_than_expected_are_gathered_anew(gathered):
+    run, fresh = experiment(), experiment()
+    engine, other = make_engine(run.trainer), make_engine(fresh.trainer)
+    state = run._first_state
+
+    def tasks(clients, round):
+        return run.method.assign(run.plan, [(client, 1.0) for client in clients], round)
+
+    engine.run(state, tasks([0, 1], 0), 0)
+    for prepared, coming, round in [([2, 3], [4, 5], 1), ([2, 3], None, 2)]:
+        expecting = tasks(prepared, 1)
+        engine.prepare(expecting, 1)
+        come = tasks(coming, round) if coming else expecting  # other clients, and the same ones in another round
+        sums, report = engine.run(state, come, round)
+        expected, reported = other.run(state, list(come), round)
+        assert report == reported
+        assert all(torch.equal(a.flat_mean, b.flat_mean) for a, b in zip(sums, expected, strict=True))
+
+
+def memory(monkeypatch, fails):
+    """Training fails for want of memory where `fails(crew)` says so."""
+    train = Slots._train_wave
+
+    def train_wave(crew, wave):
+        if fails(crew):
+            raise torch.OutOfMemoryError("out of memory")
+        return train(crew, wave)
+
+    monkeypatch.setattr(Slots, "_train_wave", train_wave)
+
+
+def test_without_memory_they_go_before_any_slot_does(monkeypatch, recwarn):
+    expected = experiment("slots=2").run()
+    memory(monkeypatch, lambda crew: len(crew._gathered) > 0)
+    found = experiment("slots=2").run()
+    assert same(expected.server.state, found.server.state)
+    assert not recwarn.list
+
+
+def test_one_slot_alone_does_without_them_too(monkeypatch):
+    run = experiment("slots=1")
+    expected = experiment("slots=1").run()
+    memory(monkeypatch, lambda crew: len(crew._gathered) > 0)
+    engine = make_engine(run.trainer)
+    engine.crew.most = 1  # for all widths together
+    assert same(expected.server.state, run.run(engine=engine).server.state)
+
+
+def test_then_slots_go_and_nothing_is_gathered_ahead_any_more(monkeypatch, gathered):
+    run, late = experiment("slots=2", "devices.capacities=a1"), []
+    memory(monkeypatch, lambda crew: len(crew._gathered) > 0 or (len(late) > 1 and crew.per_size > 1))
+    with pytest.warns(UserWarning, match="fewer slots, 1 a width"):
+        run.run(on_round=late.append)
+    # Round 1 in three waves; round 2 was gathered ahead, and again in waves without memory for both; from then on in
+    # waves, of one client each since there is one slot.
+    assert gathered == [2, 2, 1, 5, 2, 2, 1, *[1] * 10]
+
+
+def test_what_does_not_fit_while_preparing_is_made_later(monkeypatch):
+    expected = experiment().run()
+
+    def fail(store, trainer, orders):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(Gathered, "add", fail)
+    prepared = []
+    take = FlatEngine._take_prepared
+
+    def taking(engine, tasks, round):
+        prepared.append(engine._prepared is not None)
+        return take(engine, tasks, round)
+
+    monkeypatch.setattr(FlatEngine, "_take_prepared", taking)
+    assert same(expected.server.state, experiment().run().server.state)
+    assert prepared == [False, True, True, True]  # positions and orders were ready all the same
+
+
+def test_a_closed_crew_holds_none():
     run = experiment()
     engine = make_engine(run.trainer)
     engine.crew.gather(run.trainer, [job.order for job in jobs_of(run, [1, 2], 0)])
-    assert engine.crew._gathered._held
-    with pytest.warns(UserWarning, match="fewer slots"):
-        engine.crew.shrink()
-    assert not engine.crew._gathered._held
+    assert len(engine.crew._gathered) == 2
+    engine.close()
+    assert len(engine.crew._gathered) == 0
+
+
+def test_a_pack_gathers_for_runs_that_train_and_not_for_their_equals(gathered):
+    changes = ["devices.capacities=a1", "slots=2"]
+    first = experiment(*changes)
+    runs = [first, *(experiment(*changes, f"method.name={name}", data=first.data) for name in ("heterofl", "fedavg"))]
+    run_together(runs)
+    assert sum(gathered) == 4 * 5  # four rounds of five clients, once for all three

@@ -11,8 +11,9 @@ from fedwidth.client import Trainer
 from fedwidth.engines.flat import send
 from fedwidth.engines.jobs import NOBODY, Job, Order
 
-MOST_AHEAD = 2**29
-"""Bytes of inputs that may wait for their round: ten clients with 500 pictures of 32 x 32 have 61 million."""
+MOST_AHEAD = 2**28
+"""Bytes that may wait for their round, also during an evaluation: ten clients with 500 pictures of 32 x 32 have 61
+million. While they are normalised they take up to three times as much."""
 
 Batches = list[tuple[Tensor, Tensor]]
 """Inputs and targets of each step of a client."""
@@ -24,31 +25,40 @@ class Gathered:
     def __init__(self) -> None:
         self._held: dict[int, tuple[Order, Batches]] = {}
         """By identity of the order, which is held too: no other one can take its address."""
-        self._room = MOST_AHEAD
+        self._limit = self._room = MOST_AHEAD
         self._each = 0
-        """Bytes of one sample's inputs."""
+        """Bytes of one sample's inputs and targets."""
+
+    def __len__(self) -> int:
+        """How many clients' batches are held."""
+        return len(self._held)
 
     def add(self, trainer: Trainer, orders: Sequence[Order]) -> None:
         """Gather what these clients will train on, if there is room for all of them."""
         if not self._each:
-            one = trainer.data.transform(trainer.data.train.inputs[:1])
-            self._each = one.numel() * one.element_size()
+            one = trainer.data.transform(trainer.data.train.inputs[:1]), trainer.data.train.targets[:1].long()
+            self._each = sum(part.numel() * part.element_size() for part in one)
         needed = self._each * sum(sum(order.lengths) for order in orders)
-        if needed <= self._room:
-            self._room -= needed
+        if orders and needed <= self._room:  # in a round to come all clients may be excluded
             held = zip(orders, batches_of(trainer, orders), strict=True)
             self._held |= {id(order): (order, batches) for order, batches in held}
+            self._room -= needed
 
     def take(self, jobs: Sequence[Job]) -> list[Batches]:
-        """The batches of these clients; they are let go of here."""
+        """The batches of these clients, which are not held here any longer."""
         missing = [job.order for job in jobs if id(job.order) not in self._held]
         made = iter(batches_of(jobs[0].trainer, missing) if missing else ())
         return [self._held.pop(id(job.order))[1] if id(job.order) in self._held else next(made) for job in jobs]
 
     def clear(self) -> None:
-        """Let go of all: of those nobody came for, and where the device needs the memory."""
+        """Let go of those nobody came for."""
         self._held.clear()
-        self._room = MOST_AHEAD
+        self._room = self._limit
+
+    def stop(self) -> None:
+        """Let go of all and gather nothing ahead from now on: the device needs the memory."""
+        self._limit = 0
+        self.clear()
 
 
 def batches_of(trainer: Trainer, orders: Sequence[Order]) -> list[Batches]:

@@ -128,8 +128,8 @@ class FlatEngine:
     def prepare(self, tasks: Sequence[Task], round: int) -> None:
         """Prepare a round to come: neither the positions of its sub-models nor the orders of samples need a state."""
         orders = orders_of(self.trainer, tasks, round)
-        self.crew.gather(self.trainer, orders)
         self._prepared = Prepared(tasks, round, self._make_sums(tasks, round), orders)
+        self.crew.gather(self.trainer, orders)  # last: what needs the most memory may be left out
 
     def _work_ahead(self) -> None:
         coming = self.ahead()

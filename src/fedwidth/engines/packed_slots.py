@@ -37,6 +37,8 @@ class SlotPack:
         self._engines = {id(trainer): FlatEngine(trainer, self.crew, shapes) for trainer in trainers}
         self.crew.meanwhile = self._work_ahead
         self._ahead = ahead
+        self._at_work: set[int] = set()
+        """Whose clients train in this round: of runs that are equal so far, one."""
 
     def train(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
         """The averaged states and what the clients reported."""
@@ -49,6 +51,7 @@ class SlotPack:
 
     def _train(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
         engines = [self._engines[id(part.trainer)] for part in parts]
+        self._at_work = {id(part.trainer) for part in parts}
         begun = [engine.begin(p.state, p.tasks, p.round) for engine, p in zip(engines, parts, strict=True)]
         jobs_of_all = [replace(job, run=name_of(job.trainer)) for _, jobs in begun for job in jobs]
         trained = self.crew.train(jobs_of_all)
@@ -67,6 +70,7 @@ class SlotPack:
 
         def prepare() -> None:
             for trainer, tasks, round in coming:
-                self._engines[id(trainer)].prepare(tasks, round)
+                if id(trainer) in self._at_work:
+                    self._engines[id(trainer)].prepare(tasks, round)
 
         if_it_fits(prepare)

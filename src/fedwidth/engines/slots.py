@@ -89,8 +89,8 @@ class Slots:
 
     @property
     def can_shrink(self) -> bool:
-        """Whether there is more than one slot to do with."""
-        return (self.per_size, self.most) != (1, 1)
+        """Whether there is more than one slot to do with, or something that was made ahead."""
+        return (self.per_size, self.most) != (1, 1) or len(self._gathered) > 0
 
     def close(self) -> None:
         """Give memory and threads back."""
@@ -145,14 +145,16 @@ class Slots:
             free_memory(self.device, release)
 
     def shrink(self) -> None:
-        """Go on with half the slots: of each size, and then of all sizes together."""
+        """Go on with nothing made ahead; then with half the slots: of each size, and of all sizes together."""
+        if self._gathered:
+            free_memory(self.device, self._gathered.stop)
+            return
         if self.per_size > 1:
             self.per_size = max(1, min(self.per_size, self._wanted) // 2)
             left = f"{self.per_size} a width"
         else:
             self.most = max(1, min(self.most, sum(map(len, self._slots.values()))) // 2)
             left = f"{self.most} for all widths together"
-        self._gathered.clear()
         free_memory(self.device, self._slots.clear)
         warnings.warn(f"out of memory on {self.device}: the cuda engine goes on with fewer slots, {left}", stacklevel=2)
 
