@@ -270,7 +270,7 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
 
 def test_working_ahead_changes_no_bit_and_shuffles_once(monkeypatch):
     expected = run_together(experiments(*VARIANTS))
-    shuffled, hold, order_of = [], Stacks.hold, packed_clients.order_of
+    shuffled, hold, drawn_by = [], Stacks.hold, packed_clients.drawn_by
 
     def as_on_a_gpu(crew, *arguments):
         found = hold(crew, *arguments)
@@ -279,9 +279,9 @@ def test_working_ahead_changes_no_bit_and_shuffles_once(monkeypatch):
 
     def order(*arguments):
         shuffled.append(arguments)
-        return order_of(*arguments)
+        return drawn_by(*arguments)
 
-    monkeypatch.setattr(packed_clients, "order_of", order)
+    monkeypatch.setattr(packed_clients, "drawn_by", order)
     run_together(experiments(*VARIANTS))
     once = len(shuffled)
     monkeypatch.setattr(Stacks, "hold", as_on_a_gpu)

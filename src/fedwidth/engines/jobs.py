@@ -101,28 +101,31 @@ def lengths_of(order: Tensor) -> tuple[int, ...]:
     return tuple((order != NOBODY).sum(1).tolist())
 
 
-def draws_of(order: Tensor, trainer: Trainer, client: int, round: int) -> Tensor | None:
+def drawn_by(trainer: Trainer, client: int, round: int) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
+    """What a client draws from (seed, round, client): its order, the lengths of its batches, and its augmentation."""
+    settings = trainer.settings
+    generator = torch_generator(settings.seed, "order", round, client)
+    order = order_of(trainer.partition[client], settings.training, generator)
+    lengths = lengths_of(order)
+    return order, lengths, _augmentation(order, lengths, trainer, client, round)
+
+
+def _augmentation(order: Tensor, lengths: Sequence[int], trainer: Trainer, client: int, round: int) -> Tensor | None:
     """The serial engine's random crops and flips for these batches."""
     transform = trainer.data.transform
     if not (trainer.settings.training.augment and transform.augments):
         return None
     generator = torch_generator(trainer.settings.seed, "augment", round, client)
     result = torch.zeros(*order.shape, 3, dtype=torch.long)
-    for row, length in zip(result, lengths_of(order), strict=True):
+    for row, length in zip(result, lengths, strict=True):
         row[:length] = transform.draw(length, generator)
     return result
 
 
 def orders_of(trainer: Trainer, tasks: Sequence[Task], round: int) -> list[Order]:
-    """What each client draws from (seed, round, client): needs no state, so may be done beforehand."""
-    settings = trainer.settings
-    found = []
-    for task, absent in zip(tasks, _absent(trainer, tasks), strict=True):
-        generator = torch_generator(settings.seed, "order", round, task.client)
-        samples = order_of(trainer.partition[task.client], settings.training, generator)
-        draws = draws_of(samples, trainer, task.client, round)
-        found.append(Order(samples, lengths_of(samples), draws, absent))
-    return found
+    """What each client draws and lacks: needs no state, so may be done beforehand."""
+    absent = _absent(trainer, tasks)
+    return [Order(*drawn_by(trainer, task.client, round), own) for task, own in zip(tasks, absent, strict=True)]
 
 
 def make_jobs(

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedwidth.client import Trainer, absent_classes, learning_rate
-from fedwidth.engines.jobs import draws_of, lengths_of, order_of
+from fedwidth.engines.jobs import drawn_by
 from fedwidth.engines.lots import Lot
 from fedwidth.methods import Task
-from fedwidth.randomness import torch_generator
 
 Coming = Sequence[tuple[Trainer, Sequence[Task], int]]
 """The next round of each run: its tasks and its number."""
@@ -57,12 +56,11 @@ class Orders:
         training, seed = trainer.settings.training, trainer.settings.seed
         key = (self.shares[id(trainer.partition)], seed, round, client, training.epochs, training.steps)
         if key not in self.numbers:
-            generator = torch_generator(seed, "order", round, client)
-            order = order_of(trainer.partition[client], training, generator)
+            order, lengths, draws = drawn_by(trainer, client, round)
             self.numbers[key] = len(self.orders)
             self.orders.append(order)
-            self.draws.append(draws_of(order, trainer, client, round))
-            self.lengths.append(lengths_of(order))
+            self.draws.append(draws)
+            self.lengths.append(lengths)
         return self.numbers[key]
 
 
