@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 import fedwidth
 from fedwidth.methods import Method, Task
+from fedwidth.methods.fjord import local_widths
+from fedwidth.methods.replay import replay
 
 FOLDER = Path(__file__).parent / "images" / "methods"
 UNITS, SHOWN, ROUNDS = 8, 4, 64
@@ -41,19 +43,15 @@ PLAN = fedwidth.trace(MODEL, torch.zeros(2, UNITS))
 
 
 def rounds_of(method: Method, capacities: tuple[float, ...]) -> Iterator[list[Task]]:
-    """The tasks of one round after the other, the history handed on where the method keeps one."""
-    history = None
-    for round in range(ROUNDS):
-        tasks = method.assign(PLAN, list(enumerate(capacities)), round, history)
-        history = fedwidth.History.of(PLAN, [task.index for task in tasks]) if method.remembers else None
-        yield tasks
+    """The tasks of one round after the other."""
+    return replay(method, PLAN, [list(enumerate(capacities))] * ROUNDS)
 
 
 def trained(method: Method, tasks: list[Task], round: int) -> Tensor:
     """For every weight of the layer, the share of the round's clients (and of their local steps) that train it."""
     grid = torch.zeros(UNITS, UNITS)
     for task in tasks:
-        widths = method.local_widths(task.capacity, method.values) if method.local_widths else [task.capacity]
+        widths = local_widths(task.capacity, method.values) if method.name == "fjord" else [task.capacity]
         for width in widths:
             narrower = width != task.capacity
             index = method.select(PLAN, capacity=width, round=round) if narrower else task.index

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
-from torch import nn
 
 import fedwidth
-from fedwidth.client import absent_classes, batches, learning_rate, make_optimiser, masked_loss
+from fedwidth.client import absent_classes, batches, learning_rate
 from fedwidth.data import load, make_partition
 from fedwidth.experiment import Experiment
 from fedwidth.models import Cnn
 from fedwidth.randomness import numpy_generator
 from fedwidth.settings import TrainingSettings
+from fedwidth.step import PLAIN, Weights, masked_loss, take_step
 from fedwidth.submodel import extract
 from small_runs import TwoUnits, ones, same, small, task_of, trainer_of
 
@@ -135,15 +135,20 @@ class TestMaskedLoss:
 
 class TestOptimisers:
     def steps(self, number=1, **settings):
-        """A parameter of value 1 after so many steps with gradient 2."""
-        module = nn.Linear(1, 1, bias=False)
-        with torch.no_grad():
-            module.weight.fill_(1.0)
-        optimiser = make_optimiser(module, TrainingSettings(**settings), settings["lr"])
-        for _ in range(number):
-            module.weight.grad = torch.full((1, 1), 2.0)
-            optimiser.step()
-        return module.weight.item()
+        """A parameter of value 1 after so many steps with gradient 2: alone, one of two, and as a row of a stack."""
+        training = TrainingSettings(clip=0.0, **settings)
+        found = []
+        for shape, tensors, rate in [((1, 1), 1, None), ((1, 1), 2, None), ((3, 1), 1, torch.zeros(3, 1))]:
+            weights = Weights([torch.ones(shape) for _ in range(tensors)], [], rows=rate is not None)
+            weights.moments(training)
+            weights.rate = settings["lr"] if rate is None else rate.fill_(settings["lr"])
+            weights.steps = 0.0 if rate is None else torch.zeros(3, 1)
+            for _ in range(number):
+                weights.gradients = [torch.full(shape, 2.0) for _ in range(tensors)]
+                take_step(weights, PLAIN, training, 1.0)
+            found += [value for tensor in weights.values for value in tensor.flatten().tolist()]
+        assert found == pytest.approx([found[0]] * len(found), rel=1e-6)
+        return found[0]
 
     def test_sgd(self):
         # gradient 2 + decay 0.5 * 1 = 2.5; 1 - 0.1 * 2.5

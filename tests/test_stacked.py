@@ -11,12 +11,14 @@ from torch.func import functional_call
 from fedwidth.config import read_settings
 from fedwidth.data import from_tensors
 from fedwidth.engines import stack_trial, stacks
-from fedwidth.engines.optimise import Vectors, clip
 from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
 from fedwidth.engines.stacked_layers import can_be_layered, merged, stack_layers
+from fedwidth.engines.vectors import make_vectors, reset
 from fedwidth.errors import UpdateError
 from fedwidth.experiment import Experiment, build_model
 from fedwidth.models import StaticBatchNorm2d, build
+from fedwidth.settings import TrainingSettings
+from fedwidth.step import PLAIN, clip
 from small_runs import same
 
 
@@ -110,7 +112,7 @@ def test_gradients_are_those_of_each_model_alone(make, clients, form):
     with warnings.catch_warnings():
         allow_restriding()
         laid = beside(inputs) if form == "merged, channels last" else inputs
-        found, sums = gradients_of(module, own, rest, laid, targets, absent=None, mask="none")
+        found, sums = gradients_of(module, own, rest, laid, targets, absent=None)
     assert torch.allclose(sums, torch.stack(losses), rtol=1e-12)
     for number, name in enumerate(names):
         alone = torch.stack([gradients[number] for gradients in expected])
@@ -132,9 +134,9 @@ def test_only_the_forward_pass_is_within_autocast():
     module = Careful()
     own = {name: torch.stack([p.detach()] * 2) for name, p in module.named_parameters()}
     x, y = torch.randn(2, 6, 3, 2, 2), torch.randint(10, (2, 6))
-    precise, _ = gradients_of(module, own, {}, x, y, absent=None, mask="none")
+    precise, _ = gradients_of(module, own, {}, x, y, absent=None)
     half = torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False)
-    found, _ = gradients_of(module, own, {}, x, y, absent=None, mask="none", forward=half)
+    found, _ = gradients_of(module, own, {}, x, y, absent=None, forward=half)
     assert all(torch.equal(one, other) for one, other in zip(precise, found, strict=True))
 
 
@@ -148,9 +150,9 @@ def test_losses_are_added_up_in_single_precision_where_models_compute_in_half():
     own = {name: torch.stack([p.detach()] * 2) for name, p in module.named_parameters()}
     rest = {name: torch.stack([b] * 2) for name, b in module.named_buffers()}
     x, y = torch.randn(2, 8, 3, 16, 16), torch.randint(10, (2, 8))
-    _, precise = gradients_of(module, own, rest, x, y, absent=None, mask="none")
+    _, precise = gradients_of(module, own, rest, x, y, absent=None)
     forward = torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False)
-    found, half = gradients_of(module, own, rest, x, y, absent=None, mask="none", forward=forward)
+    found, half = gradients_of(module, own, rest, x, y, absent=None, forward=forward)
     assert half.dtype == torch.float32
     assert all(gradient.dtype == torch.float32 for gradient in found)
     assert not torch.equal(half, precise), "nothing was computed in half precision"
@@ -230,12 +232,16 @@ def test_who_sent_what_is_not_finite_is_found_among_merged_neighbours(monkeypatc
 
 
 def test_a_norm_that_is_no_number_leaves_nothing_behind():
-    vectors = Vectors.zeros((2, 4), torch.ones(4), dtype=torch.float32, device=torch.device("cpu"))
-    vectors.gradient[1, 0] = torch.nan  # the rest may be gaps, which nothing writes to
-    clip(vectors, 1.0)
-    assert vectors.gradient[1].isnan().all()
-    vectors.reset()
-    assert not vectors.gradient.any()
+    cpu = torch.device("cpu")
+    weights = make_vectors((2, 4), torch.ones(4), PLAIN, TrainingSettings(), dtype=torch.float32, device=cpu)
+    (gradient,) = weights.gradients
+    gradient[0, 0] = 3.0
+    gradient[1, 0] = torch.nan  # the rest may be gaps, which nothing writes to
+    clip([gradient], 1.0, rows=True)
+    assert gradient[1].isnan().all()
+    assert gradient[0].tolist() == pytest.approx([1.0, 0, 0, 0], abs=1e-6)
+    reset(weights)
+    assert not gradient.any()
 
 
 def test_a_model_that_is_stacked_with_its_channels_first_only_is_stacked_so(monkeypatch):

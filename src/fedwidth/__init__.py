@@ -1,24 +1,26 @@
 """fedwidth: federated learning in which every device trains the width it can afford.
 
-Three ideas in three places: the plan says which axes share a width (`trace`), a method says which units a client keeps
-(`method(...).select`), aggregation averages what overlaps (`merge`).
+Each idea in its place: the plan says which axes share a width (`trace`), a method which part of the model a client
+holds (`method(...).select`) and how it trains that, aggregation averages what overlaps (`merge`).
 """
 
+from fedwidth import methods
 from fedwidth.aggregation import CohortSum, Update, finalise, merge
 from fedwidth.errors import FedwidthError
 from fedwidth.index import Index
-from fedwidth.methods import History, Method, method, methods
+from fedwidth.methods import Closing, Local, Method, method
 from fedwidth.narrow import narrow
 from fedwidth.plan import Plan, trace
 from fedwidth.submodel import extract, state_of
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
+    "Closing",
     "CohortSum",
     "FedwidthError",
-    "History",
     "Index",
+    "Local",
     "Method",
     "Plan",
     "Update",
@@ -31,3 +33,12 @@ __all__ = [
     "state_of",
     "trace",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "History":
+        raise AttributeError(
+            "fedwidth.History is gone since 0.2: what a method remembers is a mapping of tensors, which"
+            " Method.advance makes and method.select takes as memory=…"
+        )
+    raise AttributeError(f"module 'fedwidth' has no attribute '{name}'")

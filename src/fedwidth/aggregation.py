@@ -12,7 +12,7 @@ value in every dtype, and training that changes nothing changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,18 @@ from fedwidth.plan.plan import Plan
 from fedwidth.submodel import State, check_index, put, take
 from fedwidth.updates import Update, accumulable, check_alike, check_update, weigh
 
-__all__ = ["CohortSum", "Update", "Weight", "finalise", "interpolate", "merge", "ratio", "sum_cohorts", "weigh"]
+__all__ = [
+    "CohortSum",
+    "RoundSums",
+    "Update",
+    "Weight",
+    "finalise",
+    "interpolate",
+    "merge",
+    "ratio",
+    "sum_cohorts",
+    "weigh",
+]
 
 Weight = float | Tensor
 """One number, or a tensor that broadcasts over the narrow tensor (rows of absent labels weigh nothing)."""
@@ -37,10 +48,22 @@ class CohortSum:
         if not isinstance(index, Index):
             raise SelectionError(f"a sum needs the Index of its cohort, not a {type(index).__name__}")
         self.index = index
-        self.mean: dict[str, Tensor] = {}
-        self.weight: dict[str, Weight] = {}
+        self.reports: dict[str, CohortSum] = {}
+        """What clients reported beside their sub-models, each client with weight 1: mean times weight is the sum."""
         self.clients = 0
+        self._mean: dict[str, Tensor] = {}
+        self._weight: dict[str, Weight] = {}
         self._borrowed: set[str] = set()
+
+    @property
+    def mean(self) -> Mapping[str, Tensor]:
+        """The weighted mean so far, by tensor."""
+        return self._mean
+
+    @property
+    def weight(self) -> Mapping[str, Weight]:
+        """The weight so far, by tensor."""
+        return self._weight
 
     def add(self, update: Update, *, copy: bool = True) -> None:
         """Add one client's update; the sum is unchanged if the update is refused.
@@ -52,18 +75,31 @@ class CohortSum:
         check_alike(update.sub, self.mean, update.who)
         plan = self.index.plan
         for name, tensor in update.sub.items():
-            if plan.tied.get(name) in update.sub:
-                continue
-            value = accumulable(tensor.detach())
-            weight = _label_weight(name, update, plan)
-            if name in self.mean:
-                self._blend(name, value, weight)
-            else:
-                self.mean[name] = value.clone() if copy else value
-                self.weight[name] = weight
-                if not copy:
-                    self._borrowed.add(name)
+            if plan.tied.get(name) not in update.sub:
+                self._add(name, tensor.detach(), _label_weight(name, update, plan), copy=copy)
+        for kind, tensors in update.reports.items():
+            total = self.reports.setdefault(kind, CohortSum(self.index))
+            for name, tensor in tensors.items():
+                total._add(name, tensor.detach(), 1.0, copy=copy)
+            total.clients += 1
         self.clients += 1
+
+    @classmethod
+    def of(cls, index: Index, mean: Mapping[str, Tensor], weight: Mapping[str, Weight], clients: int) -> CohortSum:
+        """A sum that was made elsewhere."""
+        made = cls(index)
+        made._mean, made._weight, made.clients = dict(mean), dict(weight), clients
+        return made
+
+    def _add(self, name: str, tensor: Tensor, weight: Weight, *, copy: bool = True) -> None:
+        value = accumulable(tensor)
+        if name in self._mean:
+            self._blend(name, value, weight)
+            return
+        self._mean[name] = value.clone() if copy else value
+        self._weight[name] = weight
+        if not copy:
+            self._borrowed.add(name)
 
     def merge(self, other: CohortSum) -> None:
         """Add another part of the same cohort, e.g. what a second worker summed."""
@@ -71,32 +107,40 @@ class CohortSum:
             raise SelectionError("only sums of one index can be merged; these two hold different positions")
         check_alike(other.mean, self.mean, "the other sum")
         for name, value in other.mean.items():
-            if name in self.mean:
-                self._blend(name, value, other.weight[name])
-            else:
-                self.mean[name], self.weight[name] = value.clone(), other.weight[name]
+            self._add(name, value, other.weight[name])
+        for kind, total in other.reports.items():
+            self.reports.setdefault(kind, CohortSum(self.index)).merge(total)
         self.clients += other.clients
 
     def _blend(self, name: str, value: Tensor, weight: Weight) -> None:
-        total = self.weight[name] + weight
+        total = self._weight[name] + weight
         share = ratio(weight, total)
         if name in self._borrowed:
-            self.mean[name] = interpolated(self.mean[name], value, share)
+            self._mean[name] = interpolated(self._mean[name], value, share)
             self._borrowed.remove(name)
         else:
-            interpolate(self.mean[name], value, share)
-        self.weight[name] = total
+            interpolate(self._mean[name], value, share)
+        self._weight[name] = total
+
+
+class RoundSums(Sequence[CohortSum]):
+    """The sums of a round in an engine that averages them in its own way, with the same result."""
+
+    def average(self, state: State) -> dict[str, Tensor]:
+        """What `finalise` gives."""
+        raise NotImplementedError
 
 
 def finalise(state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:
     """Eq. 10 over all cohorts: a new state; elements no cohort holds keep their bits, `state` is not touched."""
+    if isinstance(sums, RoundSums):
+        plan.check_state(state)
+        return sums.average(state)
     for cohort in sums:
         if not isinstance(cohort, CohortSum):
             raise UpdateError(f"expected a CohortSum, not a {type(cohort).__name__}; fedwidth.merge takes updates")
         check_index(plan, cohort.index)
     plan.check_state(state)
-    if sums and hasattr(sums[0], "average_together"):  # an engine that keeps whole cohorts in one vector
-        return sums[0].average_together(state, sums)  # type: ignore[no-any-return]
     for cohort in sums:
         check_alike(cohort.mean, state, "a cohort")
     firsts = {name: plan.tied[name] if plan.tied.get(name) in state else name for name in state}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -59,6 +60,15 @@ class Capacities:
         if not any(weights):
             raise OptionError(f"capacities '{text}' give every capacity the weight 0: at least one must be above 0")
         return cls(values, weights)
+
+    def enrolled(self, excluded: Sequence[float] = ()) -> tuple[float, ...]:
+        """The capacities that clients who take part may have, largest first.
+
+        >>> Capacities.parse("a0-b1-e3").enrolled()
+        (0.5, 0.0625)
+        """
+        there = (value for value, weight in zip(self.values, self.weights, strict=True) if weight > 0)
+        return tuple(sorted((value for value in there if value not in excluded), reverse=True))
 
     def of_client(self, client: int, clients: int, *, round: int, seed: int, dynamic: bool) -> float:
         """What this client can afford in this round.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,51 +13,43 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedwidth.client_memory import FOLDER, ClientMemory, Files
 from fedwidth.errors import StateError
-from fedwidth.methods import History
+from fedwidth.files import write_whole as write_whole
 from fedwidth.server import Server
 
-FORMAT = 1
+FORMAT = 2
+"""Version 0.1 wrote format 1, which is read too: it has no memory but what FedMinOccurances counted."""
 NAME = "checkpoint.safetensors"
-
-
-def write_whole(path: Path, content: bytes | str) -> None:
-    """Write a file so that readers see the old or the new content, also after a crash or on a full disk."""
-    data = content.encode() if isinstance(content, str) else content
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        kept = "; the previous one is unharmed" if path.exists() else ""
-        raise StateError(f"cannot write {path}: {error.strerror or error}{kept}") from error
 
 
 def save_server(folder: Path, server: Server, *, identity: str, extra: dict[str, Any]) -> None:
     """Save the server to the folder's checkpoint; `identity` says which run it belongs to."""
     tensors = {f"state.{name}": t.detach().cpu().contiguous().clone() for name, t in server.state.items()}
     tensors |= {f"moment.{name}": t.cpu().contiguous() for name, t in server.moments.items()}
-    if server.history is not None:
-        tensors |= {f"seen.{name}": t for name, t in server.history.seen.items()}
+    tensors |= {f"memory.{name}": t.detach().cpu().contiguous().clone() for name, t in server.memory.items()}
     facts = {
         "format": FORMAT,
         "identity": identity,
         "checksum": checksum(tensors),
         "round": server.round,
-        "history_clients": server.history.clients if server.history else None,
+        "clients": server.clients.write(folder / FOLDER) if server.clients else {},
+        "on_device": [name for name, t in server.memory.items() if t.device.type != "cpu"],
         **extra,
     }
     facts["facts_checksum"] = _facts_checksum(facts)
     write_whole(folder / NAME, save(tensors, metadata={"fedwidth": json.dumps(facts)}))
+    if server.clients:
+        Files(folder / FOLDER).keep_only(set(facts["clients"].values()), before=server.round)
 
 
-def load_server(folder: Path, *, identity: str, device: torch.device) -> tuple[Server, dict[str, Any]]:
-    """The server saved in a folder and the extra facts; refuses another run's, another version's or a damaged file."""
+def load_server(
+    folder: Path, *, identity: str, device: torch.device, files: Files | None = None
+) -> tuple[Server, dict[str, Any]]:
+    """The server saved in a folder and the extra facts; refuses another run's, another version's or a damaged file.
+
+    With `files`, what clients remember stays there.
+    """
     path = folder / NAME
     if not path.exists():
         raise StateError(f"there is no checkpoint to resume in {folder}")
@@ -70,9 +60,17 @@ def load_server(folder: Path, *, identity: str, device: torch.device) -> tuple[S
     def part(prefix: str) -> Iterator[tuple[str, Tensor]]:
         return ((n.removeprefix(prefix), t.to(device)) for n, t in tensors.items() if n.startswith(prefix))
 
-    clients = facts["history_clients"]
-    history = History({n: t.cpu() for n, t in part("seen.")}, clients) if clients is not None else None
-    return Server(dict(part("state.")), facts["round"], history, dict(part("moment."))), facts
+    memory = {n: t if n in facts.get("on_device", ()) else t.cpu() for n, t in part("memory.")}
+    if facts["format"] == 1 and facts["history_clients"] is not None:
+        memory = {f"seen.{n}": t.cpu() for n, t in part("seen.")}
+        memory["clients"] = torch.tensor(facts["history_clients"])
+    names = facts.get("clients", {})
+    try:
+        Files(folder / FOLDER).keep_only(set(names.values()))  # a killed run may have left later ones
+        clients = ClientMemory.read(folder / FOLDER, names, files=files)
+    except (SafetensorError, OSError) as error:
+        raise StateError(f"what clients remember, in {folder / FOLDER}, is damaged: {error}") from error
+    return Server(dict(part("state.")), facts["round"], memory, dict(part("moment.")), clients), facts
 
 
 def rounds_done(folder: Path) -> int:
@@ -100,12 +98,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError) as error:
         raise StateError(f"{path} is damaged: {error}") from error
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+    if not isinstance(facts, dict) or facts.get("format") not in (1, FORMAT):
         found = facts.get("format") if isinstance(facts, dict) else None
         raise StateError(f"{path} was written by another version of fedwidth (format {found}, this one reads {FORMAT})")
     # Checkpoints of the first days have no checksum of their facts.
     whole = facts.get("facts_checksum", _facts_checksum(facts)) == _facts_checksum(facts)
-    if not whole or facts.get("checksum") != checksum(tensors) or not {"round", "history_clients"} <= facts.keys():
+    if not whole or facts.get("checksum") != checksum(tensors) or "round" not in facts:
         raise StateError(f"{path} is damaged: its checksum does not fit its content")
     return facts, tensors
 

@@ -1,34 +1,38 @@
-"""Local training of one sub-model on one client's data.
+"""Local training of one sub-model on one client's data, one client at a time.
 
 A `Trainer` holds what all clients share (model, data, settings) and one skeleton module per size; `train` fills the
-skeleton with a client's sub-model, trains it and returns the update. All randomness comes from (seed, round, client).
+skeleton with a client's sub-model, trains it and returns the update. The step itself stands in `step`. All randomness
+comes from (seed, round, client, purpose).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from fedwidth.aggregation import Update, weigh
-from fedwidth.data import IGNORE, Data, Partition
+from fedwidth.data import Data, Partition
 from fedwidth.device import autocast
-from fedwidth.methods import Method, Task
+from fedwidth.methods import Beginning, Method, Sending, Task
 from fedwidth.models import set_scaler
 from fedwidth.narrow import skeleton
+from fedwidth.part import Part
 from fedwidth.plan.guard import untouched
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import tensors_of
 from fedwidth.randomness import numpy_generator, torch_generator, torch_seed
 from fedwidth.settings import Settings, TrainingSettings
-from fedwidth.submodel import state_of
+from fedwidth.step import Pass, Rule, Weights, loss_of, report_of, take_step
+from fedwidth.submodel import state_of, take
+
+State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Trained:
     """Training samples seen, each as often as it was seen."""
     loss: float
     """Mean over the local steps."""
+    kept: Mapping[str, State] = field(default_factory=dict)
+    """What the client keeps for itself, by name and tensor: its part of its memory."""
 
 
 @dataclass
@@ -53,59 +59,115 @@ class Trainer:
     method: Method
     settings: Settings
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    _skeletons: dict[tuple[tuple[str, int], ...], nn.Module] = field(default_factory=dict, repr=False)
+    _skeletons: dict[Hashable, nn.Module] = field(default_factory=dict, repr=False)
 
-    def train(self, sub: Mapping[str, Tensor], task: Task, round: int) -> Trained:
-        """Train the client's sub-model; the returned tensors are the skeleton's own, valid until the next call."""
+    def train(self, sub: State, task: Task, round: int, sent: Mapping[str, State | float] | None = None) -> Trained:
+        """Train the client's sub-model; the returned tensors are the skeleton's own, valid until the next call.
+
+        `sent` is what the client was sent beside it, cut like the sub-model; where it is left out, it is cut here.
+        """
         settings, seed = self.settings.training, self.settings.seed
-        module = self.skeleton(task.index.counts)
+        module = self.skeleton(task.part)
         tensors = load(module, sub)
         if settings.scaler:
             set_scaler(module, task.capacity)
-        samples = self.partition[task.client]
-        labels = self.partition.labels[task.client]
-        absent = absent_classes(labels, self.data.classes, settings.mask, self.device)
-        optimiser = make_optimiser(module, settings, learning_rate(settings, round, self.settings.rounds))
-        order = torch_generator(seed, "order", round, task.client)
+        rate, samples = learning_rate(settings, round, self.settings.rounds), self.partition[task.client]
+        pass_ = _Pass.of(self, module, task, round)
+        weights = self._weights(pass_, self.cut_sent(task) if sent is None else sent, rate)
         augments = settings.augment and self.data.transform.augments
         draws = torch_generator(seed, "augment", round, task.client) if augments else None
-        widths = _Widths(self, task, round)
         precise = torch.promote_types(torch.float32, next(module.parameters()).dtype)
         losses, steps, passes = torch.zeros((), dtype=precise, device=self.device), 0, 0
+
+        def step(batch: Tensor) -> Tensor:
+            found = self.data.batch(self.data.train, batch, train=augments, generator=draws, device=self.device)
+            return self._step(pass_, weights, *found)
+
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             _seed_device(self.device, dropout_seed(seed, round, task.client))
-            for batch in batches(samples, settings, order):
-                inputs, targets = self.data.batch(
-                    self.data.train, batch, train=augments, generator=draws, device=self.device
-                )
-                if self.channels_last and inputs.dim() == 4:
-                    inputs = inputs.contiguous(memory_format=torch.channels_last)
-                optimiser.zero_grad(set_to_none=True)
-                with autocast(self.device, self.settings.precision):
-                    loss = widths.loss(module, inputs, targets, absent)
-                loss.backward()  # type: ignore[no-untyped-call]
-                if settings.clip:
-                    nn.utils.clip_grad_norm_(module.parameters(), settings.clip)
-                optimiser.step()
-                losses += loss.detach()
+            if self.rule.probes:
+                for batch in batches(samples, one_epoch(settings), order_generator(seed, round, task.client)):
+                    weights.rate, weights.share = 0.0, len(batch) / len(samples)
+                    step(batch)
+                    passes += len(batch)
+                load(module, sub)  # what layers counted on the way is forgotten, and so is the momentum
+                weights.moments(settings)
+                weights.rate, weights.share = rate, 0.0
+            for batch in batches(samples, settings, order_generator(seed, round, task.client)):
+                losses += step(batch)
                 steps += 1
                 passes += len(batch)
-        weight = weigh(self.settings.server.weighting, samples=len(samples), index=task.index, updates=steps)
-        rows = labels if self.settings.server.label_rows else None
-        update = Update(tensors, task.index, weight, labels=rows, client=task.client)
-        return Trained(update, passes, float(losses) / steps)
+        weight, rows = weigh_client(self, task, steps)
+        reports = {
+            name: dict(zip(pass_.names, found, strict=True))
+            for name, found in report_of(weights, self.rule, capacity=task.capacity, rate=rate, steps=steps).items()
+        }
+        kept = {name: reports.pop(name) for name in self.rule.local.own if name in reports}
+        update = Update(tensors, task.part, weight, labels=rows, client=task.client, reports=reports)
+        return Trained(update, passes, float(losses) / steps, kept)
 
-    def skeleton(self, counts: Mapping[str, int]) -> nn.Module:
-        """The module of this size, in training mode; made once and refilled for every client."""
-        size = tuple(counts.items())
-        if size not in self._skeletons:
-            made = skeleton(self.model, self.plan, counts)
+    def cut_sent(self, task: Task) -> dict[str, State | float]:
+        """What the client is sent beside its sub-model, cut like it."""
+        return {
+            name: value
+            if isinstance(value, (int, float))
+            else {tensor: take(full, task.index, tensor) for tensor, full in value.items()}
+            for name, value in task.sends.items()
+        }
+
+    def example_sends(self, state: State) -> Mapping[str, State | float]:
+        """What the first client would be sent in the first round: names and kinds are those of every round."""
+        if self.rule.local.sends is None:
+            return {}
+        memory = self.method.first_memory(Beginning(state, self.plan, options=self.method.values))
+        at = Sending(0, 0, self.settings.seed, len(self.partition), self.method.values)
+        return self.rule.local.sends(memory, {}, at)
+
+    def _weights(self, pass_: _Pass, sent: Mapping[str, State | float], rate: float) -> Weights:
+        """The sub-model in the skeleton, as the step takes it."""
+        values = [parameter.detach() for parameter in pass_.parameters]
+        weights = Weights(values, [None] * len(values), rate=rate)
+        weights.moments(self.settings.training)
+        if self.rule.keeps_start:
+            weights.start = [value.clone() for value in values]
+        if self.rule.probes:
+            weights.gathered = [torch.zeros_like(value) for value in values]
+        for name, given in sent.items():
+            if isinstance(given, (int, float)):
+                weights.sent[name] = [values[0].new_tensor(float(given))]
+            else:
+                weights.sent[name] = [given[tensor].to(self.device) for tensor in pass_.names]
+        return weights
+
+    def _step(self, pass_: _Pass, weights: Weights, inputs: Tensor, targets: Tensor) -> Tensor:
+        """One local step; its loss."""
+        if self.channels_last and inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        for parameter in pass_.parameters:
+            parameter.grad = None
+        with autocast(self.device, self.settings.precision):
+            loss = loss_of(self.rule, pass_, inputs, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        weights.gradients = [parameter.grad for parameter in pass_.parameters]
+        with torch.no_grad():
+            take_step(weights, self.rule, self.settings.training, pass_.capacity)
+        return loss.detach()
+
+    @cached_property
+    def rule(self) -> Rule:
+        """How clients train."""
+        return Rule.of(self.method)
+
+    def skeleton(self, part: Part) -> nn.Module:
+        """The module of a part's size, in training mode; made once and refilled for every client."""
+        if part.size not in self._skeletons:
+            made = part.module(self.model, self.plan)
             # A model without values (on the meta device) is enough to cut from: tasks bring the values.
             made = made.to_empty(device=self.device) if is_meta(made) else made.to(self.device)
             if self.channels_last:
                 made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self._skeletons[size] = made
-        return self._skeletons[size].train()
+            self._skeletons[part.size] = made
+        return self._skeletons[part.size].train()
 
     @cached_property
     def channels_last(self) -> bool:
@@ -134,54 +196,70 @@ class Trainer:
 
 
 @dataclass
-class _Widths:
-    """The loss of a local step: of the client's own width, or (FjORD) of a width drawn at or below it."""
+class _Pass(Pass):
+    """A client's pass through the module in a skeleton."""
 
     trainer: Trainer
+    module: nn.Module
     task: Task
     round: int
+    names: list[str]
+    parameters: list[nn.Parameter]
+    """Those that are trained."""
+    _generators: dict[str, np.random.Generator] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        method = self.trainer.method
-        self.choices = method.local_widths(self.task.capacity, method.values) if method.local_widths else []
-        self.distil = bool(method.values.get("distil", False))
+    @classmethod
+    def of(cls, trainer: Trainer, module: nn.Module, task: Task, round: int) -> _Pass:
+        """The pass of a task's client."""
+        mask, labels = trainer.settings.training.mask, trainer.partition.labels[task.client]
+        absent = absent_classes(labels, trainer.data.classes, mask, trainer.device)
+        trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        options, capacity = trainer.method.values, task.capacity
+        found = list(trained), list(trained.values())
+        return cls(module, absent, mask, options, capacity, trainer, module, task, round, *found)
 
-    @cached_property
-    def draws(self) -> np.random.Generator:
-        return numpy_generator(self.trainer.settings.seed, "width", self.round, self.task.client)
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Randomness of this client, round and purpose alone; it goes on from step to step."""
+        if purpose not in self._generators:
+            seed = self.trainer.settings.seed
+            self._generators[purpose] = numpy_generator(seed, purpose, self.round, self.task.client)
+        return self._generators[purpose]
 
-    def loss(self, module: nn.Module, inputs: Tensor, targets: Tensor, absent: Tensor | None) -> Tensor:
-        mask = self.trainer.settings.training.mask
-        width = float(self.draws.choice(self.choices)) if self.choices else self.task.capacity
-        if width >= self.task.capacity:
-            return masked_loss(module(inputs), targets, absent, mask)
-        logits = self._narrower(module, width, inputs)
-        loss = masked_loss(logits, targets, absent, mask)
-        if not self.distil:
-            return loss
-        # FjORD 3.3: the client's full width learns from the labels and teaches the drawn width.
-        teacher = module(inputs)
-        lessons = functional.kl_div(logits.log_softmax(-1), teacher.detach().softmax(-1), reduction="none").sum(-1)
-        lesson = lessons[targets != IGNORE].mean()
-        return masked_loss(teacher, targets, absent, mask) + 0.5 * loss + 0.5 * lesson
-
-    def _narrower(self, module: nn.Module, width: float, inputs: Tensor) -> Tensor:
-        """Forward through the prefix of this width: its weights are slices of the client's, so gradients reach them."""
+    def narrower(self, width: float, inputs: Tensor) -> Tensor:
+        """Forward through the sub-model of this width: its weights are slices of the client's."""
         trainer, outer = self.trainer, self.task.index
-        inner = trainer.method.select(trainer.plan, capacity=width, round=self.round)
-        smaller = trainer.skeleton(inner.counts)
+        inner = trainer.method.select(trainer.plan, capacity=width, round=self.round, seed=trainer.settings.seed)
+        smaller = trainer.skeleton(inner)
         if trainer.settings.training.scaler:
             set_scaler(smaller, width)
         tensors = {}
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
             for dim, (kept, held) in enumerate(zip(inner[name], outer[name], strict=True)):
                 if len(kept) != len(held):
                     tensor = tensor.index_select(dim, torch.searchsorted(held, kept).to(tensor.device))
             tensors[name] = tensor
         logits: Tensor = functional_call(smaller, tensors, (inputs,))
-        if smaller is module and trainer.settings.training.scaler:  # layers too small for the widths to differ
-            set_scaler(module, self.task.capacity)
+        if smaller is self.module and trainer.settings.training.scaler:  # layers too small for the widths to differ
+            set_scaler(self.module, self.task.capacity)
         return logits
+
+
+def weigh_client(trainer: Trainer, task: Task, steps: int) -> tuple[float, Tensor | None]:
+    """What a client's update weighs, and the classes whose rows it counts for; None: all of them."""
+    server, client = trainer.settings.server, task.client
+    samples = len(trainer.partition[client])
+    weight = weigh(server.weighting, samples=samples, index=task.part, updates=steps)
+    return weight, trainer.partition.labels[client] if server.label_rows else None
+
+
+def one_epoch(settings: TrainingSettings) -> TrainingSettings:
+    """The settings of a single pass over a client's data."""
+    return replace(settings, epochs=1, steps=0)
+
+
+def order_generator(seed: int, round: int, client: int) -> torch.Generator:
+    """What shuffles a client's samples in a round."""
+    return torch_generator(seed, "order", round, client)
 
 
 def is_meta(module: nn.Module) -> bool:
@@ -240,18 +318,6 @@ def learning_rate(settings: TrainingSettings, round: int, rounds: int) -> float:
             return settings.lr
 
 
-def make_optimiser(module: nn.Module, settings: TrainingSettings, lr: float) -> torch.optim.Optimizer:
-    """A fresh optimiser, as every client gets in every round."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    match settings.optimiser:
-        case "adam":
-            return torch.optim.Adam(parameters, lr=lr, weight_decay=settings.weight_decay)
-        case "adamw":
-            return torch.optim.AdamW(parameters, lr=lr, weight_decay=settings.weight_decay)
-        case _:
-            return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-
-
 def absent_classes(labels: Tensor, classes: int, mask: str, device: torch.device) -> Tensor | None:
     """True for classes the client has no sample of; None where nothing is masked."""
     if mask == "none" or len(labels) == classes:
@@ -259,16 +325,3 @@ def absent_classes(labels: Tensor, classes: int, mask: str, device: torch.device
     absent = torch.ones(classes, dtype=torch.bool, device=device)
     absent[labels.to(device)] = False
     return absent
-
-
-def mask_logits(logits: Tensor, absent: Tensor | None, mask: str) -> Tensor:
-    """Logits of absent classes set to 0 (as HeteroFL and FedRolex publish it) or to -inf; classes are the last axis."""
-    if absent is None:
-        return logits
-    return logits.masked_fill(absent, 0.0 if mask == "zero" else -math.inf)
-
-
-def masked_loss(logits: Tensor, targets: Tensor, absent: Tensor | None, mask: str) -> Tensor:
-    """Cross entropy over the last axis, ignoring targets of -100 (ended text)."""
-    logits = mask_logits(logits, absent, mask)
-    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())

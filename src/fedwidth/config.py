@@ -17,7 +17,8 @@ from fedwidth.capacity import Capacities
 from fedwidth.data.load import SETS, options_of
 from fedwidth.data.partition import PARTITIONS, partition_options
 from fedwidth.errors import OptionError, unknown
-from fedwidth.methods import method, methods
+from fedwidth.method_settings import method_of
+from fedwidth.methods import Method, method
 from fedwidth.models.catalogue import FACTORIES
 from fedwidth.recipe import PARTS, Paper, Recipe, Variant, read_recipe
 from fedwidth.schema import keys, sections
@@ -37,7 +38,7 @@ __all__ = [
     "settings_toml",
 ]
 
-WITHOUT_INFLUENCE = ("name", "answers", "checkpoint_every", "workers", "slots", "ray")
+WITHOUT_INFLUENCE = ("name", "answers", "checkpoint_every", "client_memory", "workers", "slots", "ray")
 """Settings that do not change results: a run may be resumed with others."""
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
@@ -93,8 +94,8 @@ def recipe_names() -> list[str]:
     return sorted(_packaged())
 
 
-def check(settings: Settings) -> None:
-    """What needs no data to be seen as wrong."""
+def check(settings: Settings, method: Method | None = None) -> None:
+    """What needs no data to be seen as wrong; `method` is the one that trains, where the settings need not find it."""
     milestones = settings.training.milestones
     if any(later <= sooner for sooner, later in zip([0, *milestones], milestones, strict=False)):
         raise OptionError(f"training.milestones must be rounds in rising order, not {milestones}")
@@ -111,25 +112,32 @@ def check(settings: Settings) -> None:
         capacities = Capacities.parse(settings.devices.capacities)
     except OptionError as error:
         raise OptionError(f"devices.capacities: {error}") from None
-    left = [c for c, weight in zip(capacities.values, capacities.weights, strict=True) if weight]
-    if set(left) <= set(settings.devices.excluded):
+    if not capacities.enrolled(settings.devices.excluded):
         raise OptionError(f"devices.excluded leaves no capacity of '{settings.devices.capacities}'")
     _check_names(settings)
+    if method is None:
+        _check_method(settings)
 
 
 def _check_names(settings: Settings) -> None:
-    """Names of methods, models, data sets and partitions, and of their options (a model's are known to its factory)."""
-    chosen, data = settings.method, settings.data
+    """Names of models, data sets and partitions, and of their options (a model's are known to its factory)."""
+    data = settings.data
     if ":" not in settings.model.name and settings.model.name not in FACTORIES:
         raise unknown("model", settings.model.name, [*FACTORIES, "package.module:factory"])
-    _refuse_others("method", [chosen.name], methods())
     _refuse_others("data set", [data.name], SETS)
     _refuse_others("partition", [data.partition], PARTITIONS)
-    _refuse_others(f"option of method '{chosen.name}'", chosen.options, methods()[chosen.name].options)
     _refuse_others(f"option of data set '{data.name}'", data.options, options_of(data.name))
     allowed = partition_options(data.partition)
     _refuse_others(f"option of partition '{data.partition}'", data.partition_options, allowed)
-    method(chosen.name, **chosen.options)  # and the options' values
+
+
+def _check_method(settings: Settings) -> None:
+    """The names of method and local rule, and their options."""
+    chosen = settings.method
+    found = method(chosen.name, local=settings.local.name or None)
+    kind = f"option of method '{chosen.name}'" + (f" with '{settings.local.name}'" if settings.local.name else "")
+    _refuse_others(kind, [*chosen.options, *settings.local.options], found.options)
+    method_of(settings)  # and the options' values
 
 
 def _refuse_others(kind: str, given: Iterable[str], allowed: Iterable[str]) -> None:
@@ -241,6 +249,8 @@ def _quoted(text: str) -> str:
 
 def _fingerprint(settings: Settings, without: Sequence[str]) -> str:
     everything = {name: value for name, value in asdict(settings).items() if name not in without}
+    if not settings.local.name:  # as it was before there were local rules
+        del everything["local"]
     if settings.engine == "ray":  # of its own settings only these two influence results
         everything["engine"] = f"ray {settings.ray.engine} {'cuda' if settings.ray.gpus else 'cpu'}"
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()

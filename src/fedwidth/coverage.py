@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedwidth.errors import OptionError, whole_number
-from fedwidth.methods import History, Method
+from fedwidth.methods import Method
+from fedwidth.methods.replay import replay
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan, check_plan
 from fedwidth.submodel import put, take
@@ -99,10 +100,8 @@ def measure_coverage(
     weights = {n: math.prod(plan.shapes[n]) // math.prod(shapes[n]) for n in names}  # that one count stands for
     missing = {n: counts[n].numel() for n in names}
     total = sum(weights[n] * missing[n] for n in names)
-    history, shares = None, []
-    cohort = list(enumerate(capacities))
-    for round in range(rounds):
-        tasks = method.assign(plan, cohort, round, history, seed)
+    shares = []
+    for tasks in replay(method, plan, [list(enumerate(capacities))] * rounds, seed):
         for task in tasks:
             for name in names:
                 held = take(counts[name], task.index, name) + 1
@@ -110,7 +109,6 @@ def measure_coverage(
         for name in (n for n in names if missing[n]):
             missing[name] = counts[name].numel() - int(counts[name].count_nonzero())
         shares.append(1 - sum(weights[n] * missing[n] for n in names) / total)
-        history = History.of(plan, [task.index for task in tasks]) if method.remembers else None
     tensors = tuple(TensorCoverage(n, plan.shapes[n], counts[n]) for n in names)
     return Coverage(method.name, tuple(float(c) for c in capacities), rounds, tensors, tuple(shares))
 

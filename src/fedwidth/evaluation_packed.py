@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from fedwidth.client import mask_logits
 from fedwidth.data import IGNORE, Data, Partition, Split
 from fedwidth.errors import DataError
 from fedwidth.evaluation import LocalScores, Score, absent_by_client, owners
+from fedwidth.step import mask_logits
 
 MOST_ANSWERS = {"cpu": 2**14, "cuda": 2**20}
 """Samples times models that are answered at a time."""

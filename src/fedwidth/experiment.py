@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fractions import Fraction
@@ -17,18 +18,20 @@ from torch import nn
 from fedwidth import checkpoint, evaluation, folder
 from fedwidth.capacity import Capacities, sample_clients
 from fedwidth.client import Trainer, learning_rate
+from fedwidth.client_memory import FOLDER, ClientMemory, Files
 from fedwidth.config import check, identity, settings_toml
-from fedwidth.cost import Cost, cost_at, count_parameters
+from fedwidth.cost import Cost
 from fedwidth.course import Course, Line, Measured, Result, Stopped
 from fedwidth.data import Data, Partition
 from fedwidth.device import autocast, on_device
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
-from fedwidth.methods import Task, method
+from fedwidth.method_settings import method_of, name_method, with_needs
+from fedwidth.methods import Beginning, Method, Task
 from fedwidth.narrow import skeleton
 from fedwidth.parts import build_model, check_values, find_device, load_data, plan_model, set_precision, split_data
 from fedwidth.randomness import torch_seed
-from fedwidth.rounds import Engine, Report, run_round
+from fedwidth.rounds import Engine, Report, Rounds, run_round
 from fedwidth.server import Server
 from fedwidth.settings import Settings
 from fedwidth.submodel import extract, state_of
@@ -38,11 +41,14 @@ __all__ = ["Course", "Experiment", "Line", "Measured", "Result", "Stopped", "bui
 
 MOST_CLIENTS_LISTED = 10_000
 
+NUMBER_BYTES = 8
+
 
 class Experiment:
     """One run: what it needs is built and checked here, before anything is written.
 
-    `model` (which is copied) and `data` (and a `partition`) may be your own; otherwise the settings name them.
+    `model` (which is copied), `data`, `partition` and `method` may be your own; otherwise the settings name them.
+    `public` is data of the server's own, for methods that close a round with it.
     """
 
     def __init__(
@@ -52,13 +58,17 @@ class Experiment:
         model: nn.Module | None = None,
         data: Data | None = None,
         partition: Partition | None = None,
+        method: Method | None = None,
+        public: Data | None = None,
     ) -> None:
+        if method is not None:
+            settings = name_method(settings, method)
         check_values(settings)
         if partition is None:
-            check(settings)
-        self.settings = settings
+            check(settings, method)
+        self.method = method or method_of(settings)
+        self.settings = settings = with_needs(settings, self.method)
         self.device = find_device(settings.device)
-        self.method = method(settings.method.name, **settings.method.options)
         self.capacities = Capacities.parse(settings.devices.capacities)
         self.data = data if data is not None else load_data(settings)
         self.partition = partition if partition is not None else split_data(settings, self.data)
@@ -73,11 +83,28 @@ class Experiment:
         whole = copy.deepcopy(model) if model is not None else build_model(settings, self.data)
         self.model, self.plan = plan_model(whole, settings, self.data)
         self.model.to(self.device)
-        self._first_state = state_of(self.model)
+        enrolled = self.capacities.enrolled(settings.devices.excluded)
+        beginning = Beginning(state_of(self.model), self.plan, enrolled, settings.seed, self.method.values)
+        self._first_state = self.method.first_state(beginning)
+        self._first_memory = self.method.first_memory(replace(beginning, state=self._first_state))
+        self.rounds = Rounds(
+            self.method,
+            self.plan,
+            settings.server,
+            settings.seed,
+            number=settings.rounds,
+            clients=len(self.partition),
+            enrolled=enrolled,
+            model=self.model,
+            public=public,
+            device=self.device,
+        )
         self.trainer = Trainer(
             self.model, self.plan, self.data, self.partition, self.method, settings, device=self.device
         )
-        self.costs: dict[tuple[tuple[str, int], ...], Cost] = {}
+        self.memory_travels = False
+        """Whether what clients remember is sent to them and back: where the server keeps it for real devices."""
+        self.costs: dict[Hashable, Cost] = {}
         """Of sub-models by size; runs of one model may share them."""
 
     def settle(self, engine: str) -> None:
@@ -110,24 +137,23 @@ class Experiment:
             torch.set_num_threads(1)
             stack.enter_context(on_device(self.device))
             engine = engine or make_engine(self.trainer)
-            if hasattr(engine, "watch"):  # one whose rounds may be long, with workers that answer one by one
-                engine.watch = on_clients
             stack.callback(engine.close)
             course = stack.enter_context(self.begin(place, resume=resume, overwrite=overwrite))
             chosen: dict[int, list[Task]] = {}
-            if hasattr(engine, "ahead") and cohort is None and not self.method.remembers:
-                engine.ahead = lambda: self._look_ahead(course.server.round + 1, chosen)
+
+            def coming() -> tuple[list[Task], int] | None:
+                return self._look_ahead(course.server.round + 1, chosen)
+
             while not course.ended:
                 ready = chosen.pop(course.server.round, None)
                 server, tasks, report = run_round(
+                    self.rounds,
                     course.server,
                     [] if ready else (cohort or self.cohort)(course.server.round),
-                    self.method,
-                    plan=self.plan,
-                    engine=engine,
-                    settings=self.settings.server,
-                    seed=self.settings.seed,
+                    engine,
                     tasks=ready,
+                    coming=coming if cohort is None and not self.method.reads else None,
+                    watch=on_clients,
                 )
                 course.note(server, tasks, report, self.measure(server) if self.is_measured(server.round) else None)
                 stopping = stop() and not course.ended
@@ -228,9 +254,21 @@ class Experiment:
         if resume and place is None:
             raise OptionError("there is nothing to resume without an output folder")
         if resume and place and (place / checkpoint.NAME).exists():
-            server, facts = checkpoint.load_server(place, identity=self._identity(), device=self.device)
+            server, facts = checkpoint.load_server(
+                place, identity=self._identity(), device=self.device, files=self._files(place)
+            )
             return server, float(facts["seconds"])
-        return Server(self._first_state), 0.0
+        return self.first_server(self._files(place)), 0.0
+
+    def first_server(self, files: Files | None = None) -> Server:
+        """The server before the first round; what clients remember is kept in `files`, or in memory."""
+        return Server(self._first_state, memory=self._first_memory, clients=ClientMemory(files=files))
+
+    def _files(self, place: Path | None) -> Files | None:
+        """Where clients' memory is kept, if not in the memory of this machine."""
+        if self.settings.client_memory != "disk":
+            return None
+        return Files(place / FOLDER if place else None)
 
     def save(self, place: Path, server: Server, seconds: float) -> None:
         """Write the checkpoint."""
@@ -248,6 +286,7 @@ class Experiment:
         training = self.settings.training
         costs = [self._cost(task) for task in tasks]
         size = sum(int(c.bytes + c.buffer_bytes) for c in costs)
+        sent, reported = self._beside(tasks)
         # A sample costs three forward passes: one forward, and about two for the gradients.
         macs = sum(3 * int(c.macs) * passes for c, passes in zip(costs, report.passes, strict=True))
         line: Line = {
@@ -256,22 +295,37 @@ class Experiment:
             "clients": [task.client for task in tasks],
             "capacities": [float(task.capacity) for task in tasks],
             "train_loss": sum(report.losses) / len(report.losses) if report.losses else None,
-            "bytes_down": size,
-            "bytes_up": size,
+            "bytes_down": size + sent,
+            "bytes_up": size + reported,
             "macs": macs,
         }
         if report.absent:
             line["absent"] = {str(client): why for client, why in report.absent.items()}
         return line
 
+    def _beside(self, tasks: Sequence[Task]) -> tuple[int, int]:
+        """Bytes that clients are sent, and report, beside their sub-models."""
+        local = self.method.local
+        if local is None:
+            return 0, 0
+        sent = reported = 0
+        for task in tasks:
+            for name, value in task.sends.items():
+                if name in local.own and not self.memory_travels:
+                    continue
+                if isinstance(value, Mapping):
+                    shapes = task.index.shapes
+                    sent += sum(math.prod(shapes[tensor]) * full.element_size() for tensor, full in value.items())
+                else:
+                    sent += NUMBER_BYTES
+            reports = len(local.adds) + (len(local.own) if self.memory_travels else 0)
+            reported += reports * int(self._cost(task).bytes)
+        return sent, reported
+
     def _cost(self, task: Task) -> Cost:
-        counts = task.index.counts
-        size = tuple(counts.items())
+        size = task.part.size
         if size not in self.costs:
-            full = count_parameters(self.plan, {})
-            self.costs[size] = cost_at(
-                self.model, self.plan, self.data.example(), counts, capacity=task.capacity, full=full
-            )
+            self.costs[size] = task.part.cost(self.model, self.plan, self.data.example(), capacity=task.capacity)
         return self.costs[size]
 
     def clients(self, server: Server, measured: Measured | None) -> list[dict[str, Any]]:

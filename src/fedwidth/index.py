@@ -11,14 +11,19 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedwidth.errors import SelectionError
 from fedwidth.plan.axis import Axis, groups_of, positions
 from fedwidth.plan.plan import Plan, check_plan
 from fedwidth.plan.units import check_units
+
+if TYPE_CHECKING:
+    from fedwidth.aggregation import CohortSum
+    from fedwidth.cost import Cost
 
 Pieces = tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...]
 """Pairs of slices (into the full tensor, into the narrow one) that together move all of it."""
@@ -30,7 +35,9 @@ MOST_PIECES = 4
 class Index(Mapping[str, tuple[Tensor, ...]]):
     """Positions kept of every tensor, one sorted LongTensor per dimension.
 
-    Indexes of one plan with equal `key` are equal and hold the same positions: their clients form one cohort.
+    Indexes of one plan with equal `key` are equal and hold the same positions: their clients form one cohort. An index
+    is the common kind of `Part`; what is done with it stands in `submodel`, `narrow`, `aggregation` and `cost`, which
+    know indexes and therefore are imported only when they are needed.
     """
 
     def __init__(
@@ -139,6 +146,40 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
     def is_whole(self) -> bool:
         """Whether it keeps everything."""
         return all(self.counts[name] == group.size for name, group in self.plan.groups.items())
+
+    @cached_property
+    def size(self) -> tuple[tuple[str, int], ...]:
+        """Units kept per group: sub-models of one size have equal shapes."""
+        return tuple(self.counts.items())
+
+    @property
+    def number_of_units(self) -> int:
+        """Units kept of all groups together."""
+        return sum(self.counts.values())
+
+    def cut(self, state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+        """The sub-model's tensors."""
+        from fedwidth.submodel import extract
+
+        return extract(state, plan, self)
+
+    def module(self, model: nn.Module, plan: Plan) -> nn.Module:
+        """A module of the sub-model's size, not yet filled."""
+        from fedwidth.narrow import skeleton
+
+        return skeleton(model, plan, self.counts)
+
+    def accumulator(self) -> CohortSum:
+        """An empty sum of sub-models at these positions."""
+        from fedwidth.aggregation import CohortSum
+
+        return CohortSum(self)
+
+    def cost(self, model: nn.Module, plan: Plan, example: Any, *, capacity: float) -> Cost:
+        """What the sub-model costs a device."""
+        from fedwidth.cost import cost_at, count_parameters
+
+        return cost_at(model, plan, example, self.counts, capacity=capacity, full=count_parameters(plan, {}))
 
     def sliced(self, name: str) -> tuple[int, ...]:
         """Dimensions of `name` that the sub-model holds only part of."""

@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from fedwidth.errors import OptionError, unknown
+from fedwidth.method_settings import method_of, with_needs
 from fedwidth.schema import build, keys, shown, unknown_key
 from fedwidth.settings import Settings, key
 
@@ -29,6 +30,7 @@ PARTS = ("title", "label", "paper", "compare", "grid")
 
 OPTIONS_OF = {
     "method.name": "options",
+    "local.name": "options",
     "model.name": "options",
     "data.name": "options",
     "data.partition": "partition_options",
@@ -115,7 +117,7 @@ def read_recipe(document: Document, changes: Sequence[Document] = ()) -> Recipe:
     for name in base:
         if name not in names:
             raise unknown_key(name, [*names, *PARTS])
-    settings = build(Settings, _change(base, changes))
+    settings = _settings(_change(base, changes))
     if "grid" in document:
         if "compare" in document:
             raise OptionError("a recipe holds [grid] or [[compare]], not both")
@@ -171,10 +173,20 @@ def _variant(base: Document, entry: Document, changes: Sequence[Document], main:
     try:
         shared = {"table": main.table, "best": main.best}
         paper = build(Paper, {**shared, **published} if isinstance(published, Mapping) else published, "paper.")
-        settings = build(Settings, _change(overlay(base, own), changes))
+        settings = _settings(_change(overlay(base, own), changes))
     except OptionError as error:
         raise OptionError(f"run '{label}': {error}") from None
     return Variant(label, settings if settings.answers else replace(settings, answers=str(paper)), paper)
+
+
+def _settings(document: Document) -> Settings:
+    """The settings of a document, with those its method needs where it says nothing."""
+    settings = build(Settings, document)
+    try:
+        method = method_of(settings)
+    except OptionError:  # what is wrong with it is said once the settings are checked
+        return settings
+    return with_needs(settings, method, document)
 
 
 def _cells(grid: Any) -> Iterator[Document]:

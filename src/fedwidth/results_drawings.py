@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedwidth.methods import History, method
+from fedwidth.methods import method
+from fedwidth.methods.replay import replay
 from fedwidth.models import build, example_inputs
 from fedwidth.plan import Plan, trace
 from fedwidth.report.canvas import COLOURS, Line, heat_maps, new_panels, plot_lines
@@ -173,12 +174,9 @@ def draw_excluded(tables: Tables) -> Any:
 def trained(plan: Plan, name: str, tensor: str, rounds: Sequence[int]) -> list[NDArray[np.float64]]:
     """How often each weight of a tensor was trained by a client of capacity 1/4 a round, as shares, after each of these
     numbers of rounds."""
-    chosen, history = method(name), None
     counts = torch.zeros(plan.shapes[tensor][:2])
     found = []
-    for round in range(max(rounds)):
-        (task,) = chosen.assign(plan, [(0, CAPACITY)], round, history, 0)
-        history = History.of(plan, [task.index]) if chosen.remembers else None
+    for round, (task,) in enumerate(replay(method(name), plan, [[(0, CAPACITY)]] * max(rounds))):
         out, into = task.index[tensor][:2]
         counts[out[:, None], into] += 1
         if round + 1 in rounds:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedwidth.aggregation import CohortSum
-from fedwidth.methods import History, Method, Task
+from fedwidth.methods import Closing, Method, Task
 from fedwidth.plan.plan import Plan
 from fedwidth.server import Server
 from fedwidth.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from fedwidth.data import Data
+
+Coming = Callable[[], tuple[Sequence[Task], int] | None]
+"""The next round's tasks and its number, or None where that cannot be known yet."""
+
+Watch = Callable[[int, int], None]
+"""Told, while a round is long, how many of its clients have trained, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -24,38 +34,99 @@ class Report:
     losses: tuple[float, ...]
     absent: Mapping[int, str] = field(default_factory=dict)
     """Clients whose work does not count, and why: late, gone or refused. Only real devices can be."""
+    kept: Mapping[int, Mapping[str, Mapping[str, Tensor]]] = field(default_factory=dict)
+    """What clients keep for themselves: their part of their memory, by client, name and tensor."""
 
 
 class Engine(Protocol):
     """Trains the clients of a round. Whatever the engine, the same tasks give the same sums."""
 
-    def run(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
-        """Train every task from `state`: one sum per index, in order of first appearance, and what was reported."""
+    def run(
+        self,
+        state: Mapping[str, Tensor],
+        tasks: Sequence[Task],
+        round: int,
+        *,
+        coming: Coming | None = None,
+        watch: Watch | None = None,
+    ) -> tuple[Sequence[CohortSum], Report]:
+        """Train every task from `state`: one sum per cohort, in order of first appearance, and what was reported.
+
+        An engine that can, asks for the `coming` round while its device is busy with this one, and prepares it.
+        """
 
     def close(self) -> None:
         """Give back workers and memory."""
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """What the rounds of a run have in common."""
+
+    method: Method
+    plan: Plan
+    settings: ServerSettings
+    seed: int
+    number: int = 1
+    """How many there are."""
+    clients: int = 1
+    """How many there are in all."""
+    enrolled: Sequence[float] = (1.0,)
+    """The capacities they may have."""
+    model: nn.Module | None = None
+    public: Data | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def assign(self, server: Server, cohort: Sequence[tuple[int, float]]) -> list[Task]:
+        """A task for every (client, capacity) of the server's next round."""
+        return self.method.assign(self.plan, cohort, server.round, server.memory, self.seed, state=server.state)
+
+    def send(self, server: Server, tasks: Sequence[Task]) -> list[Task]:
+        """The tasks with what their clients are sent beside their sub-models."""
+        return self.method.send(
+            tasks, server.memory, server.clients, round=server.round, seed=self.seed, clients=self.clients
+        )
+
+    def close(self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report) -> Server:
+        """The server one round further: the method closes the round, and the server takes its step."""
+        closing = Closing(
+            server.state,
+            sums,
+            self.plan,
+            memory=server.memory,
+            tasks=tasks,
+            round=server.round,
+            rounds=self.number,
+            seed=self.seed,
+            clients=self.clients,
+            enrolled=self.enrolled,
+            model=self.model,
+            public=self.public,
+            device=self.device,
+            options=self.method.values,
+        )
+        closed, memory = self.method.finish(closing), self.method.remember(closing)
+        server = replace(server, clients=server.clients.after(tasks, report.kept, server.state, server.round))
+        return server.advance(closed, memory, self.settings, self.plan.parameters)
+
+
 def run_round(
+    rounds: Rounds,
     server: Server,
     cohort: Sequence[tuple[int, float]],
-    method: Method,
-    *,
-    plan: Plan,
     engine: Engine,
-    settings: ServerSettings,
-    seed: int,
-    tasks: list[Task] | None = None,
+    *,
+    tasks: Sequence[Task] | None = None,
+    coming: Coming | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Server, list[Task], Report]:
     """Choose sub-models for the cohort of (client, capacity), train them, and take the server one round further.
 
     `tasks` are what would be chosen, where that was done beforehand.
     """
-    tasks = tasks or method.assign(plan, cohort, server.round, server.history, seed)
+    tasks = rounds.send(server, tasks or rounds.assign(server, cohort))
     if not tasks:  # all were excluded: nothing is learnt in this round
         return replace(server, round=server.round + 1), [], Report((), ())
-    sums, report = engine.run(server.state, tasks, server.round)
+    sums, report = engine.run(server.state, tasks, server.round, coming=coming, watch=watch)
     tasks = [task for task in tasks if task.client not in report.absent]
-    aggregate = method.aggregate(server.state, sums, plan)
-    history = History.of(plan, [task.index for task in tasks]) if method.remembers else None
-    return server.advance(aggregate, history, settings, plan.parameters), tasks, report
+    return rounds.close(server, tasks, sums, report), tasks, report

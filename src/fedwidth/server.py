@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedwidth.methods import History
+from fedwidth.client_memory import ClientMemory
+from fedwidth.methods import Memory
 from fedwidth.settings import ServerSettings
 
 
@@ -23,26 +24,29 @@ class Server:
 
     state: Mapping[str, Tensor]
     round: int = 0
-    history: History | None = None
+    memory: Memory = field(default_factory=dict)
+    """What the method remembers."""
     moments: Mapping[str, Tensor] = field(default_factory=dict)
     """Moments of the server optimiser, 'first.<tensor>' and 'second.<tensor>'."""
+    clients: ClientMemory = field(default_factory=ClientMemory)
+    """What each client remembers."""
 
     def advance(
         self,
         aggregate: Mapping[str, Tensor],
-        history: History | None,
+        memory: Memory,
         settings: ServerSettings,
         trained: frozenset[str],
     ) -> Server:
         """The server after this round; `trained` names the parameters (buffers take the aggregate as it is)."""
         rate = settings.lr * settings.lr_decay**self.round
         if settings.optimiser == "plain" and rate == 1.0:
-            return replace(self, state=aggregate, round=self.round + 1, history=history)
+            return replace(self, state=aggregate, round=self.round + 1, memory=memory)
         state, moments = dict(aggregate), dict(self.moments)
         for name in (name for name in aggregate if name in trained):
             step = _step(name, aggregate[name] - self.state[name], moments, settings)
             state[name] = self.state[name] + rate * step
-        return Server(state, self.round + 1, history, moments)
+        return replace(self, state=state, round=self.round + 1, memory=memory, moments=moments)
 
 
 def _step(name: str, delta: Tensor, moments: dict[str, Tensor], settings: ServerSettings) -> Tensor:

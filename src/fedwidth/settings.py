@@ -26,8 +26,16 @@ def key(
 class MethodSettings:
     """Which units clients train (see `fedwidth methods`)."""
 
-    name: str = key("fedrolex", "method, as listed by `fedwidth methods`")
+    name: str = key("fedrolex", "method, as listed by `fedwidth methods`, or package.module:METHOD")
     options: dict[str, Any] = key({}, "options of the method, e.g. {step = 1}")
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """How clients train what they hold, where another method than the one that chooses it says so."""
+
+    name: str = key("", "method whose local rule trains the sub-models, e.g. fedprox; empty: the method's own")
+    options: dict[str, Any] = key({}, "options of that rule, e.g. {mu = 0.01}")
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,7 @@ class Settings:
     seed: int = key(1, "all randomness of the run comes from it", least=0)
     rounds: int = key(100, "communication rounds", least=1)
     method: MethodSettings = field(default_factory=MethodSettings)
+    local: LocalSettings = field(default_factory=LocalSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     devices: DeviceSettings = field(default_factory=DeviceSettings)
@@ -156,4 +165,7 @@ class Settings:
         "tf32", "arithmetic of convolutions and matrix products on a GPU", choices=("float32", "tf32", "bf16")
     )
     slots: int = key(10, "clients of one width the cuda engine trains at a time; results do not depend on it", least=1)
+    client_memory: str = key(
+        "host", "where what clients remember is kept (SCAFFOLD): in memory, or in files", choices=("host", "disk")
+    )
     checkpoint_every: int = key(1, "rounds between checkpoints; the last round always makes one", least=1)

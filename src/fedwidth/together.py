@@ -20,16 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedwidth.aggregation import CohortSum
 from fedwidth.client import Trainer
 from fedwidth.device import on_device
 from fedwidth.engines.packed import Pack
-from fedwidth.engines.packed_clients import Part
+from fedwidth.engines.packed_clients import RunRound
 from fedwidth.engines.packed_limits import SHARED, in_slots
 from fedwidth.errors import OptionError
 from fedwidth.evaluation import LocalScores, Score
 from fedwidth.evaluation_packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Course, Experiment, Line, Measured, Result, Stopped
-from fedwidth.methods import History, Task
+from fedwidth.methods import Memory, Task
 from fedwidth.models.static_norm import norms_of
 from fedwidth.server import Server
 from fedwidth.settings import Settings
@@ -80,23 +81,38 @@ def run_together(
 def _advance(courses: Sequence[Course], pack: Pack, judge: _Judge, choices: _Choices) -> _Choices:
     """One round of all runs; what was chosen for the next one meanwhile."""
     coming = _Choices()
-    pack.ahead = lambda: coming.look_ahead(courses)
     chosen = [choices.choose(course) for course in courses]
     trained = pack.run(
         [
-            Part(course.experiment.trainer, course.server.state, tasks, course.server.round)
-            for course, (tasks, _) in zip(courses, chosen, strict=True)
-        ]
+            RunRound(course.experiment.trainer, course.server.state, tasks, course.server.round)
+            for course, tasks in zip(courses, chosen, strict=True)
+        ],
+        lambda: coming.look_ahead(courses),
     )
-    servers: dict[object, Server] = {}
-    for course, (_, history), (aggregate, _) in zip(courses, chosen, trained, strict=True):
-        settings, server = course.experiment.settings.server, course.server
-        new = server.advance(aggregate, history, settings, course.experiment.plan.parameters)
-        servers[id(course)] = new
-    measured = judge.measure([(course, servers[id(course)]) for course in courses])
-    for course, (tasks, _), (_, report), found in zip(courses, chosen, trained, measured, strict=True):
-        course.note(servers[id(course)], tasks, report, found)
+    closed: dict[object, Server] = {}
+    servers = []
+    for course, tasks, (sums, report) in zip(courses, chosen, trained, strict=True):
+        key = _closing_key(course, sums)
+        if key not in closed:
+            closed[key] = course.experiment.rounds.close(course.server, tasks, sums, report)
+        # Another run's memory of clients is its own; where the key is equal, neither has one.
+        servers.append(closed[key])
+    measured = judge.measure(list(zip(courses, servers, strict=True)))
+    for course, server, tasks, (_, report), found in zip(courses, servers, chosen, trained, measured, strict=True):
+        course.note(server, tasks, report, found)
     return coming
+
+
+def _closing_key(course: Course, sums: Sequence[CohortSum]) -> object:
+    """What the state after a round depends on: equal runs then go on with one state."""
+    method, server = course.experiment.method, course.server
+    own = (method.close or method.advance) and (
+        id(method.close),
+        id(method.advance),
+        repr(sorted(method.values.items())),
+    )
+    held = (id(server.memory) if server.memory else None, id(server.moments) if server.moments else None)
+    return id(sums), own, held, id(server.clients) if server.clients else None, repr(course.experiment.settings.server)
 
 
 class _Choices:
@@ -104,31 +120,31 @@ class _Choices:
 
     def __init__(self) -> None:
         self._cohorts: dict[object, list[tuple[int, float]]] = {}
-        self._known: dict[object, tuple[list[Task], History | None]] = {}
+        self._known: dict[object, list[Task]] = {}
 
     def look_ahead(self, courses: Sequence[Course]) -> list[tuple[Trainer, list[Task], int]]:
         """The next round of the runs that have one, as far as it does not depend on this one."""
         found = []
         for course in courses:
             round = course.server.round + 1
-            if round < course.experiment.settings.rounds and not course.experiment.method.remembers:
-                found.append((course.experiment.trainer, self.choose(course, round)[0], round))
+            if round < course.experiment.settings.rounds and not course.experiment.method.reads:
+                found.append((course.experiment.trainer, self.choose(course, round), round))
         return found
 
-    def choose(self, course: Course, round: int | None = None) -> tuple[list[Task], History | None]:
-        """The tasks of a run's round, and the history it leaves."""
+    def choose(self, course: Course, round: int | None = None) -> list[Task]:
+        """The tasks of a run's round."""
         experiment, server = course.experiment, course.server
         round = server.round if round is None else round
         method, seed, devices = experiment.method, experiment.settings.seed, experiment.settings.devices
         cohort = (seed, round, len(experiment.partition), repr(devices))
         if cohort not in self._cohorts:
             self._cohorts[cohort] = experiment.cohort(round)
-        key = (cohort, method.name, repr(method.values), id(server.history))
+        read = {"memory": server.memory, "state": server.state}
+        key = (cohort, method.name, repr(method.values), *(id(read[name]) for name in method.reads))
         if key not in self._known:
-            tasks = method.assign(experiment.plan, self._cohorts[cohort], round, server.history, seed)
-            history = History.of(experiment.plan, [task.index for task in tasks]) if method.remembers else None
-            self._known[key] = (tasks, history)
-        return self._known[key]
+            self._known[key] = experiment.rounds.assign(replace(server, round=round), self._cohorts[cohort])
+        ready = self._known[key]
+        return experiment.rounds.send(server, ready) if round == server.round else ready
 
 
 class _Judge:
@@ -185,15 +201,16 @@ class _Judge:
 def _share_states(courses: Sequence[Course], pack: Pack) -> None:
     """Let runs whose states are equal, bit for bit, hold one: then equal work is found, also after a resume."""
     known: dict[object, Mapping[str, Tensor]] = {}
-    histories: dict[object, History | None] = {}
+    memories: dict[object, Memory] = {}
     for course in courses:
         server = course.server
         state = pack.flatten(server.state)
         others = [state.others[name] for name in sorted(state.others)]
         key = tuple(_digest(tensor) for tensor in (state.flat, *others))
-        history = server.history
-        seen = None if history is None else (history.clients, tuple(_digest(t) for t in history.seen.values()))
-        course.server = replace(server, state=known.setdefault(key, state), history=histories.setdefault(seen, history))
+        seen = tuple((name, _digest(tensor)) for name, tensor in sorted(server.memory.items()))
+        course.server = replace(
+            server, state=known.setdefault(key, state), memory=memories.setdefault(seen, server.memory)
+        )
 
 
 def _digest(tensor: Tensor) -> bytes:

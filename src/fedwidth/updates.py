@@ -5,7 +5,7 @@ from __future__ import annotations
 import cmath
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ class Update:
     labels: Tensor | None = None
     """Classes the client has; rows of other classes are left out (HeteroFL). None: all rows count."""
     client: int | str | None = None
+    reports: Mapping[str, State] = field(default_factory=dict)
+    """What the client reports beside its sub-model, by name and tensor; reports are added up, whatever it weighs."""
 
     def __post_init__(self) -> None:
         # Frozen, so set once here: a weight is a float and labels are a LongTensor from now on.
@@ -44,7 +46,7 @@ class Update:
 
 def weigh(weighting: str, *, samples: int, index: Index, updates: int) -> float:
     """p_m of Eq. 10 by appendix A.3: model size counts kernels (kept units), updates counts optimiser steps."""
-    size = sum(index.counts.values())
+    size = index.number_of_units
     weights = {
         "equal": 1,
         "samples": samples,
@@ -70,7 +72,18 @@ def check_update(update: Update, index: Index) -> None:
         classes = index.plan.shapes[name][dim]
         if not 0 <= int(update.labels.min()) <= int(update.labels.max()) < classes:
             raise UpdateError(f"{who} names a label outside 0 to {classes - 1}")
-    for name, tensor in update.sub.items():
+    _check_finite(update.sub, who)
+    index.plan.check_ties(update.sub)
+    for reported in update.reports.values():
+        for name, tensor in reported.items():
+            if tuple(tensor.shape) != index.shapes.get(name):
+                raise UpdateError(f"{who} reports '{name}' with shape {list(tensor.shape)}, which its index has not")
+        _check_finite(reported, who)
+
+
+def _check_finite(tensors: State, who: str) -> None:
+    """Refuse values that are not finite, or that an average would round."""
+    for name, tensor in tensors.items():
         if tensor.is_meta:
             raise UpdateError(f"{who} sent '{name}' without values (on the meta device)")
         if tensor.is_floating_point() or tensor.is_complex():
@@ -80,7 +93,6 @@ def check_update(update: Update, index: Index) -> None:
                 raise UpdateError(f"{who} sent a value in '{name}' that is not finite; the round keeps the old state")
         elif tensor.dtype.itemsize == 8 and not torch.equal(tensor.double().to(tensor.dtype), tensor):
             raise UpdateError(f"{who} sent whole numbers in '{name}' beyond 2**53, which an average would round")
-    index.plan.check_ties(update.sub)
 
 
 def check_alike(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor], who: str) -> None:

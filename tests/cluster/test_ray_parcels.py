@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from fedwidth.aggregation import finalise
 from fedwidth.cli import main
 from fedwidth.engines import SerialEngine, make_engine
+from fedwidth.engines.plain_index import PlainIndex
 from fedwidth.engines.ray_cluster import _fit
 from fedwidth.engines.ray_ledger import Ledger
 from fedwidth.engines.ray_parcels import MOST_PARCELS, divide
-from fedwidth.engines.ray_records import Kit, Packed, PlainIndex, Work, pack
+from fedwidth.engines.ray_records import Kit, Packed, Work, pack
 from fedwidth.engines.ray_worker import Worker, choose_inner, own_device
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment

@@ -19,7 +19,6 @@ from fedwidth.data import from_tensors
 from fedwidth.engines import make_engine, processes
 from fedwidth.experiment import Experiment
 from fedwidth.rounds import run_round
-from fedwidth.server import Server
 from fedwidth.settings import DataSettings, DeviceSettings, MethodSettings, Settings, TrainingSettings
 
 CLIENTS, PER_CLIENT = 5, 5
@@ -119,18 +118,10 @@ def train(run, engine, rounds=20, *, inline=True, **settings):
         made = make_engine(trainer)
     if engine == "processes":
         made._pool = InlinePool(trainer) if inline else None
-    server, losses = Server(run._first_state), []
+    server, losses = run.first_server(), []
     try:
         for round in range(rounds):
-            server, _, report = run_round(
-                server,
-                run.cohort(round),
-                run.method,
-                plan=run.plan,
-                engine=made,
-                settings=run.settings.server,
-                seed=run.settings.seed,
-            )
+            server, _, report = run_round(run.rounds, server, run.cohort(round), made)
             losses.append(report.losses)
     finally:
         made.close()

@@ -55,7 +55,9 @@ def agrees(model, method, engine, *, rounds, **training):
     state, losses, _ = serial(run, rounds)
     found, found_losses, said = train(run, engine, rounds)
     assert worst(state, run._first_state) > 1e-3, "this run trains nothing"
-    reason = "another width" if method == "fjord" and engine != "processes" else None
+    local = run.method.local
+    unsteady = local is not None and local.loss is not None and not local.steady
+    reason = "something else at every step" if unsteady and engine != "processes" else None
     if engine == "vectorised":
         reason = reason or FALLS_BACK.get(model)
     if reason is not None:

@@ -25,11 +25,12 @@ class TestLaws:
     def test_indices_are_in_range_distinct_sorted_and_of_the_planned_size(self, name, model_name):
         _, plan, _ = traced(model_name)
         for rounding in ("floor", "ceil"):
-            method = fedwidth.method(name, **({"rounding": rounding} if name != "fedavg" else {}))
+            narrows = "rounding" in methods()[name].options
+            method = fedwidth.method(name, **({"rounding": rounding} if narrows else {}))
             for capacity in (1.0, 0.5, 1 / 16):
                 for round in (0, 7, 1000):
                     index = method.select(plan, capacity=capacity, round=round, client=1, clients=3, seed=5)
-                    wanted = plan.narrow_shapes(plan.counts(1.0 if name == "fedavg" else capacity, rounding))
+                    wanted = plan.narrow_shapes(plan.counts(capacity if narrows else 1.0, rounding))
                     for tensor, dims in index.items():
                         assert tuple(len(kept) for kept in dims) == wanted[tensor]
                         for kept, size in zip(dims, plan.shapes[tensor], strict=True):
@@ -114,7 +115,7 @@ def test_the_same_arguments_give_the_same_index(name, capacity, round, clients, 
     assert all(torch.equal(a, b) for n in first for a, b in zip(first[n], second[n], strict=True))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "heterofl", "fjord", "fedrolex", "fedbrb"])
+@pytest.mark.parametrize("name", [name for name, method in methods().items() if method.shared(method.values)])
 def test_clients_of_one_capacity_share_a_window_where_the_paper_says_so(name):
     _, plan, _ = traced("preresnet18")
     tasks = fedwidth.method(name).assign(plan, [(c, 0.25) for c in range(4)], round=9, seed=3)
@@ -125,11 +126,27 @@ def test_clients_of_one_capacity_share_a_window_where_the_paper_says_so(name):
     assert by_select == {tasks[0].index.key}
 
 
-@pytest.mark.parametrize("name", ["feddropout", "fedcover", "fedstack", "fedminoccurances"])
+@pytest.mark.parametrize("name", [name for name, method in methods().items() if not method.shared(method.values)])
 def test_clients_of_one_capacity_differ_where_the_paper_says_so(name):
     _, plan, _ = traced("preresnet18")
     tasks = fedwidth.method(name).assign(plan, [(c, 0.25) for c in range(4)], round=9, seed=3)
     assert len({task.index.key for task in tasks}) > 1
+
+
+def test_the_papers_share_windows_in_these_methods():
+    shared = {name for name, method in methods().items() if method.shared(method.values)}
+    assert {"fedavg", "heterofl", "fjord", "fedrolex", "fedbrb"} <= shared
+    assert not shared & {"feddropout", "fedcover", "fedstack", "fedminoccurances"}
+
+
+@pytest.mark.parametrize("name", [name for name, method in methods().items() if method.nested(method.values)])
+def test_narrower_sub_models_lie_inside_wider_ones_where_a_method_says_so(name):
+    _, plan, _ = traced("preresnet18")
+    for round in (0, 5, 300):
+        narrow, wide = (fedwidth.method(name).select(plan, capacity=c, round=round, seed=3) for c in (0.25, 0.5))
+        for tensor in plan.shapes:
+            for inner, outer in zip(narrow[tensor], wide[tensor], strict=True):
+                assert set(inner.tolist()) <= set(outer.tolist())
 
 
 def test_smaller_windows_of_fedrolex_are_nested_in_larger_ones():

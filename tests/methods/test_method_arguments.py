@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedwidth.aggregation import sum_cohorts
 from fedwidth.errors import CapacityError, OptionError, PlanError, SelectionError
 from fedwidth.index import Index
-from fedwidth.methods import History, method, methods
+from fedwidth.methods import Closing, Task, method, methods
 from fedwidth.submodel import extract
 from hand_plans import heads_plan, mlp_plan, random_state
 
@@ -118,16 +118,23 @@ def test_a_model_is_no_plan():
         method("fedrolex").assign(None, [(0, 0.5)], 0)
 
 
-def test_a_history_of_something_else_is_refused():
+def test_a_memory_of_something_else_is_refused():
     plan, other, method_ = mlp_plan(), heads_plan(), method("fedminoccurances")
-    with pytest.raises(OptionError, match="history must be a History or None, not a int"):
-        method_.select(plan, capacity=0.5, history=3)
-    with pytest.raises(SelectionError, match="the history does not count the 8 units of group 'a'"):
-        method_.select(plan, capacity=0.5, history=History.of(other, [Index.whole(other)]))
-    with pytest.raises(SelectionError, match="another plan"):
-        History.of(plan, [Index.whole(other)])
-    with pytest.raises(SelectionError, match=r"a history of 2 clients cannot count \[3, 0\] for 'a'"):
-        History({"a": torch.tensor([3, 0])}, 2)
+    with pytest.raises(OptionError, match="memory must be tensors by name, not a int"):
+        method_.select(plan, capacity=0.5, memory=3)
+    whole = Closing({}, (), other, tasks=[Task(0, 1.0, Index.whole(other), 0)])
+    with pytest.raises(SelectionError, match="the memory does not count the 8 units of group 'a'"):
+        method_.select(plan, capacity=0.5, memory=method_.remember(whole))
+    counted = {f"seen.{name}": torch.full((group.size,), 3) for name, group in plan.groups.items()}
+    with pytest.raises(SelectionError, match=r"a memory of 2 clients cannot count \[3, 3, .*\] for 'a'"):
+        method_.select(plan, capacity=0.5, memory=counted | {"clients": torch.tensor(2)})
+
+
+def test_units_that_differ_between_tensors_cannot_be_counted():
+    plan = mlp_plan()
+    tasks = method("fedbrb").assign(plan, [(0, 0.5)], 0)
+    with pytest.raises(SelectionError, match="units can be counted only where a whole width group keeps the same ones"):
+        method("fedminoccurances").remember(Closing({}, (), plan, tasks=tasks))
 
 
 def test_threads_choose_as_one_does():

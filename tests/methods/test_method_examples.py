@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from fedwidth.aggregation import sum_cohorts
 from fedwidth.errors import CapacityError, OptionError
 from fedwidth.index import Index
-from fedwidth.methods import History, method, methods
+from fedwidth.methods import Closing, Task, method, methods
+from fedwidth.methods.fjord import local_widths
 from fedwidth.plan.axis import Fixed, Units
 from fedwidth.submodel import extract
 from fedwidth.updates import Update
@@ -78,12 +79,14 @@ def test_fedstack_stacks_window_on_window():
 
 def test_fedminoccurances_avoids_what_the_last_round_held():
     plan = plan_of({"layer": (Units("layer", 100),)})
-    last = [Index.of_units(plan, {"layer": range(50)}) for _ in range(9)]
-    history = History.of(plan, last)
-    assert history.seen["layer"].tolist() == [9] * 50 + [0] * 50
+    index = Index.of_units(plan, {"layer": range(50)})
+    last = [Task(client, 0.5, index, client) for client in range(9)]
+    memory = method("fedminoccurances").remember(Closing({}, (), plan, tasks=last))
+    assert memory["seen.layer"].tolist() == [9] * 50 + [0] * 50
+    assert int(memory["clients"]) == 9
     held = torch.zeros(100)
     for seed in range(200):
-        held[units("fedminoccurances", plan=plan, capacity=0.1, seed=seed, history=history)] += 1
+        held[units("fedminoccurances", plan=plan, capacity=0.1, seed=seed, memory=memory)] += 1
     # Odds 1 : 10 between the halves; drawing 10 without replacement shifts it only a little.
     assert 6 < held[50:].sum() / held[:50].sum() < 14
 
@@ -191,8 +194,8 @@ def test_fedbrb_vectors_roll_over_their_own_blocks_or_with_the_rows():
 
 def test_fjord_draws_from_the_widths_it_can_hold():
     fjord = method("fjord", widths=[0.25, 0.5, 1.0])
-    assert fjord.local_widths(0.5, fjord.values) == [0.25, 0.5]
-    assert fjord.local_widths(0.1, fjord.values) == [0.1]
+    assert local_widths(0.5, fjord.values) == [0.25, 0.5]
+    assert local_widths(0.1, fjord.values) == [0.1]
     assert units("fjord", capacity=0.6, round=9) == [0, 1, 2]
 
 

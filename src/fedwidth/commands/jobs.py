@@ -20,7 +20,7 @@ from fedwidth.engines import choose_engine
 from fedwidth.engines.packed_limits import why_not_pack
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment, Result, Stopped
-from fedwidth.methods import method
+from fedwidth.method_settings import method_of
 from fedwidth.parts import build_model, find_device, plan_model
 from fedwidth.plan import Plan
 from fedwidth.report import write_report
@@ -65,9 +65,10 @@ class Parts:
         model = json.dumps([Shelf.source(settings), asdict(settings.model)], sort_keys=True)
         if model not in self._plans:
             _, self._plans[model] = plan_model(build_model(settings, data), settings, data)
-        chosen = method(settings.method.name, **settings.method.options)
+        chosen = method_of(settings)
         cohort = list(enumerate(Capacities.parse(settings.devices.capacities).values))
-        chosen.assign(self._plans[model], cohort, round=0, seed=settings.seed)
+        if "state" not in chosen.reads:  # there is none yet
+            chosen.assign(self._plans[model], cohort, round=0, seed=settings.seed)
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,13 @@ class Crew(Protocol):
 
     channels_last: Callable[[Index], bool]
     """Whether the channels of convolutions lie last in the memory of sub-models of this size."""
-    meanwhile: Callable[[], None]
-    """To be called once in a round, while the device is busy."""
 
     @property
     def can_shrink(self) -> bool:
         """Whether it can do with less memory."""
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
-        """Train every job; they come back in the order given.
+    def train(self, jobs: Sequence[Job], meanwhile: Callable[[], None] | None = None) -> Iterator[Done]:
+        """Train every job; they come back in the order given. `meanwhile` is called once, while the device is busy.
 
         They may still be under way on the device. Behind the last one (`settle`) it has done with them all, and what is
         not finite was refused.

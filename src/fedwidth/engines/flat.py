@@ -65,6 +65,14 @@ class Layout:
         shapes = self.plan.shapes
         return {n: flat[self.offsets[n] : self.offsets[n] + math.prod(shapes[n])].view(shapes[n]) for n in self.names}
 
+    def vector(self, tensors: Mapping[str, Tensor], device: torch.device) -> Tensor:
+        """Some full tensors as one vector, 0 where there is none."""
+        flat = torch.zeros(self.size, dtype=self.dtype, device=device)
+        views = self.views(flat)
+        for name in (name for name in tensors if name in views):
+            views[name].copy_(tensors[name])
+        return flat
+
     def flatten(self, state: Mapping[str, Tensor]) -> FlatState:
         """The state as one vector; as it is if it is one already."""
         if isinstance(state, FlatState):
@@ -204,6 +212,13 @@ class SubLayout:
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the processor on the device. It does not wait: on a GPU that trains, a plain copy takes its turn."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def cut_sent(value: Mapping[str, Tensor] | float, layout: Layout, where: Tensor) -> Tensor:
+    """What a client is sent beside its sub-model, as a vector like it or as one number."""
+    if isinstance(value, Mapping):
+        return layout.vector(value, where.device).index_select(0, where)
+    return torch.tensor(float(value), dtype=layout.dtype, device=where.device)
 
 
 def _stride(shape: Sequence[int], dim: int) -> int:

@@ -7,25 +7,24 @@ order of sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum, weigh
-from fedwidth.client import Trainer
+from fedwidth.aggregation import CohortSum
+from fedwidth.client import Trainer, weigh_client
 from fedwidth.engines.crew import Crew, fitting, if_it_fits, settle
 from fedwidth.engines.faults import named
-from fedwidth.engines.flat import FlatState, Layout, SubLayout, send
-from fedwidth.engines.flat_sums import FlatSum, average_beforehand
+from fedwidth.engines.flat import FlatState, Layout, SubLayout, cut_sent, send
+from fedwidth.engines.flat_sums import FlatSum, FlatSums
 from fedwidth.engines.jobs import Done, Job, Order, Size, make_jobs, orders_of, size_of
 from fedwidth.engines.limits import changing
 from fedwidth.index import Index
 from fedwidth.methods import Task
-from fedwidth.methods.definition import average
-from fedwidth.rounds import Report
+from fedwidth.rounds import Coming, Report, Watch
 from fedwidth.submodel import take
 
 
@@ -33,7 +32,8 @@ from fedwidth.submodel import take
 class Prepared:
     """What a round needs that does not depend on the state."""
 
-    tasks: Sequence[Task]
+    who: object
+    """The clients and their parts, see `_who`."""
     round: int
     sums: dict[str, FlatSum]
     orders: list[Order]
@@ -45,10 +45,12 @@ class Answers:
 
     passes: list[int] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
+    kept: dict[int, dict[str, dict[str, Tensor]]] = field(default_factory=dict)
+    """What clients keep for themselves, by client, name and tensor."""
 
     def report(self) -> Report:
         """Wait for the losses."""
-        return Report(tuple(self.passes), tuple(torch.stack(self.losses).tolist()))
+        return Report(tuple(self.passes), tuple(torch.stack(self.losses).tolist()), kept=self.kept)
 
 
 @dataclass
@@ -64,29 +66,34 @@ class FlatEngine:
 
     def __init__(self, trainer: Trainer, crew: Crew, shapes: Shapes | None = None, *, averages: bool = False) -> None:
         self.trainer, self.crew = trainer, crew
-        self.averages = averages and trainer.method.aggregate_with is average
-        """Whether the sums of a round are averaged next, and by averaging alone: that can be queued beforehand."""
+        self.averages = averages
+        """Whether the sums of a round are averaged next, here: that can be queued beforehand."""
         self.shapes = shapes or Shapes()
-        self.ahead: Callable[[], tuple[Sequence[Task], int] | None] = lambda: None
-        """The next round's tasks and its number: asked for while the device trains this one's."""
         self._prepared: Prepared | None = None
-        crew.meanwhile = self._work_ahead
         self._changing: list[str] | None = None
         self._where: dict[str, Tensor] = {}
 
-    def run(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
+    def run(
+        self,
+        state: Mapping[str, Tensor],
+        tasks: Sequence[Task],
+        round: int,
+        *,
+        coming: Coming | None = None,
+        watch: Watch | None = None,
+    ) -> tuple[Sequence[CohortSum], Report]:
         """Cut, train, add in task order."""
+        del watch  # a round is short
 
-        def work() -> tuple[list[CohortSum], Report]:
+        def work() -> tuple[Sequence[CohortSum], Report]:
             sums, jobs = self.begin(state, tasks, round)
-            trained = self.crew.train(jobs)
+            trained = self.crew.train(jobs, lambda: self._work_ahead(coming))
             answers = self.add(sums, islice(trained, len(jobs)))
             del jobs  # their sub-models are gone before averaging begins
             self._make_room(sums.values())
-            if self.averages:
-                average_beforehand(state, list(sums.values()))
+            averaged = self.averaged(state, sums)
             settle(trained)
-            return list(sums.values()), answers.report()
+            return averaged, answers.report()
 
         return fitting(self.crew, work)
 
@@ -96,26 +103,58 @@ class FlatEngine:
         """The round's empty sums and its jobs."""
         flat = self._flatten(state)
         sums, orders = self._take_prepared(tasks, round)
-        starts = {key: torch.index_select(flat.flat, 0, cohort.where) for key, cohort in sums.items()}
+        starts: dict[str, Tensor] = {}
+        for cohort in sums.values():
+            if cohort.index.key not in starts:
+                starts[cohort.index.key] = torch.index_select(flat.flat, 0, cohort.where)
         subs = [self.shapes.subs[size_of(task)] for task in tasks]
         cuts = [starts[task.index.key] for task in tasks]
         jobs = make_jobs(self.trainer, tasks, subs, cuts, orders=orders, round=round)
         if self._changing:
             jobs = [replace(job, others=self._cut_others(flat, job.task.index)) for job in jobs]
-        return sums, jobs
+        return sums, self._with_sent(jobs, sums)
+
+    def _with_sent(self, jobs: list[Job], sums: Mapping[str, FlatSum]) -> list[Job]:
+        """The jobs with what their clients are sent beside their sub-models."""
+        layout = self.shapes.layout
+        if layout is None or not any(job.task.sends for job in jobs):
+            return jobs
+        cut: dict[tuple[int, str], Tensor] = {}  # what several clients of one part are sent is cut once
+        found = []
+        for job in jobs:
+            sent = {}
+            for name, value in job.task.sends.items():
+                key = (id(value), job.task.index.key)
+                if key not in cut:
+                    cut[key] = cut_sent(value, layout, sums[job.task.cohort].where)
+                sent[name] = cut[key]
+            found.append(replace(job, sent=sent))
+        return found
+
+    def averaged(self, state: Mapping[str, Tensor], sums: dict[str, FlatSum]) -> FlatSums:
+        """The sums; where they are averaged next, that is queued behind the training now."""
+        assert self.shapes.layout is not None
+        found = FlatSums(list(sums.values()), self.shapes.layout)
+        if self.averages:
+            found.average_beforehand(state)
+        return found
 
     def add(self, sums: dict[str, FlatSum], trained: Iterator[Done]) -> Answers:
         """Add the trained clients to the sums as they come."""
         answers = Answers()
         for done in trained:
-            steps = len(done.job.order.lengths)
-            with named("add", done.job.round, done.job.task):
-                self._add(sums[done.job.task.index.key], done, steps)
-            answers.passes.append(sum(done.job.order.lengths))
-            answers.losses.append(done.loss_sum / steps)
-        if self.trainer.method.aggregate_with is not average:
-            for cohort in sums.values():
-                cohort.open()
+            task, order = done.job.task, done.job.order
+            with named("add", done.job.round, task):
+                self._add(sums[task.cohort], done)
+            answers.passes.append(sum(order.lengths))
+            answers.losses.append(done.loss_sum / order.steps)
+            own = {name: done.reports[name] for name in self.trainer.rule.local.own if name in done.reports}
+            if own:
+                names = self.trainer.plan.parameters
+                answers.kept[task.client] = {
+                    name: {n: t for n, t in done.job.sub.views(vector.cpu()).items() if n in names}
+                    for name, vector in own.items()
+                }
         return answers
 
     def close(self) -> None:
@@ -128,19 +167,19 @@ class FlatEngine:
     def prepare(self, tasks: Sequence[Task], round: int) -> None:
         """Prepare a round to come: neither the positions of its sub-models nor the orders of samples need a state."""
         orders = orders_of(self.trainer, tasks, round)
-        self._prepared = Prepared(tasks, round, self._make_sums(tasks, round), orders)
+        self._prepared = Prepared(_who(tasks), round, self._make_sums(tasks, round), orders)
         self.crew.gather(self.trainer, orders)  # last: what needs the most memory may be left out
 
-    def _work_ahead(self) -> None:
-        coming = self.ahead()
-        if coming is not None:
-            tasks, round = coming
+    def _work_ahead(self, coming: Coming | None) -> None:
+        found = coming() if coming is not None else None
+        if found is not None:
+            tasks, round = found
             if_it_fits(lambda: self.prepare(tasks, round))
 
     def _take_prepared(self, tasks: Sequence[Task], round: int) -> tuple[dict[str, FlatSum], list[Order]]:
         """The round's empty sums and its clients' orders, made beforehand or now."""
         ready, self._prepared = self._prepared, None
-        if ready is not None and ready.round == round and ready.tasks is tasks:
+        if ready is not None and ready.round == round and ready.who == _who(tasks):
             return ready.sums, ready.orders
         return self._make_sums(tasks, round), orders_of(self.trainer, tasks, round)
 
@@ -167,6 +206,7 @@ class FlatEngine:
         """An empty sum per index, with the positions it holds."""
         assert self.shapes.layout is not None
         sums: dict[str, FlatSum] = {}
+        where: dict[str, Tensor] = {}
         for task in tasks:
             index, size = task.index, size_of(task)
             with named("cut", round, task):
@@ -175,28 +215,31 @@ class FlatEngine:
                     self.shapes.subs[size] = SubLayout(
                         self.shapes.layout, index, self.trainer.device, channels_last=last
                     )
-                if index.key not in sums:
-                    known = self._where.get(index.key)
-                    where = known if known is not None else self.shapes.subs[size].where(index)
-                    sums[index.key] = FlatSum(index, self.shapes.subs[size], where)
-        self._where = {key: cohort.where for key, cohort in sums.items()}  # kept for methods whose windows stay
+                if task.cohort not in sums:
+                    known = where.get(index.key, self._where.get(index.key))
+                    where[index.key] = known if known is not None else self.shapes.subs[size].where(index)
+                    sums[task.cohort] = FlatSum(index, self.shapes.subs[size], where[index.key])
+        self._where = where  # kept for methods whose windows stay
         return sums
 
-    def _add(self, cohort: FlatSum, done: Done, steps: int) -> None:
+    def _add(self, cohort: FlatSum, done: Done) -> None:
         """Add a trained client to its cohort."""
-        trainer, settings, task = self.trainer, self.trainer.settings, done.job.task
-        samples = len(trainer.partition[task.client])
-        weight = weigh(settings.server.weighting, samples=samples, index=task.index, updates=steps)
+        trainer, task = self.trainer, done.job.task
+        weight, labels = weigh_client(trainer, task, done.job.order.steps)
         rows = None
-        if settings.server.label_rows and trainer.plan.label_axes:
-            labels = trainer.partition.labels[task.client]
-            if len(labels) < trainer.data.classes:
-                rows = self._rows(done.job.size, labels)
+        if labels is not None and trainer.plan.label_axes and len(labels) < trainer.data.classes:
+            rows = self._rows(done.job.size, labels)
         cohort.add_flat(done.flat, weight, rows)
         cohort.add_others(done.others, weight)
+        cohort.add_reports({name: done.reports[name] for name in trainer.rule.local.adds if name in done.reports})
 
     def _rows(self, size: Size, labels: Tensor) -> Tensor:
         """For every labelled element of the sub-model: 0 if it belongs to a class the client lacks, else 1."""
         table = torch.zeros(self.trainer.data.classes, dtype=torch.float64)
         table[labels] = 1.0
         return send(table, self.trainer.device)[self.shapes.subs[size].classes]
+
+
+def _who(tasks: Sequence[Task]) -> object:
+    """Clients, capacities and parts: what was prepared for them serves all rounds in which these are the same."""
+    return [(task.client, task.capacity, task.cohort) for task in tasks]

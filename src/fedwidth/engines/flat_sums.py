@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum, Weight, average_tensor, interpolate, ratio
+from fedwidth.aggregation import CohortSum, RoundSums, Weight, average_tensor, interpolate, ratio
 from fedwidth.engines.faults import named
 from fedwidth.engines.flat import FlatState, Layout, SubLayout
 from fedwidth.errors import UpdateError
 from fedwidth.index import Index
 from fedwidth.methods import Task
-from fedwidth.updates import accumulable
 
 
 class FlatSum(CohortSum):
-    """A cohort's mean as one vector. `mean` and `weight` by tensor are views of it, for methods that ask for them."""
+    """A cohort's mean as one vector. `mean` and `weight` by tensor are views of it, made for methods that ask."""
 
     def __init__(self, index: Index, sub: SubLayout, where: Tensor) -> None:
         super().__init__(index)
@@ -29,8 +29,6 @@ class FlatSum(CohortSum):
         """Of every element but the labelled ones: clients differ in those alone."""
         self.label_weight: Tensor | None = None
         """Of each labelled element (`sub.classes`); None while it is `flat_weight`, as all clients had all classes."""
-        self.averaged: tuple[FlatState, int, FlatState] | None = None
-        """A state, how many clients were averaged into it, and the result; kept by the first cohort of a round."""
 
     def add_flat(self, flat: Tensor, weight: float, rows: Tensor | None) -> None:
         """Add a client's vector. `rows` is 0 for labelled elements of classes the client lacks, else 1; None: all 1.
@@ -59,19 +57,34 @@ class FlatSum(CohortSum):
     def add_others(self, others: Mapping[str, Tensor], weight: float) -> None:
         """Add the client's tensors that are not in the vector, one by one."""
         for name, tensor in others.items():
-            value = accumulable(tensor)
-            if name in self.mean:
-                self._blend(name, value, weight)
-            else:
-                self.mean[name], self.weight[name] = value.clone(), weight
+            self._add(name, tensor, weight)
 
-    def open(self) -> None:
-        """Fill `mean` and `weight` by tensor."""
-        assert self.flat_mean is not None
-        self.mean.update(self.sub.views(self.flat_mean))
-        self.weight.update(dict.fromkeys(self.sub.shapes, self.flat_weight))
+    def add_reports(self, reports: Mapping[str, Tensor]) -> None:
+        """Add what the client reports beside its sub-model, as vectors like it."""
+        for name, vector in reports.items():
+            if name not in self.reports:
+                self.reports[name] = FlatSum(self.index, self.sub, self.where)
+            total = self.reports[name]
+            assert isinstance(total, FlatSum)
+            total.add_flat(vector, 1.0, None)
+
+    @property
+    def mean(self) -> Mapping[str, Tensor]:
+        """The mean by tensor: views of the vector, and what is not in it."""
+        return self._mean if self.flat_mean is None else {**self.sub.views(self.flat_mean), **self._mean}
+
+    @property
+    def weight(self) -> Mapping[str, Weight]:
+        """The weight by tensor."""
+        found: dict[str, Weight] = dict.fromkeys(self.sub.shapes, self.flat_weight)
         if self.label_weight is not None:
-            self.weight.update(self.sub.labelled_views(self.label_weight))
+            found |= self.sub.labelled_views(self.label_weight)
+        return {**found, **self._weight}
+
+    @property
+    def others(self) -> Iterable[str]:
+        """The tensors that are not in the vector."""
+        return self._mean
 
     @property
     def room(self) -> int:
@@ -87,21 +100,30 @@ class FlatSum(CohortSum):
         on_the_way = weight * elements + (3 * weight + torch.bool.itemsize) * labelled
         return max(on_the_way, 2 * weight * elements + weight * labelled)
 
-    def average_together(self, state: Mapping[str, Tensor], sums: Sequence[FlatSum]) -> FlatState:
-        """What `aggregation.finalise` does for sums of this kind."""
-        if self.averaged is not None and self.averaged[0] is state and self.averaged[1] == _clients(sums):
-            return self.averaged[2]
-        return average_flat(self.sub.layout.flatten(state), sums, self.sub.layout)
 
+class FlatSums(RoundSums):
+    """The sums of a round as vectors."""
 
-def average_beforehand(state: Mapping[str, Tensor], sums: Sequence[FlatSum]) -> None:
-    """Queue the averaging of full sums behind a training that is still under way, so that the device need not wait."""
-    if isinstance(state, FlatState):
-        sums[0].averaged = state, _clients(sums), average_flat(state, sums, sums[0].sub.layout)
+    def __init__(self, sums: Sequence[FlatSum], layout: Layout) -> None:
+        self._sums, self._layout = list(sums), layout
+        self._known: tuple[Mapping[str, Tensor], FlatState] | None = None
 
+    def __getitem__(self, number: Any) -> Any:
+        return self._sums[number]
 
-def _clients(sums: Sequence[FlatSum]) -> int:
-    return sum(cohort.clients for cohort in sums)
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def average_beforehand(self, state: Mapping[str, Tensor]) -> None:
+        """Queue the averaging behind a training that is still under way, so that the device need not wait."""
+        if isinstance(state, FlatState):
+            self._known = state, average_flat(state, self._sums, self._layout)
+
+    def average(self, state: Mapping[str, Tensor]) -> FlatState:
+        """The new state."""
+        if self._known is not None and self._known[0] is state:
+            return self._known[1]
+        return average_flat(self._layout.flatten(state), self._sums, self._layout)
 
 
 def average_flat(state: FlatState, sums: Sequence[FlatSum], layout: Layout) -> FlatState:
@@ -111,7 +133,7 @@ def average_flat(state: FlatState, sums: Sequence[FlatSum], layout: Layout) -> F
     for cohort in sums:
         _put(result, total, cohort)
     others = dict(state.others)
-    for name in others.keys() & {name for cohort in sums for name in cohort.mean}:
+    for name in others.keys() & {name for cohort in sums for name in cohort.others}:
         others[name] = average_tensor(others[name], name, sums, layout.plan)
     return FlatState(result, layout, others)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedwidth.client import Trainer, absent_classes, learning_rate
+from fedwidth.client import Trainer, absent_classes, learning_rate, one_epoch, order_generator
 from fedwidth.engines.flat import SubLayout, send
 from fedwidth.methods import Task
 from fedwidth.randomness import torch_generator
@@ -34,6 +34,13 @@ class Order(NamedTuple):
     """Augmentation of each sample [steps, batch, 3], or None."""
     absent: Tensor | None
     """True for the classes it lacks, on the device; None where nothing is masked."""
+    probes: int = 0
+    """Batches at the beginning over which only the gradient is gathered."""
+
+    @property
+    def steps(self) -> int:
+        """Local steps that train."""
+        return len(self.lengths) - self.probes
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,10 @@ class Job:
     round: int
     others: Mapping[str, Tensor] = field(default_factory=dict)
     """What training may change beside the vector (counts of batches)."""
+    sent: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the client was sent beside its sub-model, as vectors like it or numbers."""
     run: str = ""
-    """Whose it is, where several runs train together."""
+    """The run the client belongs to, where several train together."""
 
     @property
     def size(self) -> Size:
@@ -68,11 +77,13 @@ class Done:
     loss_sum: Tensor
     others: Mapping[str, Tensor] = field(default_factory=dict)
     """What became of the job's others."""
+    reports: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the client reports beside its sub-model, as vectors like it."""
 
 
 def size_of(task: Task) -> Size:
     """Capacity and units kept per group."""
-    return task.capacity, tuple(task.index.counts.items())
+    return task.capacity, task.index.size
 
 
 def order_of(samples: Tensor, settings: TrainingSettings, generator: torch.Generator) -> Tensor:
@@ -103,11 +114,19 @@ def lengths_of(order: Tensor) -> tuple[int, ...]:
 
 def drawn_by(trainer: Trainer, client: int, round: int) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
     """What a client draws from (seed, round, client): its order, the lengths of its batches, and its augmentation."""
-    settings = trainer.settings
-    generator = torch_generator(settings.seed, "order", round, client)
-    order = order_of(trainer.partition[client], settings.training, generator)
+    settings, samples = trainer.settings, trainer.partition[client]
+    order = order_of(samples, settings.training, order_generator(settings.seed, round, client))
+    if trainer.rule.probes:
+        first = order_of(samples, one_epoch(settings.training), order_generator(settings.seed, round, client))
+        order = torch.cat([first, order])
     lengths = lengths_of(order)
     return order, lengths, _augmentation(order, lengths, trainer, client, round)
+
+
+def probes_of(trainer: Trainer, client: int) -> int:
+    """Batches over which a client's gradient is gathered before it trains: one epoch, or none."""
+    samples = len(trainer.partition[client])
+    return math.ceil(samples / trainer.settings.training.batch_size) if trainer.rule.probes else 0
 
 
 def _augmentation(order: Tensor, lengths: Sequence[int], trainer: Trainer, client: int, round: int) -> Tensor | None:
@@ -125,7 +144,10 @@ def _augmentation(order: Tensor, lengths: Sequence[int], trainer: Trainer, clien
 def orders_of(trainer: Trainer, tasks: Sequence[Task], round: int) -> list[Order]:
     """What each client draws and lacks: needs no state, so may be done beforehand."""
     absent = _absent(trainer, tasks)
-    return [Order(*drawn_by(trainer, task.client, round), own) for task, own in zip(tasks, absent, strict=True)]
+    return [
+        Order(*drawn_by(trainer, task.client, round), own, probes_of(trainer, task.client))
+        for task, own in zip(tasks, absent, strict=True)
+    ]
 
 
 def make_jobs(

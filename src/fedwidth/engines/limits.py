@@ -17,8 +17,10 @@ def why_not(trainer: Trainer, *, stacked: bool = True) -> str | None:
     draw nor keep anything.
     """
     model = trainer.model
-    if trainer.method.local_widths is not None:
-        return f"{trainer.method.title} trains another width at every step"
+    if not trainer.method.slices:
+        return f"the sub-models of {trainer.method.title} are no slices of the model"
+    if trainer.rule.local.loss is not None and not trainer.rule.local.steady:
+        return f"the loss of {trainer.rule.title} may do something else at every step"
     if len({p.dtype for p in model.parameters()}) > 1:
         return "its parameters have several dtypes"
     for name, module in model.named_modules():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,16 @@ from fedwidth.methods import Task
 
 Shape = tuple[Size, tuple[int, ...] | None]
 """What shares a stack: the size, and with batch norm the samples in each batch."""
+
+
+class Trained(NamedTuple):
+    """Clients of a stack that have trained, one in each row."""
+
+    vectors: Tensor
+    losses: Tensor
+    """Sums over their steps."""
+    reports: Mapping[str, Tensor]
+    """What they report beside their sub-models."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,12 @@ class Lot:
     rates: Sequence[float]
     absent: Sequence[Tensor | None]
     """Classes a client lacks, where they are masked."""
+    probes: Sequence[int]
+    """Steps at the beginning over which only each client's gradient is gathered."""
+    samples: Sequence[int]
+    """How many each client has."""
+    sent: Sequence[Mapping[str, Tensor]]
+    """What each client was sent beside its sub-model."""
     lengths: Sequence[int]
     """Samples in the batch of each step that has most: of the widest batch, or (batch norm) of every batch."""
 
@@ -47,11 +64,13 @@ class Group:
     lot: Lot
     losses: Tensor
     """Sums over each client's steps, once it has trained."""
+    reports: dict[str, Tensor]
+    """What each client reports beside its sub-model, once it has trained: rows like those of the vectors."""
 
     @classmethod
     def of(cls, shape: Shape, sub: SubLayout, rows: Tensor, lot: Lot) -> Group:
         """Clients that have not trained yet."""
-        return cls(shape, sub, rows, lot, torch.empty(len(rows), dtype=rows.dtype, device=rows.device))
+        return cls(shape, sub, rows, lot, torch.empty(len(rows), dtype=rows.dtype, device=rows.device), {})
 
 
 @dataclass(frozen=True)
@@ -80,7 +99,11 @@ class Portion:
         """In all vectors of the stack."""
         return self.room * self.group.sub.size
 
-    def put(self, vectors: Tensor, losses: Tensor) -> None:
+    def put(self, trained: Trained) -> None:
         """Take what was trained."""
-        self.rows.copy_(vectors)
-        self.group.losses[self.part].copy_(losses)
+        self.rows.copy_(trained.vectors)
+        self.group.losses[self.part].copy_(trained.losses)
+        for name, rows in trained.reports.items():
+            if name not in self.group.reports:
+                self.group.reports[name] = torch.zeros_like(self.group.rows)
+            self.group.reports[name][self.part].copy_(rows)

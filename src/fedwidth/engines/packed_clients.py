@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,13 +13,13 @@ from fedwidth.engines.jobs import drawn_by
 from fedwidth.engines.lots import Lot
 from fedwidth.methods import Task
 
-Coming = Sequence[tuple[Trainer, Sequence[Task], int]]
-"""The next round of each run: its tasks and its number."""
+Coming = Callable[[], Sequence[tuple[Trainer, Sequence[Task], int]]]
+"""The next round of each run that has one and can know it yet: its tasks and its number."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One run's share of a round."""
+class RunRound:
+    """One round of one run."""
 
     trainer: Trainer
     state: Mapping[str, Tensor]
@@ -65,7 +65,7 @@ class Orders:
 
 
 def name_of(trainer: Trainer) -> str:
-    """Of a run, among those that train together."""
+    """A run's name among those that train together."""
     return f"{trainer.method.name} with seed {trainer.settings.seed}"
 
 
@@ -81,7 +81,7 @@ def who_has_what(trainers: Sequence[Trainer]) -> dict[int, bytes]:
     return found
 
 
-def clients_of(part: Part, run: int, orders: Orders) -> list[Client]:
+def clients_of(part: RunRound, run: int, orders: Orders) -> list[Client]:
     """The clients of a run, in task order; their orders join the others."""
     found = []
     for place, task in enumerate(part.tasks):
@@ -93,7 +93,7 @@ def clients_of(part: Part, run: int, orders: Orders) -> list[Client]:
 
 def lot_of(
     group: Sequence[Client],
-    parts: Sequence[Part],
+    parts: Sequence[RunRound],
     orders: Orders,
     *,
     first: Sequence[int],
@@ -108,6 +108,9 @@ def lot_of(
         [client.steps for client in group],
         [rates[client.run] for client in group],
         [_absent(parts[client.run].trainer, client.task) for client in group],
+        [0] * len(group),
+        [1] * len(group),
+        [{}] * len(group),
         lengths or (max(max(orders.lengths[number]) for number in {client.order for client in group}),),
     )
 

@@ -31,6 +31,8 @@ def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
     stacked = not in_slots(first)
     for trainer in trainers:
         reason = why_not(trainer, stacked=stacked) or _differs(first, trainer)
+        if stacked and trainer.rule.sends_or_reports:
+            reason = reason or f"clients of {trainer.rule.title} are sent or report more than a sub-model"
         if reason:
             return reason
     return try_stack(first) if stacked else try_capture(first)
@@ -41,6 +43,8 @@ def _differs(first: Trainer, other: Trainer) -> str | None:
     for name in SHARED:
         if getattr(first.settings.training, name) != getattr(other.settings.training, name):
             return f"training.{name} differs"
+    if not first.rule.equals(other.rule):
+        return "their clients train by different local rules"
     if first.plan.shapes != other.plan.shapes or str(first.model) != str(other.model):
         return "their models differ"
     if first.data is not other.data:

@@ -7,17 +7,16 @@ all runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from torch import Tensor
-
+from fedwidth.aggregation import CohortSum
 from fedwidth.client import Trainer
 from fedwidth.engines.crew import fitting, if_it_fits, settle
-from fedwidth.engines.flat import FlatState, Layout
+from fedwidth.engines.flat import Layout
 from fedwidth.engines.flat_engine import FlatEngine, Shapes
-from fedwidth.engines.packed_clients import Coming, Part, name_of
+from fedwidth.engines.packed_clients import Coming, RunRound, name_of
 from fedwidth.engines.slots import Slots
 from fedwidth.rounds import Report
 
@@ -25,52 +24,42 @@ from fedwidth.rounds import Report
 class SlotPack:
     """Trains a round of several runs in slots."""
 
-    def __init__(
-        self,
-        trainers: Sequence[Trainer],
-        layout: Layout,
-        ahead: Callable[[], Coming],
-    ) -> None:
+    def __init__(self, trainers: Sequence[Trainer], layout: Layout) -> None:
         self.crew = Slots(trainers[0])
         self.crew.per_size *= len(trainers)
         shapes = Shapes(layout)
-        self._engines = {id(trainer): FlatEngine(trainer, self.crew, shapes) for trainer in trainers}
-        self.crew.meanwhile = self._work_ahead
-        self._ahead = ahead
-        self._at_work: set[int] = set()
-        """Whose clients train in this round: of runs that are equal so far, one."""
+        self._engines = {id(trainer): FlatEngine(trainer, self.crew, shapes, averages=True) for trainer in trainers}
 
-    def train(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
-        """The averaged states and what the clients reported."""
-        return fitting(self.crew, lambda: self._train(parts))
+    def train(self, parts: Sequence[RunRound], coming: Coming) -> list[tuple[Sequence[CohortSum], Report]]:
+        """The sums and what the clients reported, run by run."""
+        return fitting(self.crew, lambda: self._train(parts, coming))
 
     def close(self) -> None:
         """Give the device's memory back."""
         for engine in self._engines.values():
             engine.close()
 
-    def _train(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
+    def _train(self, parts: Sequence[RunRound], coming: Coming) -> list[tuple[Sequence[CohortSum], Report]]:
         engines = [self._engines[id(part.trainer)] for part in parts]
-        self._at_work = {id(part.trainer) for part in parts}
         begun = [engine.begin(p.state, p.tasks, p.round) for engine, p in zip(engines, parts, strict=True)]
         jobs_of_all = [replace(job, run=name_of(job.trainer)) for _, jobs in begun for job in jobs]
-        trained = self.crew.train(jobs_of_all)
+        at_work = {id(part.trainer) for part in parts}  # of runs that are equal so far, one
+        trained = self.crew.train(jobs_of_all, lambda: self._work_ahead(coming, at_work))
         found = []
         for engine, part in zip(engines, parts, strict=True):
             empty, jobs = begun.pop(0)  # let go of, once it is averaged
             answers = engine.add(empty, islice(trained, len(jobs)))
-            sums = list(empty.values())
-            found.append((part.trainer.method.aggregate(part.state, sums, part.trainer.plan), answers))
+            found.append((engine.averaged(part.state, empty), answers))
         settle(trained)
-        return [(state, answers.report()) for state, answers in found]
+        return [(sums, answers.report()) for sums, answers in found]
 
-    def _work_ahead(self) -> None:
+    def _work_ahead(self, coming: Coming, at_work: set[int]) -> None:
         """Prepare the next round of every run while the device trains."""
-        coming = self._ahead()
+        next_rounds = coming()
 
         def prepare() -> None:
-            for trainer, tasks, round in coming:
-                if id(trainer) in self._at_work:
+            for trainer, tasks, round in next_rounds:
+                if id(trainer) in at_work:
                     self._engines[id(trainer)].prepare(tasks, round)
 
         if_it_fits(prepare)

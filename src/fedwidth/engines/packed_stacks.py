@@ -10,18 +10,19 @@ only the order of sums inside a stacked product may differ, because more models 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from fedwidth.aggregation import CohortSum
 from fedwidth.client import Trainer
 from fedwidth.engines.crew import fitting
-from fedwidth.engines.flat import FlatState, Layout, SubLayout
+from fedwidth.engines.flat import Layout, SubLayout
 from fedwidth.engines.flat_sums import check_rows
 from fedwidth.engines.jobs import Size, size_of
 from fedwidth.engines.lots import Group, Shape
-from fedwidth.engines.packed_clients import Client, Coming, Orders, Part, clients_of, lot_of, name_of, who_has_what
+from fedwidth.engines.packed_clients import Client, Coming, Orders, RunRound, clients_of, lot_of, name_of, who_has_what
 from fedwidth.engines.packed_sums import Members, average_runs
 from fedwidth.engines.stacks import Stacks
 from fedwidth.errors import UpdateError
@@ -34,17 +35,15 @@ MOST_GATHERED = 2**26
 class StackPack:
     """Trains a round of several runs as stacks."""
 
-    def __init__(self, trainers: Sequence[Trainer], layout: Layout, ahead: Callable[[], Coming]) -> None:
+    def __init__(self, trainers: Sequence[Trainer], layout: Layout) -> None:
         self.crew = Stacks(trainers[0])
-        self.crew.meanwhile = self._work_ahead
-        self._ahead = ahead
         self.device = trainers[0].device
         self._layout = layout
         self._subs: dict[Size, SubLayout] = {}
         self._labels: dict[Size, Tensor] = {}
         self._partitions = who_has_what(trainers)
         self._orders = self._no_orders()
-        """Of the next round, as far as they are known."""
+        """The orders of the next round, as far as they are known."""
 
     def close(self) -> None:
         """Give the device's memory back."""
@@ -52,12 +51,14 @@ class StackPack:
         self._subs.clear()
         self._labels.clear()
 
-    def train(self, parts: Sequence[Part]) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
-        """The averaged states and what the clients reported."""
+    def train(self, parts: Sequence[RunRound], coming: Coming) -> list[tuple[Sequence[CohortSum], Report]]:
+        """The sums and what the clients reported, run by run."""
         orders, self._orders = self._orders, self._no_orders()
-        return fitting(self.crew, lambda: self._train(parts, orders))
+        return fitting(self.crew, lambda: self._train(parts, orders, coming))
 
-    def _train(self, parts: Sequence[Part], orders: Orders) -> list[tuple[FlatState | dict[str, Tensor], Report]]:
+    def _train(
+        self, parts: Sequence[RunRound], orders: Orders, coming: Coming
+    ) -> list[tuple[Sequence[CohortSum], Report]]:
         states = [self._layout.flatten(part.state) for part in parts]
         flats = torch.stack([state.flat for state in states])
         clients = [clients_of(part, run, orders) for run, part in enumerate(parts)]
@@ -80,7 +81,7 @@ class StackPack:
                 own.append(Group.of(shape, member.sub, member.rows[done : done + len(group)], lot))
                 done += len(group)
             members.append((member, everyone, own))
-        self.crew.train_groups([group for _, _, own in members for group in own])
+        self.crew.train_groups([group for _, _, own in members for group in own], lambda: self._work_ahead(coming))
         for member, everyone, own in members:
             steps = torch.tensor([client.steps for client in everyone], device=self.device)
             sums = torch.cat([group.losses for group in own])
@@ -97,13 +98,13 @@ class StackPack:
     def _no_orders(self) -> Orders:
         return Orders(self._partitions, {}, [], [], [])
 
-    def _work_ahead(self) -> None:
+    def _work_ahead(self, coming: Coming) -> None:
         """Choose the sub-models of the next round and shuffle its samples while the device trains."""
-        for trainer, tasks, round in self._ahead():
+        for trainer, tasks, round in coming():
             for task in tasks:
                 self._orders.number(trainer, task.client, round)
 
-    def _cut(self, flats: Tensor, group: Sequence[Client], parts: Sequence[Part]) -> Members:
+    def _cut(self, flats: Tensor, group: Sequence[Client], parts: Sequence[RunRound]) -> Members:
         """The sub-models of a group, one in each row, and where each comes from."""
         task, size = group[0].task, size_of(group[0].task)
         if size not in self._subs:
@@ -138,7 +139,7 @@ class StackPack:
         )
 
 
-def _check(member: Members, clients: Sequence[Client], parts: Sequence[Part]) -> None:
+def _check(member: Members, clients: Sequence[Client], parts: Sequence[RunRound]) -> None:
     """Refuse what is not finite, naming run and client; one answer from the device for all, more only if it is no."""
     try:
         check_rows(member.rows, member.sub, [client.task for client in clients])

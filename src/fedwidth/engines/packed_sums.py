@@ -7,18 +7,19 @@ and in task order as for one run alone; only the interpolation of the vectors ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import Weight, ratio, weigh
-from fedwidth.client import Trainer
+from fedwidth.aggregation import RoundSums, Weight, ratio
+from fedwidth.client import Trainer, weigh_client
 from fedwidth.engines.flat import FlatState, SubLayout
-from fedwidth.engines.flat_sums import FlatSum
+from fedwidth.engines.flat_sums import FlatSum, average_flat
 from fedwidth.methods import Task
-from fedwidth.methods.definition import average
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class _Cohort:
     """Clients of one run with one index, in task order."""
 
     number: int
-    """In the run, in order of first appearance."""
+    """Its number in the run, in order of first appearance."""
     group: int
     rows: list[int]
     total: Weight
@@ -50,27 +51,45 @@ class _Cohort:
     """Of the second client and later ones, each among those up to it."""
 
 
+class PackedSums(RoundSums):
+    """The sums of one run of a pack: averaged with those of all others, and made one by one only if asked for."""
+
+    def __init__(
+        self, state: FlatState, new: FlatState, cohorts: Sequence[_Cohort], members: Sequence[Members]
+    ) -> None:
+        self._state, self._new, self._cohorts, self._members = state, new, cohorts, members
+
+    @cached_property
+    def _sums(self) -> list[FlatSum]:
+        return [_sum_of(cohort, self._members[cohort.group]) for cohort in self._cohorts]
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._sums[number]
+
+    def __len__(self) -> int:
+        return len(self._cohorts)
+
+    def average(self, state: Mapping[str, Tensor]) -> FlatState:
+        """The new state."""
+        layout = self._members[0].sub.layout
+        return self._new if state is self._state else average_flat(layout.flatten(state), self._sums, layout)
+
+
 def average_runs(
     states: Sequence[FlatState], flats: Tensor, members: Sequence[Members], trainers: Sequence[Trainer]
-) -> list[FlatState | dict[str, Tensor]]:
-    """The new state of every run (Eq. 10, or what its method does instead); the old ones, `flats`, are used up."""
+) -> list[PackedSums]:
+    """The sums of every run, averaged (Eq. 10); the old states, `flats`, are used up."""
     cohorts = _cohorts(members, trainers)
     for group, member in enumerate(members):
         _blend(member, [cohort for own in cohorts for cohort in own if cohort.group == group])
-    plain = [trainer.method.aggregate_with is average for trainer in trainers]
-    special = {
-        run: _aggregate(states[run], cohorts[run], members, trainers[run])
-        for run, is_plain in enumerate(plain)
-        if not is_plain
-    }
     total = torch.zeros_like(flats, dtype=torch.float64)
     for number in range(max(len(own) for own in cohorts)):
-        here = [own[number] for own, is_plain in zip(cohorts, plain, strict=True) if is_plain and number < len(own)]
+        here = [own[number] for own in cohorts if number < len(own)]
         for group, member in enumerate(members):
             _put(flats, total, member, [cohort for cohort in here if cohort.group == group])
     layout = members[0].sub.layout
     return [
-        special[run] if run in special else FlatState(flats[run], layout, state.others)
+        PackedSums(state, FlatState(flats[run], layout, state.others), cohorts[run], members)
         for run, state in enumerate(states)
     ]
 
@@ -85,9 +104,9 @@ def _cohorts(members: Sequence[Members], trainers: Sequence[Trainer]) -> list[li
     found: list[dict[str, _Cohort]] = [{} for _ in trainers]
     for run, _, group, row, task, steps in sorted(rows, key=lambda entry: entry[:2]):
         weight = _weight(trainers[run], task, steps, labelled=members[group].labels is not None)
-        cohort = found[run].get(task.index.key)
+        cohort = found[run].get(task.cohort)
         if cohort is None:
-            found[run][task.index.key] = _Cohort(len(found[run]), group, [row], weight, [])
+            found[run][task.cohort] = _Cohort(len(found[run]), group, [row], weight, [])
             continue
         cohort.total = cohort.total + weight
         cohort.shares.append(ratio(weight, cohort.total))
@@ -97,15 +116,14 @@ def _cohorts(members: Sequence[Members], trainers: Sequence[Trainer]) -> list[li
 
 def _weight(trainer: Trainer, task: Task, steps: int, *, labelled: bool) -> Weight:
     """What a client weighs: a number, or where classes count a table of them."""
-    server, partition = trainer.settings.server, trainer.partition
-    weight = weigh(server.weighting, samples=len(partition[task.client]), index=task.index, updates=steps)
+    weight, labels = weigh_client(trainer, task, steps)
     if not labelled:
         return weight
     classes = trainer.data.classes
     table = torch.full((classes + 1,), weight, dtype=torch.float64)
-    if server.label_rows:
+    if labels is not None:
         table[:classes] = 0.0
-        table[partition.labels[task.client]] = weight
+        table[labels] = weight
     return table
 
 
@@ -133,23 +151,17 @@ def _put(flats: Tensor, total: Tensor, member: Members, cohorts: Sequence[_Cohor
     total.view(-1)[positions] = after
 
 
-def _aggregate(
-    state: FlatState, cohorts: Sequence[_Cohort], members: Sequence[Members], trainer: Trainer
-) -> dict[str, Tensor]:
-    """The new state of a run whose method does more than average."""
-    sums = []
-    for cohort in cohorts:
-        member, row = members[cohort.group], cohort.rows[0]
-        one = FlatSum(member.tasks[row][2].index, member.sub, member.where[member.which[row]])
-        one.flat_mean, one.clients = member.rows[row], len(cohort.rows)
-        if isinstance(cohort.total, Tensor):
-            one.flat_weight = float(cohort.total[-1])
-            one.label_weight = cohort.total.to(member.rows.device)[member.sub.classes]
-        else:
-            one.flat_weight = cohort.total
-        one.open()
-        sums.append(one)
-    return trainer.method.aggregate(state, sums, trainer.plan)
+def _sum_of(cohort: _Cohort, member: Members) -> FlatSum:
+    """The sum of one cohort by itself, for methods that look at it."""
+    row = cohort.rows[0]
+    one = FlatSum(member.tasks[row][2].index, member.sub, member.where[member.which[row]])
+    one.flat_mean, one.clients = member.rows[row], len(cohort.rows)
+    if isinstance(cohort.total, Tensor):
+        one.flat_weight = float(cohort.total[-1])
+        one.label_weight = cohort.total.to(member.rows.device)[member.sub.classes]
+    else:
+        one.flat_weight = cohort.total
+    return one
 
 
 def _at(member: Members, rows: list[int]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,16 @@ from fedwidth.index import Index
 from fedwidth.plan.plan import Plan
 
 Array = NDArray[np.generic]
+
+
+def plain(part: Any) -> Any:
+    """A part as it is sent to workers: an index without its plan, and any other kind as it is."""
+    return PlainIndex.of(part) if isinstance(part, Index) else part
+
+
+def restored(sent: Any, plan: Plan) -> Any:
+    """The part that was sent."""
+    return sent.index(plan) if isinstance(sent, PlainIndex) else sent
 
 
 @dataclass(frozen=True)

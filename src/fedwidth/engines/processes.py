@@ -27,7 +27,7 @@ from fedwidth.aggregation import CohortSum, Update
 from fedwidth.client import Trainer
 from fedwidth.data import Data, Partition
 from fedwidth.engines.faults import describe, named
-from fedwidth.engines.plain_index import PlainIndex
+from fedwidth.engines.plain_index import plain, restored
 from fedwidth.engines.sending import (
     cannot_import,
     cannot_send,
@@ -36,13 +36,12 @@ from fedwidth.engines.sending import (
     script_unseen,
     sent_once,
 )
-from fedwidth.engines.serial import train_named
+from fedwidth.engines.serial import add, train_named
 from fedwidth.errors import ClientError, OptionError
-from fedwidth.methods import Task, method
+from fedwidth.methods import Reference, Task
 from fedwidth.plan.plan import Plan
-from fedwidth.rounds import Report
+from fedwidth.rounds import Coming, Report, Watch
 from fedwidth.settings import Settings
-from fedwidth.submodel import extract
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -72,8 +71,17 @@ class ProcessEngine:
         self.workers = workers
         self._pool: ProcessPoolExecutor | None = None
 
-    def run(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
+    def run(
+        self,
+        state: Mapping[str, Tensor],
+        tasks: Sequence[Task],
+        round: int,
+        *,
+        coming: Coming | None = None,
+        watch: Watch | None = None,
+    ) -> tuple[list[CohortSum], Report]:
         """Train all tasks and add their updates in task order."""
+        del coming, watch
         sums: dict[str, CohortSum] = {}
         facts: list[_Facts] = []
         deaths = 0
@@ -92,7 +100,9 @@ class ProcessEngine:
                         "use fewer workers or engine = 'serial'"
                     ) from error
                 warnings.warn(f"{where}: a worker process died and is replaced", stacklevel=2)
-        return list(sums.values()), Report(tuple(f.passes for f in facts), tuple(f.loss for f in facts))
+        kept = {task.client: _unpack_all(f.kept) for task, f in zip(tasks, facts, strict=True) if f.kept}
+        passes, losses = tuple(f.passes for f in facts), tuple(f.loss for f in facts)
+        return list(sums.values()), Report(passes, losses, kept=kept)
 
     def close(self) -> None:
         """End the workers."""
@@ -114,8 +124,9 @@ class ProcessEngine:
             sub, fact = future.result()
             labels = None if fact.labels is None else torch.from_numpy(fact.labels)
             with named("add", round, task):
-                update = Update(_unpack(sub), task.index, fact.weight, labels=labels, client=task.client)
-                sums.setdefault(task.index.key, CohortSum(task.index)).add(update, copy=False)
+                reports = _unpack_all(fact.reports)
+                update = Update(_unpack(sub), task.part, fact.weight, labels, task.client, reports)
+                add(sums, task, update, copy=False)
             facts.append(fact)
 
     def _submitted(
@@ -127,19 +138,20 @@ class ProcessEngine:
         """
         if self._pool is None:
             self._pool = _start_pool(self.trainer, self.workers)
-        waiting = Counter(task.index.key for task in tasks)
+        waiting = Counter(task.part.key for task in tasks)
         packed: dict[str, Packed] = {}
         sent: deque[list[tuple[Task, Future[tuple[Packed, _Facts]]]]] = deque()
         for start in range(0, len(tasks), AHEAD * self.workers):
             stretch = tasks[start : start + AHEAD * self.workers]
             futures = {}
             for place in sorted(range(len(stretch)), key=lambda n: -stretch[n].capacity):
-                task, key = stretch[place], stretch[place].index.key
+                task, key = stretch[place], stretch[place].part.key
                 if key not in packed:
                     with named("cut", round, task):
-                        packed[key] = _pack(extract(state, self.trainer.plan, task.index))
+                        packed[key] = _pack(task.part.cut(state, self.trainer.plan))
+                light = _LightTask.of(task, self.trainer.cut_sent(task))
                 with script_unseen(self._without_script):  # a worker may be started here
-                    futures[place] = self._pool.submit(_train, packed[key], _LightTask.of(task), round)
+                    futures[place] = self._pool.submit(_train, packed[key], light, round)
                 waiting[key] -= 1
                 if not waiting[key]:
                     del packed[key]
@@ -159,15 +171,16 @@ def _start_pool(trainer: Trainer, workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=sent_once(trainer))
 
 
-def _begin(model: nn.Module, plan: Plan, data: Data, partition: Partition, settings: Settings) -> None:
+def _begin(
+    model: nn.Module, plan: Plan, data: Data, partition: Partition, settings: Settings, method: Reference
+) -> None:
     """In a worker: keep what every task needs."""
     global _trainer
     # Ctrl-C reaches every process of a terminal, but only the main one decides what happens to the round.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    chosen = method(settings.method.name, **settings.method.options)
-    _trainer = Trainer(model, plan, data, partition, chosen, settings)
+    _trainer = Trainer(model, plan, data, partition, method.find(), settings)
 
 
 def _leave_with_parent() -> None:
@@ -181,11 +194,12 @@ def _leave_with_parent() -> None:
 def _train(sub: Packed, light: _LightTask, round: int) -> tuple[Packed, _Facts]:
     """In a worker: train one task."""
     assert _trainer is not None
-    task = Task(light.client, light.capacity, light.index.index(_trainer.plan), light.place)
-    trained = train_named(_trainer, _unpack(sub), task, round)
+    task = Task(light.client, light.capacity, restored(light.part, _trainer.plan), light.place)
+    trained = train_named(_trainer, _unpack(sub), task, round, _unpack_all(light.sent))
     update = trained.update
     labels = None if update.labels is None else update.labels.numpy()
-    return _pack(update.sub), _Facts(update.weight, labels, trained.passes, trained.loss)
+    beside = _pack_all(update.reports), _pack_all(trained.kept)
+    return _pack(update.sub), _Facts(update.weight, labels, trained.passes, trained.loss, *beside)
 
 
 @dataclass(frozen=True)
@@ -195,11 +209,12 @@ class _LightTask:
     client: int
     capacity: float
     place: int
-    index: PlainIndex
+    part: Any
+    sent: dict[str, Packed | float]
 
     @classmethod
-    def of(cls, task: Task) -> _LightTask:
-        return cls(task.client, task.capacity, task.place, PlainIndex.of(task.index))
+    def of(cls, task: Task, sent: Mapping[str, Mapping[str, Tensor] | float]) -> _LightTask:
+        return cls(task.client, task.capacity, task.place, plain(task.part), _pack_all(sent))
 
 
 @dataclass(frozen=True)
@@ -210,6 +225,18 @@ class _Facts:
     labels: Array | None
     passes: int
     loss: float
+    reports: dict[str, Any]
+    kept: dict[str, Any]
+
+
+def _pack_all(tensors: Mapping[str, Mapping[str, Tensor] | float]) -> dict[str, Any]:
+    """Tensors by name within a name; numbers stay numbers."""
+    return {name: _pack(value) if isinstance(value, Mapping) else value for name, value in tensors.items()}
+
+
+def _unpack_all(packed: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `_pack_all`."""
+    return {name: _unpack(value) if isinstance(value, dict) else value for name, value in packed.items()}
 
 
 def _pack(tensors: Mapping[str, Tensor]) -> Packed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from fedwidth.engines.ray_records import About, Answer, Kit, Work, pack
 from fedwidth.engines.ray_worker import choose_inner
 from fedwidth.errors import ClientError, FedwidthError, OptionError
 from fedwidth.methods import Task
-from fedwidth.rounds import Report
+from fedwidth.rounds import Coming, Report, Watch
 
 MOST_LOSSES = 3
 """Workers that may be lost over one parcel; by then it is likely to be what kills them (too large for memory)."""
@@ -44,8 +44,6 @@ class RayEngine:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.inner, self.device = choose_inner(trainer)
-        self.watch: Callable[[int, int], None] = lambda *_: None
-        """Called whenever a worker has answered, with the clients trained so far and all of the round."""
         self.costs = Costs()
         self.choose = choose
         """Which worker gets what next; changes no result."""
@@ -64,8 +62,17 @@ class RayEngine:
             self.close()
             raise
 
-    def run(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
-        """Train all tasks and merge their sums in task order."""
+    def run(
+        self,
+        state: Mapping[str, Tensor],
+        tasks: Sequence[Task],
+        round: int,
+        *,
+        coming: Coming | None = None,
+        watch: Watch | None = None,
+    ) -> tuple[list[CohortSum], Report]:
+        """Train all tasks and merge their sums in task order; `watch` is told whenever a worker has answered."""
+        del coming
         tied = self.trainer.plan.tied
         shared = self._cluster.ray.put(pack({name: tensor for name, tensor in state.items() if name not in tied}))
         ledger = Ledger(tasks, divide(tasks, self.inner), next(iter(state.values())).device)
@@ -82,7 +89,9 @@ class RayEngine:
         self._hire()
         while not ledger.complete:
             for hand, parcel in self.choose(self.hands, waiting, seconds):
-                work = Work.of([tasks[number] for number in parcel.tasks], round, self._calls)
+                own = [tasks[number] for number in parcel.tasks]
+                sent = [self.trainer.cut_sent(task) for task in own] if any(task.sends for task in own) else ()
+                work = Work.of(own, round, self._calls, sent)
                 hand.take(hand.actor.train.remote(shared, work), parcel)
             for hand, parcel, answer in self._answers(round):
                 if answer is None:
@@ -100,7 +109,8 @@ class RayEngine:
                     self.costs.learn(samples[parcel.number], answer.seconds)
                 hand.warm = True
                 ledger.enter(parcel, answer)
-                self.watch(ledger.done, len(tasks))
+                if watch is not None:
+                    watch(ledger.done, len(tasks))
         return ledger.sums(), ledger.report()
 
     def close(self) -> None:

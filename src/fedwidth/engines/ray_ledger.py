@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from fedwidth.aggregation import CohortSum
 from fedwidth.engines.ray_parcels import Lane, Parcel
-from fedwidth.engines.ray_records import Answer
+from fedwidth.engines.ray_records import Answer, unpack
 from fedwidth.methods import Task
 from fedwidth.rounds import Report
 
@@ -20,7 +21,8 @@ class Ledger:
     def __init__(self, tasks: Sequence[Task], parcels: Sequence[Parcel], device: torch.device) -> None:
         self.tasks, self.parcels, self.device = tasks, parcels, device
         self.done = 0
-        self._sums = {task.index.key: CohortSum(task.index) for task in tasks}
+        self._sums = {task.cohort: CohortSum(task.index) for task in tasks}
+        self._kept: dict[int, dict[str, dict[str, Tensor]]] = {}
         self._facts: dict[int, tuple[int, float]] = {}
         self._early: dict[int, Answer] = {}
         self._lanes: dict[Lane, deque[Parcel]] = {}
@@ -37,6 +39,8 @@ class Ledger:
         assert parcel.tasks[0] not in self._facts, "a parcel is entered once"
         for number, passes, loss in zip(parcel.tasks, answer.report.passes, answer.report.losses, strict=True):
             self._facts[number] = passes, loss
+        for client, kept in answer.kept.items():
+            self._kept[client] = {name: unpack(tensors, self.device) for name, tensors in kept.items()}
         self.done += len(parcel.tasks)
         self._early[parcel.number] = answer
         lane = self._lanes[parcel.lane]
@@ -46,10 +50,11 @@ class Ledger:
                 whole.merge(packed.sum(whole.index, self.device))
 
     def sums(self) -> list[CohortSum]:
-        """One per index, in order of first appearance."""
+        """One per cohort, in order of first appearance."""
         return list(self._sums.values())
 
     def report(self) -> Report:
         """What the clients reported, in task order."""
         facts = [self._facts[number] for number in range(len(self.tasks))]
-        return Report(tuple(passes for passes, _ in facts), tuple(loss for _, loss in facts))
+        passes, losses = tuple(passes for passes, _ in facts), tuple(loss for _, loss in facts)
+        return Report(passes, losses, kept=self._kept)

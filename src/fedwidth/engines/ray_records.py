@@ -20,14 +20,14 @@ from fedwidth.aggregation import CohortSum, Weight
 from fedwidth.client import Trainer
 from fedwidth.data import Data, Partition, Shares
 from fedwidth.data.records import Split
-from fedwidth.engines.flat_sums import FlatSum
-from fedwidth.engines.plain_index import PlainIndex
+from fedwidth.engines.plain_index import plain, restored
 from fedwidth.index import Index
-from fedwidth.methods import Task, method
+from fedwidth.methods import Reference, Task
 from fedwidth.parts import set_precision
 from fedwidth.plan.plan import Plan
 from fedwidth.rounds import Report
 from fedwidth.settings import Settings
+from fedwidth.submodel import put
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -72,6 +72,7 @@ class Kit:
     model: nn.Module
     plan: Plan
     settings: Settings
+    method: Reference
     data: Data
     """Without samples."""
     inputs: Packed
@@ -92,6 +93,7 @@ class Kit:
             model=trainer.model if trainer.device.type == "cpu" else copy.deepcopy(trainer.model).cpu(),
             plan=trainer.plan,
             settings=trainer.settings,
+            method=Reference.of(trainer.method),
             data=replace(data, train=none, test=none, vocabulary=None),
             inputs=Packed.of(data.train.inputs),
             targets=Packed.of(data.train.targets),
@@ -118,7 +120,7 @@ class Kit:
         if device.type == "cuda":
             data = data.to(device)
             set_precision(self.settings.precision)
-        chosen = method(self.settings.method.name, **self.settings.method.options)
+        chosen = self.method.find()
         partition = Partition(self.clients, shares, shares, labels)
         model = self.model.to(device)
         return Trainer(model, self.plan, data, partition, chosen, self.settings, device=device)
@@ -135,28 +137,40 @@ class Work:
     capacities: tuple[float, ...]
     places: tuple[int, ...]
     which: tuple[int, ...]
-    indexes: tuple[PlainIndex, ...]
+    parts: tuple[Any, ...]
+    single: tuple[bool, ...]
+    sent: tuple[dict[str, dict[str, Packed] | float], ...]
+    """What each client is sent beside its sub-model, cut like it."""
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], round: int, call: int) -> Work:
-        """These tasks of a round."""
-        indexes = {task.index.key: task.index for task in tasks}
-        numbers = {key: number for number, key in enumerate(indexes)}
+    def of(cls, tasks: Sequence[Task], round: int, call: int, sent: Sequence[Mapping[str, Any]] = ()) -> Work:
+        """These tasks of a round, and what their clients are sent beside their sub-models."""
+        parts = {task.part.key: task.part for task in tasks}
+        numbers = {key: number for number, key in enumerate(parts)}
         return cls(
             call=call,
             round=round,
             clients=tuple(int(task.client) for task in tasks),
             capacities=tuple(float(task.capacity) for task in tasks),
             places=tuple(task.place for task in tasks),
-            which=tuple(numbers[task.index.key] for task in tasks),
-            indexes=tuple(PlainIndex.of(index) for index in indexes.values()),
+            which=tuple(numbers[task.part.key] for task in tasks),
+            parts=tuple(plain(part) for part in parts.values()),
+            single=tuple(task.single for task in tasks),
+            sent=tuple(
+                {name: pack(value) if isinstance(value, Mapping) else value for name, value in own.items()}
+                for own in sent
+            ),
         )
 
     def tasks(self, plan: Plan) -> list[Task]:
         """The tasks; equal indexes are one object."""
-        indexes = [plain.index(plan) for plain in self.indexes]
-        each = zip(self.clients, self.capacities, self.which, self.places, strict=True)
-        return [Task(client, capacity, indexes[number], place) for client, capacity, number, place in each]
+        parts = [restored(part, plan) for part in self.parts]
+        sent = self.sent or ({},) * len(self.clients)
+        each = zip(self.clients, self.capacities, self.which, self.places, self.single, sent, strict=True)
+        return [
+            Task(client, capacity, parts[number], place, _widened(own, parts[number], plan), single)
+            for client, capacity, number, place, single, own in each
+        ]
 
 
 @dataclass(frozen=True)
@@ -167,23 +181,21 @@ class PackedSum:
     mean: dict[str, Packed]
     weight: dict[str, float | Packed]
     clients: int
+    reports: dict[str, PackedSum]
 
     @classmethod
-    def of(cls, cohort: CohortSum) -> PackedSum:
-        """The sum by tensor, whichever engine made it."""
-        if isinstance(cohort, FlatSum):
-            cohort.open()
+    def of(cls, cohort: CohortSum, key: str) -> PackedSum:
+        """The sum by tensor, whichever engine made it; `key` says which cohort it is."""
         labels = dict(cohort.index.plan.label_axes)
         weight = {name: _pack_weight(value, labels.get(name)) for name, value in cohort.weight.items()}
-        return cls(cohort.index.key, pack(cohort.mean), weight, cohort.clients)
+        reports = {name: cls.of(total, key) for name, total in cohort.reports.items()}
+        return cls(key, pack(cohort.mean), weight, cohort.clients, reports)
 
     def sum(self, index: Index, device: torch.device) -> CohortSum:
-        """The sum, to be merged with others of its index."""
-        result = CohortSum(index)
-        result.mean.update(unpack(self.mean, device))
-        for name, weight in self.weight.items():
-            result.weight[name] = weight if isinstance(weight, float) else weight.tensor().to(device)
-        result.clients = self.clients
+        """The sum, to be merged with others of its cohort."""
+        weight = {n: w if isinstance(w, float) else w.tensor().to(device) for n, w in self.weight.items()}
+        result = CohortSum.of(index, unpack(self.mean, device), weight, self.clients)
+        result.reports.update({name: total.sum(index, device) for name, total in self.reports.items()})
         return result
 
 
@@ -193,6 +205,8 @@ class Answer:
 
     sums: tuple[PackedSum, ...]
     report: Report
+    kept: dict[int, dict[str, dict[str, Packed]]]
+    """What clients keep for themselves, by client, name and tensor."""
     seconds: float
 
 
@@ -209,6 +223,21 @@ class About:
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.node}{f', GPU {self.gpu}' if self.gpu else ''}"
+
+
+def _widened(sent: Mapping[str, Any], index: Any, plan: Plan) -> dict[str, dict[str, Tensor] | float]:
+    """What a client is sent beside its sub-model in the full model's shapes, as engines expect it; 0 elsewhere."""
+    found: dict[str, dict[str, Tensor] | float] = {}
+    for name, value in sent.items():
+        if not isinstance(value, dict):
+            found[name] = value
+            continue
+        found[name] = full = {}
+        for tensor, packed in value.items():
+            part = packed.tensor()
+            full[tensor] = torch.zeros(plan.shapes[tensor], dtype=part.dtype)
+            put(full[tensor], part, index, tensor)
+    return found
 
 
 def _pack_weight(weight: Weight, dim: int | None) -> float | Packed:

@@ -19,7 +19,7 @@ from fedwidth.engines.faults import named
 from fedwidth.engines.flat import Layout
 from fedwidth.engines.flat_engine import FlatEngine
 from fedwidth.engines.limits import why_not
-from fedwidth.engines.ray_records import About, Answer, Kit, Packed, PackedSum, Work, unpack
+from fedwidth.engines.ray_records import About, Answer, Kit, Packed, PackedSum, Work, pack, unpack
 from fedwidth.engines.serial import SerialEngine
 from fedwidth.engines.slot_making import try_capture
 from fedwidth.engines.slots import Slots
@@ -49,7 +49,10 @@ class Worker:
             with named("cut", work.round, *tasks):
                 self._state, self._call = self._take(state), work.call
         sums, report = self.engine.run(self._state, tasks, work.round)
-        return Answer(tuple(PackedSum.of(cohort) for cohort in sums), report, time.perf_counter() - began)
+        keys = dict.fromkeys(task.cohort for task in tasks)
+        packed = tuple(PackedSum.of(cohort, key) for cohort, key in zip(sums, keys, strict=True))
+        kept = {c: {name: pack(tensors) for name, tensors in own.items()} for c, own in report.kept.items()}
+        return Answer(packed, replace(report, kept={}), kept, time.perf_counter() - began)
 
     def _take(self, packed: Mapping[str, Packed]) -> Mapping[str, Tensor]:
         """A round's state as the engine wants it, made once for all parcels of the round."""
@@ -79,6 +82,8 @@ def _given_gpu() -> str:
 def choose_inner(trainer: Trainer) -> tuple[str, str]:
     """The engine inside the workers, the same in all, and the device it trains on."""
     settings = trainer.settings
+    if not trainer.method.slices:
+        raise OptionError(f"{trainer.method.title} sends other parts than slices, which engine = 'ray' does not take")
     device = "cuda" if settings.ray.gpus else "cpu"
     if settings.ray.gpus > 1:
         raise OptionError(f"ray.gpus is {settings.ray.gpus:g}, but a worker trains on one GPU: give at most 1")

@@ -53,6 +53,10 @@ class Samples:
             self.draws[:rows].copy_(torch.cat([each for each in draws if each is not None]))
         return first, moved
 
+    def lengths(self, rows: Tensor) -> Tensor:
+        """How many samples these rows have."""
+        return (self.orders.index_select(0, rows) != NOBODY).sum(1)
+
     def batch(self, rows: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """Inputs [clients, batch, …] and targets of these rows, targets ignored where a sample is missing."""
         order = self.orders.index_select(0, rows)[:, :longest]

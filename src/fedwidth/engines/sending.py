@@ -19,14 +19,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedwidth.client import Trainer
+from fedwidth.errors import OptionError
+from fedwidth.methods import Reference
 
 SHARED_MEMORY = Path("/dev/shm")
 """Where Linux keeps it; other systems set it no limit of its own."""
 
 
 def sent_once(trainer: Trainer) -> tuple[Any, ...]:
-    """What every worker gets when it starts: model, plan, data, partition and settings."""
-    return trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings
+    """What every worker gets when it starts: model, plan, data, partition, settings and the way to the method."""
+    method = Reference.of(trainer.method)
+    return trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings, method
 
 
 def cannot_send(model: nn.Module) -> str | None:
@@ -40,6 +43,10 @@ def cannot_send(model: nn.Module) -> str | None:
 
 def cannot_import(trainer: Trainer) -> str | None:
     """Why workers cannot get at what the script itself defines (a model, data), or None where they can or need not."""
+    try:
+        Reference.of(trainer.method)
+    except OptionError as error:
+        return str(error).partition("; ")[0]
     if not needs_script(trainer):
         return None
     path = getattr(sys.modules["__main__"], "__file__", None)

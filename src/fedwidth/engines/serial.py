@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum
+from fedwidth.aggregation import CohortSum, Update
 from fedwidth.client import Trained, Trainer
 from fedwidth.engines.faults import named
 from fedwidth.methods import Task
-from fedwidth.rounds import Report
-from fedwidth.submodel import extract
+from fedwidth.rounds import Coming, Report, Watch
 
 
 class SerialEngine:
@@ -21,36 +20,59 @@ class SerialEngine:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
 
-    def run(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
-        """Extract each index once, train its clients one by one, add each update as it arrives."""
+    def run(
+        self,
+        state: Mapping[str, Tensor],
+        tasks: Sequence[Task],
+        round: int,
+        *,
+        coming: Coming | None = None,
+        watch: Watch | None = None,
+    ) -> tuple[list[CohortSum], Report]:
+        """Cut each part once, train its clients one by one, add each update as it arrives."""
+        del coming, watch  # there is no time to prepare anything in
         subs: dict[str, dict[str, Tensor]] = {}
         sums: dict[str, CohortSum] = {}
-        waiting = Counter(task.index.key for task in tasks)
+        waiting = Counter(task.part.key for task in tasks)
         reports = []
         for task in tasks:
-            key = task.index.key
+            key = task.part.key
             if key not in subs:
                 with named("cut", round, task):
-                    subs[key] = extract(state, self.trainer.plan, task.index)
+                    subs[key] = task.part.cut(state, self.trainer.plan)
             trained = train_named(self.trainer, subs[key], task, round)
             with named("add", round, task):
-                sums.setdefault(key, CohortSum(task.index)).add(trained.update)
+                add(sums, task, trained.update)
             waiting[key] -= 1
             if not waiting[key]:  # where every client has its own index, a round would hold them all
                 del subs[key]
             reports.append(trained)
-        return list(sums.values()), report_of(reports)
+        return list(sums.values()), report_of(tasks, reports)
 
     def close(self) -> None:
         """Nothing to give back."""
 
 
-def train_named(trainer: Trainer, sub: dict[str, Tensor], task: Task, round: int) -> Trained:
+def train_named(
+    trainer: Trainer,
+    sub: dict[str, Tensor],
+    task: Task,
+    round: int,
+    sent: Mapping[str, Mapping[str, Tensor] | float] | None = None,
+) -> Trained:
     """Train one task; an exception says which round, client and width it came from."""
     with named("train", round, task):
-        return trainer.train(sub, task, round)
+        return trainer.train(sub, task, round, sent)
 
 
-def report_of(trained: Sequence[Trained]) -> Report:
+def add(sums: dict[str, CohortSum], task: Task, update: Update, *, copy: bool = True) -> None:
+    """Add a client's update to the sum of its cohort, which begins with its first client."""
+    if task.cohort not in sums:
+        sums[task.cohort] = task.part.accumulator()
+    sums[task.cohort].add(update, copy=copy)
+
+
+def report_of(tasks: Sequence[Task], trained: Sequence[Trained]) -> Report:
     """What the clients reported, in task order."""
-    return Report(tuple(t.passes for t in trained), tuple(t.loss for t in trained))
+    kept = {task.client: t.kept for task, t in zip(tasks, trained, strict=True) if t.kept}
+    return Report(tuple(t.passes for t in trained), tuple(t.loss for t in trained), kept=kept)

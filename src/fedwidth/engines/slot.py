@@ -16,13 +16,13 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from fedwidth.client import masked_loss
 from fedwidth.device import autocast
 from fedwidth.engines.capture import Place, record
 from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.flat import SubLayout
-from fedwidth.engines.optimise import Vectors, clip, step
+from fedwidth.engines.vectors import changed_by_steps, make_vectors, reset, take_over
 from fedwidth.settings import TrainingSettings
+from fedwidth.step import Pass, Rule, loss_of, report_of, take_step
 
 MOST_GRAPHS = 3
 """Batch sizes captured per slot (the full batch and common last batches); rarer ones run without a graph."""
@@ -39,26 +39,32 @@ class Slot:
         module: nn.Module,
         sub: SubLayout,
         settings: TrainingSettings,
+        rule: Rule,
         *,
+        capacity: float,
         classes: int,
         device: torch.device,
         precision: str,
     ) -> None:
         self.module, self.sub, self.settings, self.precision = module.train(), sub, settings, precision
-        self.device = device
+        self.rule, self.device = rule, device
         self.names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         self.unused: list[str] = []
         dtype = sub.layout.dtype
-        self.vectors = Vectors.zeros((sub.size,), sub.mark(self.names).to(device), dtype=dtype, device=device)
-        self.flat = self.vectors.flat
+        mark = sub.mark(self.names).to(device)
+        self.weights = make_vectors((sub.size,), mark, rule, settings, dtype=dtype, device=device)
+        self.flat = self.weights.values[0]
         self.loss_sum = torch.zeros((), dtype=dtype, device=device)
         self.absent = torch.zeros(classes, dtype=torch.bool, device=device)
+        self.client = Pass(self.module, self.absent, settings.mask, rule.options, capacity)
         views = sub.views(self.flat)
         _adopt(module, views)
         self.others = {name: buffer for name, buffer in module.named_buffers() if name not in views}
         """Buffers of other dtypes, which are not in the vector."""
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        gradients = sub.views(self.vectors.gradient)
+        vector = self.weights.gradients[0]
+        assert vector is not None
+        gradients = sub.views(vector)
         self.gradients = [gradients[name] for name in self.names]
         self.generator = torch.Generator(device)
         """What layers (dropout) draw from: one for each slot, so that the order of launches does not matter."""
@@ -74,15 +80,17 @@ class Slot:
         absent: Tensor | None,
         seed: int = 0,
         others: Mapping[str, Tensor] | None = None,
+        sent: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Take over a client: its sub-model, the round's learning rate, the classes it lacks, the seed of its draws."""
-        self.flat.copy_(flat)
+        take_over(self.weights, flat, [sent] if sent else [])
         for name, value in (others or {}).items():
             self.others[name].copy_(value)
         self.generator.manual_seed(seed)
-        self.vectors.reset()
+        reset(self.weights)
         self.loss_sum.zero_()
-        self.vectors.learning_rate.fill_(learning_rate)
+        self._rate, self._others = learning_rate, dict(others or {})
+        self._set(rate=learning_rate, share=0.0)
         if absent is None:
             self.absent.zero_()
         else:
@@ -123,8 +131,37 @@ class Slot:
             return f"its step cannot be captured ({type(error).__name__}: {message})"
         return None
 
-    def train_all(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """One local step on each of these batches."""
+    def train_all(self, batches: Sequence[tuple[Tensor, Tensor]], probes: int = 0) -> None:
+        """One local step on each of these batches; on the first ones only the gradient is gathered."""
+        if probes:
+            samples = sum(len(batch) for batch, _ in batches[:probes])
+            for batch, answers in batches[:probes]:
+                with self.place.queue():
+                    self._set(rate=0.0, share=len(batch) / samples)
+                self._train([(batch, answers)])
+            with self.place.queue():  # what layers counted on the way is forgotten, and so are momentum and losses
+                self.flat.copy_(self.weights.start[0])
+                for name, value in self._others.items():
+                    self.others[name].copy_(value)
+                reset(self.weights, gathered=False)
+                self.loss_sum.zero_()
+                self._set(rate=self._rate, share=0.0)
+        self._train(batches[probes:])
+
+    def reports(self, steps: int) -> dict[str, Tensor]:
+        """What the trained client reports beside its sub-model, as vectors."""
+        capacity = self.client.capacity
+        found = report_of(self.weights, self.rule, capacity=capacity, rate=self._rate, steps=steps)
+        return {name: vectors[0] for name, vectors in found.items()}
+
+    def _set(self, *, rate: float, share: float) -> None:
+        """Fill the numbers a captured step reads."""
+        assert isinstance(self.weights.rate, Tensor)
+        assert isinstance(self.weights.share, Tensor)
+        self.weights.rate.fill_(rate)
+        self.weights.share.fill_(share)
+
+    def _train(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         if self.place.stream is None:
             with self._drawing():
                 for batch, answers in batches:
@@ -143,8 +180,7 @@ class Slot:
 
     def _capture(self, inputs: Tensor, targets: Tensor) -> torch.cuda.CUDAGraph:
         """Record the step. The one before really trains, so all it changes is put back afterwards."""
-        vectors = self.vectors
-        held = [self.flat, vectors.first, vectors.second, vectors.steps, self.loss_sum, *self.others.values()]
+        held = [*changed_by_steps(self.weights), self.loss_sum, *self.others.values()]
         before = [tensor.clone() for tensor in held]
         drawn = self.generator.get_state()
         self._step(inputs, targets)  # libraries set themselves up, which cannot be captured
@@ -158,14 +194,12 @@ class Slot:
         if self.sub.channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         with autocast(self.device, self.precision):
-            loss = masked_loss(self.module(inputs), targets, self.absent, self.settings.mask)
+            loss = loss_of(self.rule, self.client, inputs, targets)
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         with torch.no_grad():
             torch._foreach_copy_(self.gradients, self._filled(found))
             self.loss_sum += loss.detach()
-            if self.settings.clip:
-                clip(self.vectors, self.settings.clip)
-            step(self.vectors, self.settings)
+            take_step(self.weights, self.rule, self.settings, self.client.capacity)
 
     def _filled(self, found: Sequence[Tensor | None]) -> list[Tensor]:
         """Gradients with zeros for parameters the loss does not depend on, which then keep their values.
@@ -176,7 +210,7 @@ class Slot:
         if unused != self.unused:  # in the first step; a captured one finds the mark it needs
             self.unused = unused
             used = [name for name in self.names if name not in unused]
-            self.vectors.trainable = self.sub.mark(used).to(self.device)
+            self.weights.trainable = self.sub.mark(used).to(self.device)
         return [torch.zeros_like(own) if new is None else new for own, new in zip(self.gradients, found, strict=True)]
 
     @contextmanager

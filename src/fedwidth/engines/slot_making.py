@@ -9,7 +9,7 @@ import torch
 from fedwidth.client import Trainer
 from fedwidth.device import on_device
 from fedwidth.engines.faults import out_of_memory
-from fedwidth.engines.flat import Layout, SubLayout
+from fedwidth.engines.flat import Layout, SubLayout, cut_sent
 from fedwidth.engines.limits import changing
 from fedwidth.engines.slot import Slot
 from fedwidth.index import Index
@@ -53,7 +53,10 @@ def _try_capture(trainer: Trainer) -> str | None:
     slot = make_slot(trainer, index.counts, sub, rate=1.0)
     with slot.place.queue():
         others = {name: state[name] for name in changing(trainer.model, layout.others)}  # positions, counts
-        slot.begin(layout.flatten(state).flat[sub.where(index)], learning_rate=0.0, absent=None, others=others)
+        where = sub.where(index)
+        sent = {name: cut_sent(value, layout, where) for name, value in trainer.example_sends(state).items()}
+        start = layout.flatten(state).flat[where]
+        slot.begin(start, learning_rate=0.0, absent=None, others=others, sent=sent)
         reason = slot.why_not_capture(inputs, targets)
     torch.cuda.synchronize(trainer.device)
     return reason
@@ -67,6 +70,8 @@ def make_slot(trainer: Trainer, counts: Mapping[str, int], sub: SubLayout, rate:
         module,
         sub,
         trainer.settings.training,
+        trainer.rule,
+        capacity=rate,
         classes=trainer.data.classes,
         device=trainer.device,
         precision=trainer.settings.precision,

@@ -56,9 +56,8 @@ class Slots:
         self._slots: dict[Size, list[Slot]] = {}
         self._threads = ThreadPoolExecutor(LAUNCHERS) if self.device.type == "cuda" else None
         self._gathered = Gathered()
-        self.meanwhile: Callable[[], None] = lambda: None
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
+    def train(self, jobs: Sequence[Job], meanwhile: Callable[[], None] | None = None) -> Iterator[Done]:
         """Train in waves: as many clients at a time as there are slots of their sizes.
 
         A wave that runs out of memory has given nothing back yet, so its clients can train again: each counts once.
@@ -71,7 +70,8 @@ class Slots:
             if not left:
                 self._gathered.clear()  # a round that came otherwise than expected has left some
                 try:
-                    self.meanwhile()  # the caller's stream is still free, so what it queues runs beside the training
+                    if meanwhile is not None:  # the caller's stream is still free: what it queues runs beside this
+                        meanwhile()
                 finally:
                     self._join(wave)
             else:
@@ -176,6 +176,7 @@ class Slots:
                         absent=job.order.absent,
                         seed=seed,
                         others=job.others,
+                        sent=job.sent,
                     )
                     slot.prepare(own)
                 if at_once:
@@ -204,12 +205,13 @@ class Slots:
 
 
 def _result(job: Job, slot: Slot) -> Done:
-    return Done(job, slot.flat, slot.loss_sum, {name: slot.others[name] for name in job.others})
+    others = {name: slot.others[name] for name in job.others}
+    return Done(job, slot.flat, slot.loss_sum, others, slot.reports(job.order.steps))
 
 
 def _train(job: Job, slot: Slot, batches: Batches) -> None:
     with named("train", job.round, job.task, run=job.run):
-        slot.train_all(batches)
+        slot.train_all(batches, job.order.probes)
 
 
 def _check_finite(sent: Sequence[Sent]) -> None:

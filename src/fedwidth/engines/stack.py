@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,14 +19,15 @@ from fedwidth.client import Trainer
 from fedwidth.device import autocast
 from fedwidth.engines.capture import Place, record
 from fedwidth.engines.flat import SubLayout, send
-from fedwidth.engines.lots import Lot
-from fedwidth.engines.optimise import Vectors, clip, step
+from fedwidth.engines.lots import Lot, Trained
 from fedwidth.engines.samples import Samples
 from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
 from fedwidth.engines.stacked_layers import stack_layers
+from fedwidth.engines.vectors import changed_by_steps, make_vectors, reset, take_over
 from fedwidth.methods import Task
 from fedwidth.models import set_scaler
 from fedwidth.narrow import skeleton
+from fedwidth.step import Pass, Weights, report_of, take_step
 
 PREFIXES = 16
 """Captured steps of a stack; the more, the fewer rows go along that have no step left."""
@@ -48,6 +49,7 @@ class Stack:
         merge: bool,
     ) -> None:
         self.settings, self.device, self.samples = trainer.settings.training, trainer.device, samples
+        self.rule, self.capacity = trainer.rule, task.capacity
         self.precision = trainer.settings.precision
         module = skeleton(trainer.model, trainer.plan, task.index.counts).to(self.device).train()
         self.module = stack_layers(module, merge=merge) if layered else module
@@ -56,20 +58,22 @@ class Stack:
         self.sub, self.rows = sub, rows
         dtype = sub.layout.dtype
         mark = sub.mark(self.names).to(self.device)
-        self.vectors = Vectors.zeros((rows, sub.size), mark, dtype=dtype, device=self.device)
+        self.weights = make_vectors((rows, sub.size), mark, self.rule, self.settings, dtype=dtype, device=self.device)
         self.loss_sum = torch.zeros(rows, dtype=dtype, device=self.device)
         self.rates = torch.zeros(rows, 1, dtype=dtype, device=self.device)
         self.absent = torch.zeros(rows, trainer.data.classes, dtype=torch.bool, device=self.device)
         self.first = torch.zeros(rows, dtype=torch.long, device=self.device)
         self.steps = torch.zeros(rows, dtype=torch.long, device=self.device)
+        self.probes = torch.zeros(rows, dtype=torch.long, device=self.device)
+        self.sizes = torch.ones(rows, dtype=dtype, device=self.device)
         self.number = torch.zeros((), dtype=torch.long, device=self.device)
-        """Of the step to come."""
+        """The number of the step to come."""
         self._place = place
         self._prefixes: dict[int, Prefix] = {}
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
-    def train(self, starts: Tensor, lot: Lot) -> tuple[Tensor, Tensor]:
-        """Train from these vectors [clients, n] to the end: the trained ones and their sums of losses, as views.
+    def train(self, starts: Tensor, lot: Lot) -> Trained:
+        """Train from these vectors [clients, n] to the end; vectors and losses are views.
 
         On a GPU they are there after `join`.
         """
@@ -80,15 +84,20 @@ class Stack:
         """Whatever the caller's stream does from here on comes after the training."""
         self._place.join()
 
-    def _train(self, starts: Tensor, lot: Lot) -> tuple[Tensor, Tensor]:
+    def _train(self, starts: Tensor, lot: Lot) -> Trained:
         clients = len(starts)
-        self.vectors.flat[:clients].copy_(starts)
-        self.vectors.reset()
+        known = len(self.weights.sent)
+        take_over(self.weights, starts, [sent for sent in lot.sent if sent])
+        if len(self.weights.sent) > known:  # now there is room for it
+            self._prefixes.clear()
+        reset(self.weights)
         self.loss_sum.zero_()
         self.number.zero_()
         self._fill(self.rates[:, 0], lot.rates)
         self._fill(self.first, lot.first)
         self._fill(self.steps, lot.steps)
+        self._fill(self.probes, lot.probes)
+        self._fill(self.sizes, lot.samples)
         if any(lacks is not None for lacks in lot.absent):
             none = torch.zeros_like(self.absent[0])
             self.absent[:clients].copy_(torch.stack([none if lacks is None else lacks for lacks in lot.absent]))
@@ -99,7 +108,13 @@ class Stack:
             while lot.steps[left - 1] <= number:
                 left -= 1
             self._take_step(self._room(left), lot.lengths[min(number, len(lot.lengths) - 1)])
-        return self.vectors.flat[:clients], self.loss_sum[:clients]
+        return Trained(self.weights.values[0][:clients], self.loss_sum[:clients], self._reports(clients))
+
+    def _reports(self, clients: int) -> dict[str, Tensor]:
+        """What the trained clients report beside their sub-models."""
+        weights, steps = self.weights.map(lambda rows: rows[:clients]), (self.steps - self.probes)[:clients, None]
+        found = report_of(weights, self.rule, capacity=self.capacity, rate=self.rates[:clients], steps=steps)
+        return {name: rows[0] for name, rows in found.items()}
 
     def _fill(self, tensor: Tensor, values: Sequence[Any]) -> None:
         """Copy values to the device; rows without a client get 0."""
@@ -126,8 +141,7 @@ class Stack:
 
     def _capture(self, prefix: Prefix, longest: int) -> torch.cuda.CUDAGraph:
         """Record the step; the one before really trains, so the vectors are put back afterwards."""
-        vectors = prefix.vectors
-        held = [vectors.flat, vectors.first, vectors.second, vectors.steps, prefix.loss_sum, self.number]
+        held = [*changed_by_steps(prefix.weights), prefix.loss_sum, self.number]
         before = [tensor.clone() for tensor in held]
         with warnings.catch_warnings():
             allow_restriding()
@@ -151,23 +165,45 @@ class Stack:
         absent = None if mask == "none" else prefix.absent
         forward = autocast(self.device, self.precision)
         found, losses = gradients_of(
-            self.module, prefix.parameters, prefix.rest, inputs, targets, absent=absent, mask=mask, forward=forward
+            self.module,
+            prefix.parameters,
+            prefix.rest,
+            inputs,
+            targets,
+            absent=absent,
+            client=Pass(self.module, None, mask, self.rule.options, self.capacity),
+            rule=self.rule,
+            forward=forward,
         )
-        vectors = prefix.vectors
+        weights = prefix.weights
         torch._foreach_copy_(prefix.gradients, cast(list[Tensor], found))  # `try_stack` has seen that none is missing
-        if self.settings.clip:
-            clip(vectors, self.settings.clip)
-        torch.mul(prefix.rates, active[:, None], out=vectors.learning_rate)
-        step(vectors, self.settings)
+        if self.rule.probes:
+            active = self._probe(prefix, active)
+        torch.mul(prefix.rates, active[:, None], out=cast(Tensor, weights.rate))
+        take_step(weights, self.rule, self.settings, self.capacity)
         prefix.loss_sum.add_(torch.where(active, losses.to(prefix.loss_sum.dtype), 0.0))
         self.number.add_(1)
+
+    def _probe(self, prefix: Prefix, active: Tensor) -> Tensor:
+        """Where gradients are still gathered, count this batch; where training begins, begin. Who trains in this step.
+
+        Gradients of a row whose training begins are of its weights at the start: nothing has moved them yet.
+        """
+        probing, begins = self.number < prefix.probes, self.number == prefix.probes
+        rows = prefix.first + torch.minimum(self.number, prefix.steps - 1).clamp(min=0)
+        share = self.samples.lengths(rows) / prefix.sizes
+        torch.mul(share[:, None], probing[:, None], out=cast(Tensor, prefix.weights.share))
+        moments = [*prefix.weights.first, *prefix.weights.second, cast(Tensor, prefix.weights.steps)]
+        for moment in moments:
+            moment.mul_(~begins[:, None])
+        return active & ~probing
 
 
 @dataclass(frozen=True)
 class Prefix:
     """The first rows of a stack, as views."""
 
-    vectors: Vectors
+    weights: Weights
     parameters: dict[str, Tensor]
     rest: dict[str, Tensor]
     """Buffers and frozen parameters."""
@@ -177,19 +213,19 @@ class Prefix:
     absent: Tensor
     first: Tensor
     steps: Tensor
+    probes: Tensor
+    sizes: Tensor
 
     @classmethod
     def of(cls, stack: Stack, rows: int) -> Prefix:
         """The first so many rows."""
 
-        def cut(field: str) -> Any:
-            value = getattr(stack.vectors, field)
-            return value if field == "trainable" or value is None else value[:rows]
-
-        vectors = Vectors(**{field.name: cut(field.name) for field in fields(Vectors)})
-        tensors, gradients = stack.sub.views(vectors.flat), stack.sub.views(vectors.gradient)
+        weights = stack.weights.map(lambda tensor: tensor[:rows])
+        vector = weights.gradients[0]
+        assert vector is not None
+        tensors, gradients = stack.sub.views(weights.values[0]), stack.sub.views(vector)
         return cls(
-            vectors=vectors,
+            weights=weights,
             parameters={name: tensors[name] for name in stack.names},
             rest={name: tensor for name, tensor in tensors.items() if name not in stack.names},
             gradients=[gradients[name] for name in stack.names],
@@ -198,4 +234,6 @@ class Prefix:
             absent=stack.absent[:rows],
             first=stack.first[:rows],
             steps=stack.steps[:rows],
+            probes=stack.probes[:rows],
+            sizes=stack.sizes[:rows],
         )

@@ -7,12 +7,13 @@ import warnings
 import torch
 from torch.func import functional_call
 
-from fedwidth.client import Trainer, masked_loss
+from fedwidth.client import Trainer
 from fedwidth.device import autocast
 from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
 from fedwidth.engines.stacked_layers import can_be_layered, is_layered, stack_layers
 from fedwidth.narrow import skeleton
+from fedwidth.step import Pass, loss_of
 from fedwidth.submodel import state_of
 
 
@@ -41,13 +42,16 @@ def _try(trainer: Trainer, *, channels_last: bool) -> str | None:
     x, y = torch.stack([inputs] * 2), torch.stack([targets] * 2)
     if channels_last and x.dim() == 5:
         x = beside(x)
+    client = Pass(module, None, "none", trainer.rule.options, 1.0)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         allow_restriding()
         failure = ""
         try:
             forward = autocast(trainer.device, trainer.settings.precision)
-            found, _ = gradients_of(module, own, twice, x, y, absent=None, mask="none", forward=forward)
+            found, _ = gradients_of(
+                module, own, twice, x, y, absent=None, client=client, rule=trainer.rule, forward=forward
+            )
         except Exception as error:  # a model may do anything in its forward pass
             if out_of_memory(error):
                 return None  # clients are narrower, and stacks know how to do with less
@@ -58,8 +62,9 @@ def _try(trainer: Trainer, *, channels_last: bool) -> str | None:
         return f"the model cannot be stacked ({failure})"
     if not is_layered(module):  # `torch.func.grad` gives zeros for what it does not find
         alone = {name: tensor[0].detach().requires_grad_() for name, tensor in own.items()}
-        logits = functional_call(module, {**alone, **{name: tensor[0] for name, tensor in twice.items()}}, (x[0],))
-        loss = masked_loss(logits, y[0], None, "none")
+        tensors = {**alone, **{name: tensor[0] for name, tensor in twice.items()}}
+        client.forward = lambda inputs: functional_call(module, tensors, (inputs,))
+        loss = loss_of(trainer.rule, client, x[0], y[0])
         found = list(torch.autograd.grad(loss, list(alone.values()), allow_unused=True))
     unused = [name for name, gradient in zip(own, found, strict=True) if gradient is None]
     return f"the loss does not depend on '{unused[0]}', and weight decay would move it all the same" if unused else None

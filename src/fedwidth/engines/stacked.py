@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedwidth.client import masked_loss
 from fedwidth.engines.stacked_layers import is_layered
+from fedwidth.step import PLAIN, Pass, Rule, loss_of
 
 Tensors = Mapping[str, Tensor]
 
@@ -33,21 +34,27 @@ def gradients_of(
     targets: Tensor,
     *,
     absent: Tensor | None,
-    mask: str,
+    client: Pass | None = None,
+    rule: Rule = PLAIN,
     forward: AbstractContextManager[Any] | None = None,
 ) -> tuple[list[Tensor | None], Tensor]:
     """The gradients for `own` and the loss of each model. All tensors have the models as their first axis.
 
+    `client` says what all clients have in common; each has its own forward pass and lacks its own classes.
     The forward pass runs within `forward` (autocast, which is not for backward passes).
     """
 
+    every = client or Pass(module, None, "none", rule.options, 1.0)
+
     def loss(own: Tensors, rest: Tensors, x: Tensor, y: Tensor, lacks: Tensor | None) -> Tensor:
+        def answer(x: Tensor) -> Tensor:
+            logits: Tensor = functional_call(module, {**own, **rest}, (x,))
+            # Autocast would do so for one model; a stacked loss is broken up into parts that it does not know.
+            return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
         # Attention in parts: fused kernels cannot be stacked, or do not see that there will be a backward pass.
         with sdpa_kernel(SDPBackend.MATH), forward or nullcontext():
-            logits = functional_call(module, {**own, **rest}, (x,))
-            # Autocast would do so for one model; a stacked loss is broken up into parts that it does not know.
-            logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-            return masked_loss(logits, y, lacks, mask)
+            return loss_of(rule, replace(every, forward=answer, absent=lacks), x, y)
 
     axes = (0, 0, 0, 0, None if absent is None else 0)
     if not is_layered(module):

@@ -24,7 +24,7 @@ from fedwidth.engines.faults import named, out_of_memory
 from fedwidth.engines.flat import SubLayout
 from fedwidth.engines.flat_sums import check_rows
 from fedwidth.engines.jobs import Done, Job, Order, Size
-from fedwidth.engines.lots import Group, Lot, Portion, Shape
+from fedwidth.engines.lots import Group, Lot, Portion, Shape, Trained
 from fedwidth.engines.samples import Samples
 from fedwidth.engines.stack import Stack
 from fedwidth.engines.stack_trial import stacks_channels_last
@@ -50,23 +50,19 @@ class Stacks:
         self.channels_last: Callable[[Index], bool] = lambda _: last
         self.merges = self.device.type == "cuda" and can_be_layered(trainer.model)
         """Whether narrow convolutions of neighbours are merged (`stacked_layers`)."""
-        self.meanwhile: Callable[[], None] = lambda: None
-        """Called on a GPU, where steps are launched much faster than they run."""
-        self._idle = False
-        """Whether the processor has time for that in this round."""
         self.beside = STACKS_BESIDE
         """Stacks that train side by side; fewer where more did not fit, which changes no bit."""
         self.most: dict[Size, int] = {}
         """Rows of a stack, for sizes of which more did not fit."""
         self._stock = Stock(trainer, self.samples, places=STACKS_BESIDE)
 
-    def train(self, jobs: Sequence[Job]) -> Iterator[Done]:
+    def train(self, jobs: Sequence[Job], meanwhile: Callable[[], None] | None = None) -> Iterator[Done]:
         """Group the jobs by shape, train the groups as stacks, and give them back in the order given."""
-        number, done = len(jobs), self._train(jobs)
+        number, done = len(jobs), self._train(jobs, meanwhile)
         del jobs  # what the caller has done with is gone before it asks for the last one
         yield from (done.pop(each) for each in range(number))
 
-    def _train(self, jobs: Sequence[Job]) -> dict[int, Done]:
+    def _train(self, jobs: Sequence[Job], meanwhile: Callable[[], None] | None) -> dict[int, Done]:
         """The trained clients by number."""
         first = self.hold([job.order.samples for job in jobs], [job.order.draws for job in jobs])
         lengths = [job.order.lengths for job in jobs]
@@ -84,16 +80,20 @@ class Stacks:
                 [len(lengths[n]) for n in numbers],
                 [job.learning_rate for job in members],
                 [job.order.absent for job in members],
+                [job.order.probes for job in members],
+                [len(self.trainer.partition[job.task.client]) for job in members],
+                [job.sent for job in members],
                 batches or (max(max(lengths[n]) for n in numbers),),
             )
             rows = torch.stack([job.start for job in members])
             found.append((Group.of((size, batches), members[0].sub, rows, lot), numbers))
-        self.train_groups([group for group, _ in found])
+        self.train_groups([group for group, _ in found], meanwhile)
         done: dict[int, Done] = {}
         for group, numbers in found:
             check_rows(group.rows, group.sub, group.lot.tasks, group.lot.rounds[0])
-            for number, row, loss in zip(numbers, group.rows, group.losses, strict=True):
-                done[number] = Done(jobs[number], row, loss, jobs[number].others)
+            for place, (number, row, loss) in enumerate(zip(numbers, group.rows, group.losses, strict=True)):
+                reports = {name: rows[place] for name, rows in group.reports.items()}
+                done[number] = Done(jobs[number], row, loss, jobs[number].others, reports)
         return done
 
     def gather(self, trainer: Trainer, orders: Sequence[Order]) -> None:
@@ -101,23 +101,25 @@ class Stacks:
 
     def hold(self, orders: Sequence[Tensor], draws: Sequence[Tensor | None]) -> list[int]:
         """Put the orders of a round's clients where the stacks read them: the first row of each."""
-        self._idle = self.device.type == "cuda"
         first, moved = self.samples.hold(orders, draws)
         if moved:  # captured steps read them where they were
             self._stock.clear()
         return first
 
-    def train_groups(self, groups: Sequence[Group]) -> None:
+    def train_groups(self, groups: Sequence[Group], meanwhile: Callable[[], None] | None = None) -> None:
         """Train clients of several shapes in place, on a GPU portions of them side by side.
+
+        `meanwhile` is called once on a GPU, where steps are launched much faster than they run.
 
         Portions that run out of memory have changed no row yet, so their clients can train again: each counts once.
         """
         done = [0] * len(groups)
         alone = False
+        idle = [meanwhile] if meanwhile is not None and self.device.type == "cuda" else []
         while portions := list(self._next(groups, done)):
             wave = [portion for _, portion in portions]
             others = not alone and self._stock.has_others(wave)
-            if self._fits(wave, or_fail=not others and (len(wave), len(wave[0].rows)) == (1, 1)):
+            if self._fits(wave, idle, or_fail=not others and (len(wave), len(wave[0].rows)) == (1, 1)):
                 for number, portion in portions:
                     done[number] = portion.part.stop
                 alone = False
@@ -153,7 +155,6 @@ class Stacks:
 
     def close(self) -> None:
         """Give memory back."""
-        self.meanwhile = lambda: None
         with suppress(RuntimeError):  # what broke the device was said already
             self._stock.clear()
 
@@ -174,8 +175,11 @@ class Stacks:
         """How many stacks train side by side."""
         return self.beside if self.merges or self.device.type == "cuda" else 1
 
-    def _fits(self, wave: Sequence[Portion], *, or_fail: bool) -> bool:
-        """Train in place; False where the device has no memory for it, unless that is the end."""
+    def _fits(self, wave: Sequence[Portion], idle: list[Callable[[], None]], *, or_fail: bool) -> bool:
+        """Train in place; False where the device has no memory for it, unless that is the end.
+
+        What is in `idle` is done, once, while the device is busy.
+        """
         try:
             self._stock.make_room(wave)
             trained = []
@@ -185,17 +189,16 @@ class Stacks:
                         found = self._stack(portion)
                         stack.callback(found.join)
                         trained.append(found.train(portion.rows, portion.lot))
-                if self._idle:
-                    self._idle = False
-                    self.meanwhile()
+                if idle:
+                    idle.pop()()
             if self.merges:
-                sums = torch.stack([vectors.sum() for vectors, _ in trained])
+                sums = torch.stack([each.vectors.sum() for each in trained])
                 for number, fine in enumerate(torch.isfinite(sums).tolist()):
                     if not fine:
                         with self._naming(wave[number]):
                             trained[number] = self._train_unmerged(wave[number])
-            for portion, (vectors, losses) in zip(wave, trained, strict=True):
-                portion.put(vectors, losses)
+            for portion, each in zip(wave, trained, strict=True):
+                portion.put(each)
         except Exception as error:
             if or_fail or not out_of_memory(error):
                 raise
@@ -205,12 +208,12 @@ class Stacks:
     def _naming(self, portion: Portion) -> AbstractContextManager[None]:
         return named("train", portion.lot.rounds[0], *portion.lot.tasks)
 
-    def _train_unmerged(self, portion: Portion) -> tuple[Tensor, Tensor]:
+    def _train_unmerged(self, portion: Portion) -> Trained:
         """One client's infinities have reached its neighbours: train again, to find out whose they are."""
         alone = self._stack(portion, merge=False)
-        vectors, sums = alone.train(portion.rows, portion.lot)
+        found = alone.train(portion.rows, portion.lot)
         alone.join()
-        return vectors.clone(), sums.clone()  # another portion may train here too
+        return found._replace(vectors=found.vectors.clone(), losses=found.losses.clone())  # others train here too
 
     def _shrink(self, wave: Sequence[Portion]) -> None:
         """Go on with half as many stacks at a time, or half the rows for clients of this size."""

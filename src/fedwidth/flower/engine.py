@@ -16,14 +16,14 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedwidth.aggregation import CohortSum
+from fedwidth.client import Trainer
+from fedwidth.engines.serial import add
 from fedwidth.errors import ClientError, UpdateError
 from fedwidth.flower.bounds import bound_replies
 from fedwidth.flower.exchange import error_of, exchange
 from fedwidth.flower.records import Answer, Limits, read_answer, size_of, task_arrays, task_record
 from fedwidth.methods import Task
-from fedwidth.plan.plan import Plan
-from fedwidth.rounds import Report
-from fedwidth.settings import ServerSettings
+from fedwidth.rounds import Coming, Report, Watch
 from fedwidth.submodel import SubState, extract
 
 
@@ -36,8 +36,8 @@ class FlowerEngine:
     """Trains the tasks of a round on the nodes of a grid."""
 
     grid: Grid
-    plan: Plan
-    settings: ServerSettings
+    trainer: Trainer
+    """What the server knows of training: plan, settings and the method's local rule."""
     node_of: Callable[[], Mapping[int, int]]
     """Client number -> node id of those connected now."""
     least: int = 1
@@ -47,8 +47,17 @@ class FlowerEngine:
     limits: Limits = field(default_factory=Limits)
     log: Callable[[str], None] = print
 
-    def run(self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int) -> tuple[list[CohortSum], Report]:
-        """Send every task its sub-model; one sum per index of the answers that count."""
+    def run(
+        self,
+        state: Mapping[str, Tensor],
+        tasks: Sequence[Task],
+        round: int,
+        *,
+        coming: Coming | None = None,
+        watch: Watch | None = None,
+    ) -> tuple[list[CohortSum], Report]:
+        """Send every task its sub-model; one sum per cohort of the answers that count."""
+        del coming, watch
         subs, arrays = self._cut(state, tasks)
         nodes = self.node_of()
         absent = {task.client: "it is not connected" for task in tasks}
@@ -56,7 +65,9 @@ class FlowerEngine:
         absent |= {task.client: f"no answer within {self.seconds:g} seconds" for task in by_node.values()}
         tokens = {node: secrets.token_hex(16) for node in by_node}
         contents = {
-            node: task_record(task, arrays[task.index.key], token=tokens[node], round=round)
+            node: task_record(
+                task, arrays[task.index.key], token=tokens[node], round=round, sent=self.trainer.cut_sent(task)
+            )
             for node, task in by_node.items()
         }
         bound_replies(self.grid, max(map(self._most_bytes, subs.values())), seconds=self.seconds)
@@ -83,8 +94,9 @@ class FlowerEngine:
     ) -> tuple[dict[str, SubState], dict[str, ArrayRecord]]:
         """The sub-model of every index of the round, as tensors and as sent."""
         indexes = {task.index.key: task.index for task in tasks}
-        subs = {key: extract(state, self.plan, index) for key, index in indexes.items()}
-        return subs, {key: task_arrays(sub, self.plan.tied) for key, sub in subs.items()}
+        plan = self.trainer.plan
+        subs = {key: extract(state, plan, index) for key, index in indexes.items()}
+        return subs, {key: task_arrays(sub, plan.tied) for key, sub in subs.items()}
 
     def _read(self, reply: Message, task: Task, sent: SubState, token: str, round: int) -> Answer:
         if (error := error_of(reply)) is not None:
@@ -97,13 +109,16 @@ class FlowerEngine:
             sent,
             token=token,
             round=round,
-            settings=self.settings,
+            settings=self.trainer.settings.server,
             limits=self.limits,
+            rule=self.trainer.rule,
         )
 
     def _most_bytes(self, sent: SubState) -> int:
-        """What an answer may have: the tensors, and for each some words about it."""
-        return sum(t.numel() * t.element_size() + 2048 for t in sent.values()) + self.limits.overhead
+        """What an answer may have: the tensors, as often as the method asks for them, and for each some words."""
+        local = self.trainer.rule.local
+        each = sum(t.numel() * t.element_size() + 2048 for t in sent.values())
+        return each * (1 + len(local.adds) + len(local.own)) + self.limits.overhead
 
 
 class _Sums:
@@ -115,6 +130,7 @@ class _Sums:
         self._added = 0
         self._sums: dict[str, CohortSum] = {}
         self._facts: list[tuple[int, float]] = []
+        self._kept: dict[int, Mapping[str, Mapping[str, Tensor]]] = {}
 
     def take(self, task: Task, answer: Answer) -> None:
         """Take a client's answer."""
@@ -129,9 +145,11 @@ class _Sums:
             if task.client in self._early:
                 self._add(task)
         passes, losses = zip(*self._facts, strict=True)
-        return list(self._sums.values()), Report(passes, losses, absent)
+        return list(self._sums.values()), Report(passes, losses, absent, self._kept)
 
     def _add(self, task: Task) -> None:
         answer = self._early.pop(task.client)
-        self._sums.setdefault(task.index.key, CohortSum(task.index)).add(answer.update, copy=False)
+        add(self._sums, task, answer.update, copy=False)
+        if answer.kept:
+            self._kept[task.client] = answer.kept
         self._facts.append((answer.passes, answer.loss))

@@ -18,10 +18,14 @@ from fedwidth.data import IGNORE, Data, Partition
 from fedwidth.errors import OptionError
 from fedwidth.flower.wire import Raw
 from fedwidth.index import Index
-from fedwidth.methods import Task, method
+from fedwidth.method_settings import method_of
+from fedwidth.methods import Task
 from fedwidth.parts import build_model, find_device, load_data, plan_model, split_data
 from fedwidth.plan import Plan, trace
 from fedwidth.settings import Settings
+
+SENT, REPORT = "sent", "report"
+"""What the names of tensors begin with that travel beside a sub-model: `sent/NAME/TENSOR`."""
 
 Load = Callable[[Settings, int | None], Data]
 """The data a client has (None: what the server tests with): `load = "package.module:function"`."""
@@ -67,14 +71,22 @@ def _train(
     # The node knows how many units it holds, not which: a prefix of that size has the same shapes.
     index = Index.of_units(trainer.plan, {name: range(count) for name, count in counts.items()})
     task = Task(int(facts["client"]), float(facts["capacity"]), index, 0)
-    sub = with_tied({name: tensor_of(raw) for name, raw in tensors.items()}, trainer.plan.tied)
-    trained = trainer.train(sub, task, int(facts["round"]))
+    found = {name: tensor_of(raw) for name, raw in tensors.items()}
+    sent: dict[str, Mapping[str, Tensor] | float] = {**sorted_out(found, SENT)}
+    sent |= dict(zip(facts.get("numbers", ()), facts.get("values", ()), strict=True))
+    own = {name: tensor for name, tensor in found.items() if not name.startswith(f"{SENT}/")}
+    trained = trainer.train(with_tied(own, trainer.plan.tied), task, int(facts["round"]), sent)
     update = trained.update
     answer: dict[str, Any] = {name: facts[name] for name in ("token", "round", "client", "index")}
     answer |= {"weight": update.weight, "passes": trained.passes, "loss": trained.loss}
     if update.labels is not None:
         answer["labels"] = update.labels.tolist()
-    return answer, {name: raw_of(t) for name, t in update.sub.items() if name not in trainer.plan.tied}
+    reports = {
+        f"{REPORT}/{report}/{name}": raw_of(t)
+        for report, tensors in {**update.reports, **trained.kept}.items()
+        for name, t in tensors.items()
+    }
+    return answer, {name: raw_of(t) for name, t in update.sub.items() if name not in trainer.plan.tied} | reports
 
 
 @lru_cache(maxsize=2)
@@ -90,7 +102,7 @@ def trainer_of(recipe: str, load: str, client: int, *, light: bool = True) -> Tr
     if found is None:
         model, plan = plan_model(build_model(settings, data), settings, data)
         found = model.to(device), plan
-    chosen = method(settings.method.name, **settings.method.options)
+    chosen = method_of(settings)
     return Trainer(*found, data.to(device), partition, chosen, settings, device=device)
 
 
@@ -120,6 +132,20 @@ def load_parts(settings: Settings, load: str, client: int | None) -> tuple[Data,
     if not isinstance(found, Data):
         raise OptionError(f"{load}(settings, client) must return Data, not a {type(found).__name__}")
     return found, cast(Partition, Own(found, settings.data.clients))
+
+
+def sorted_out(tensors: Mapping[str, Tensor], kind: str) -> dict[str, dict[str, Tensor]]:
+    """What travels beside a sub-model, by name and tensor.
+
+    >>> sorted_out({"sent/control/a": torch.zeros(1), "a": torch.ones(1)}, SENT)
+    {'control': {'a': tensor([0.])}}
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(f"{kind}/"):
+            _, own, rest = name.split("/", 2)
+            found.setdefault(own, {})[rest] = tensor
+    return found
 
 
 def raw_of(tensor: Tensor) -> Raw:

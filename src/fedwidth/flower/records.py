@@ -1,9 +1,10 @@
 """What goes over the wire, and the checks on what comes back before it counts.
 
 down   task    token, round, client, capacity, the index's digest, units kept per group (a node need not know which)
-       arrays  the sub-model's tensors by name, as raw bytes; tied ones once
+       arrays  the sub-model's tensors by name, as raw bytes; tied ones once; `sent/NAME/TENSOR` for what the method
+               sends beside them
 up     answer  token, round, client, index as sent, weight, labels, samples seen, loss
-       arrays  the trained tensors, same names, dtypes and shapes
+       arrays  the trained tensors, same names, dtypes and shapes; `report/NAME/TENSOR` for what it reports beside them
 
 The token is a secret between server and node: no other node can answer in its name. No pickle, and nothing is made into
 a tensor before its name, dtype, shape and length are as expected.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,11 +22,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedwidth.errors import FedwidthError, UpdateError
-from fedwidth.flower.local import raw_of, tensor_of, with_tied
+from fedwidth.flower.local import REPORT, SENT, raw_of, sorted_out, tensor_of, with_tied
 from fedwidth.flower.node_app import STYPE
 from fedwidth.flower.wire import CODES
 from fedwidth.methods import Task
 from fedwidth.settings import ServerSettings
+from fedwidth.step import Rule
 from fedwidth.updates import Update, check_update, weigh
 
 
@@ -48,6 +50,8 @@ class Answer:
     update: Update
     passes: int
     loss: float
+    kept: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    """What the client keeps for itself, which the server keeps for it."""
 
 
 def task_arrays(sub: Mapping[str, Tensor], tied: Mapping[str, str]) -> ArrayRecord:
@@ -59,9 +63,25 @@ def task_arrays(sub: Mapping[str, Tensor], tied: Mapping[str, str]) -> ArrayReco
     return ArrayRecord({name: Array(dtype, shape, STYPE, data) for name, (dtype, shape, data) in raws.items()})
 
 
-def task_record(task: Task, arrays: ArrayRecord, *, token: str, round: int) -> RecordDict:
-    """What a node gets."""
+def task_record(
+    task: Task,
+    arrays: ArrayRecord,
+    *,
+    token: str,
+    round: int,
+    sent: Mapping[str, Mapping[str, Tensor] | float] | None = None,
+) -> RecordDict:
+    """What a node gets; `sent` is what the method sends beside the sub-model, cut like it."""
     counts = task.index.counts
+    beside = {
+        f"{SENT}/{name}/{tensor}": value
+        for name, tensors in (sent or {}).items()
+        if isinstance(tensors, Mapping)
+        for tensor, value in tensors.items()
+    }
+    numbers = {name: float(value) for name, value in (sent or {}).items() if not isinstance(value, Mapping)}
+    if beside:
+        arrays = ArrayRecord({**arrays, **task_arrays(beside, {})})
     facts: dict[str, Any] = {
         "token": token,
         "round": round,
@@ -71,6 +91,8 @@ def task_record(task: Task, arrays: ArrayRecord, *, token: str, round: int) -> R
         "groups": list(counts),
         "counts": list(counts.values()),
     }
+    if numbers:
+        facts |= {"numbers": list(numbers), "values": list(numbers.values())}
     return RecordDict({"task": ConfigRecord(facts), "arrays": arrays})
 
 
@@ -83,6 +105,7 @@ def read_answer(
     round: int,
     settings: ServerSettings,
     limits: Limits,
+    rule: Rule,
 ) -> Answer:
     """The answer to a task, or `UpdateError` with one sentence about what is wrong with it."""
     if not isinstance(content.get("answer"), ConfigRecord) or not isinstance(content.get("arrays"), ArrayRecord):
@@ -95,8 +118,18 @@ def read_answer(
     for name, expected in (("round", round), ("client", task.client), ("index", task.index.key)):
         if facts.get(name) != expected or isinstance(facts.get(name), bool):
             raise UpdateError(f"it is for {name} {_shown(facts.get(name))}, not {expected}")
-    tied = task.index.plan.tied
-    sub = with_tied(_tensors(arrays, {name: t for name, t in sent.items() if name not in tied}), tied)
+    plan, local = task.index.plan, rule.local
+    own = {name: t for name, t in sent.items() if name not in plan.tied}
+    beside = {
+        f"{REPORT}/{report}/{name}": t
+        for report in (*local.adds, *local.own)
+        for name, t in own.items()
+        if name in plan.parameters
+    }
+    found = _tensors(arrays, {**own, **beside})
+    sub = with_tied({name: found[name] for name in own}, plan.tied)
+    reports = sorted_out({name: found[name] for name in beside}, REPORT)
+    kept = {name: reports.pop(name) for name in local.own if name in reports}
     _check_norm(sub, sent, limits.norm)
     weight = _number(facts, "weight")
     least, most = (
@@ -105,14 +138,18 @@ def read_answer(
     if not least <= weight <= most:
         raise UpdateError(f"its weight {weight:g} is not between {least:g} and {most:g}")
     try:
-        update = Update(sub, task.index, weight, labels=_labels(facts, settings.label_rows), client=task.client)
+        labels = _labels(facts, settings.label_rows)
+        update = Update(sub, task.index, weight, labels=labels, client=task.client, reports=reports)
         check_update(update, task.index)
     except FedwidthError as error:
         raise UpdateError(str(error)) from None
     passes = facts.get("passes")
     if type(passes) is not int or not 0 <= passes <= limits.samples * limits.samples:
         raise UpdateError(f"it claims to have seen {_shown(passes)} samples")
-    return Answer(update, passes, _number(facts, "loss"))
+    for name, tensor in ((name, tensor) for tensors in kept.values() for name, tensor in tensors.items()):
+        if not bool(torch.isfinite(tensor).all()):
+            raise UpdateError(f"what it remembers of '{name}' holds a value that is not finite")
+    return Answer(update, passes, _number(facts, "loss"), kept)
 
 
 def size_of(content: RecordDict) -> int:

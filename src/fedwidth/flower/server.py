@@ -100,11 +100,11 @@ def _serve(
         settings = replace(settings, evaluation=replace(settings.evaluation, local=False))
     data, partition = load_parts(settings, deployment.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
+    experiment.memory_travels = True
     roll = Roll(grid, len(partition), _capacities(experiment), seconds=deployment.wait_seconds, log=log)
     engine = FlowerEngine(
         grid,
-        experiment.plan,
-        settings.server,
+        experiment.trainer,
         node_of=lambda: {client: node.id for client, node in roll.present.items()},
         least=deployment.least_clients,
         seconds=deployment.round_seconds,

@@ -1,33 +1,51 @@
-"""The methods, one small file each; `fedwidth.method(name, **options)` finds them by name."""
+"""The methods, one small file each; `fedwidth.method(name, **options)` finds them by name.
+
+The package can be called: `fedwidth.methods()` gives every method by name, and
+`from fedwidth.methods import Method, per_group` is what a method of one's own begins with.
+"""
 
 from __future__ import annotations
 
-import pkgutil
-from functools import cache
-from importlib import import_module
-from typing import Any
+import sys
+from types import ModuleType
 
-from fedwidth.errors import unknown
-from fedwidth.methods.definition import History, Method, Moment, Task, per_group
+from fedwidth.methods.closing import Beginning, Closing
+from fedwidth.methods.definition import Method, Moment, Need, per_group
+from fedwidth.methods.find import Reference, combine, method, methods
+from fedwidth.methods.local import ClientPass, Local, LocalMoment, Memory, Sending, named, under
 from fedwidth.methods.options import ROUNDING, Option
+from fedwidth.methods.task import Task
 
-__all__ = ["ROUNDING", "History", "Method", "Moment", "Option", "Task", "method", "methods", "per_group"]
+__all__ = [
+    "ROUNDING",
+    "Beginning",
+    "ClientPass",
+    "Closing",
+    "Local",
+    "LocalMoment",
+    "Memory",
+    "Method",
+    "Moment",
+    "Need",
+    "Option",
+    "Reference",
+    "Sending",
+    "Task",
+    "combine",
+    "method",
+    "methods",
+    "named",
+    "per_group",
+    "under",
+]
 
 
-@cache
-def methods() -> dict[str, Method]:
-    """Every method by name: each file of this folder that defines METHOD."""
-    modules = (import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
-    found = [module.METHOD for module in modules if hasattr(module, "METHOD")]
-    return {m.name: m.with_options() for m in sorted(found, key=lambda m: m.name)}
+class _Callable(ModuleType):
+    """This package: importing from it and calling it both work."""
+
+    def __call__(self) -> dict[str, Method]:
+        """Every method by name."""
+        return methods()
 
 
-def method(name: str, /, **options: Any) -> Method:
-    """The method of this name with its options set.
-
-    >>> method("fedrolex", step=2).values["step"]
-    2
-    """
-    if not isinstance(name, str) or name not in methods():
-        raise unknown("method", name, methods())
-    return methods()[name].with_options(**options)
+sys.modules[__name__].__class__ = _Callable

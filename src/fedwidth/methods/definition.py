@@ -1,14 +1,16 @@
 """What a method is: a small frozen bundle of functions, and the options they take.
 
-A new method is a new file in this folder with one function and one record. The whole of HeteroFL is:
+A new method is one function and one record, in a file anywhere. The whole of HeteroFL is:
 
     def units(size: int, kept: int, at: Moment) -> Tensor:
         return prefix(size, kept)
 
     METHOD = Method("heterofl", …, choose=per_group(units))
 
-`select` is a pure function of (plan, capacity, round, client, clients, seed, history): the same arguments give the same
-index, on every machine and after every resume.
+Everything else a method may do is optional: change how clients train (`local`), remember (`init`, `advance`), change
+the first state (`start`), and close a round otherwise than by averaging (`close`).
+
+`select` is a pure function of its arguments: the same ones give the same part, on every machine and after every resume.
 """
 
 from __future__ import annotations
@@ -22,37 +24,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum, finalise
-from fedwidth.errors import OptionError, SelectionError, unknown, whole_number
+from fedwidth.aggregation import CohortSum
+from fedwidth.errors import OptionError, unknown, whole_number
 from fedwidth.index import Index
+from fedwidth.methods.closing import Beginning, Closing
+from fedwidth.methods.local import Local, Memory, Sending
 from fedwidth.methods.options import Option
+from fedwidth.methods.task import Task
 from fedwidth.plan.plan import Plan, check_plan
 from fedwidth.plan.units import check_capacity
 from fedwidth.randomness import numpy_generator
-from fedwidth.submodel import State, check_index
+from fedwidth.submodel import State
 
-
-@dataclass(frozen=True)
-class History:
-    """How many clients of the previous round held each unit; None before the first round."""
-
-    seen: Mapping[str, Tensor]
-    clients: int
-
-    def __post_init__(self) -> None:
-        for name, seen in self.seen.items():
-            if not bool(((seen >= 0) & (seen <= self.clients)).all()):
-                raise SelectionError(f"a history of {self.clients} clients cannot count {seen.tolist()} for '{name}'")
-
-    @classmethod
-    def of(cls, plan: Plan, indexes: Sequence[Index]) -> History:
-        """The history one round leaves behind."""
-        seen = {name: torch.zeros(group.size, dtype=torch.long) for name, group in plan.groups.items()}
-        for index in indexes:
-            check_index(plan, index)
-            for name, units in (index.units or {}).items():
-                seen[name][units] += 1
-        return cls(seen, len(indexes))
+Cohort = Sequence[tuple[int, float]]
+"""The clients of a round: (client, capacity)."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +50,33 @@ class Moment:
     """The client's place in the round's cohort, 0 … clients-1."""
     clients: int
     seed: int
-    history: History | None
     options: Mapping[str, Any]
+    number: int = 0
+    """The client's number among all there are; its place where nobody said."""
+    cohort: Cohort = ()
+    """Everyone who takes part in the round; empty where nobody said."""
+    memory: Memory = field(default_factory=dict)
+    """What the method remembers: empty before the first round."""
+    state: State | None = None
+    """The global state, for methods whose `reads` names it."""
+    plan: Plan | None = None
     group: str = ""
     """The width group in question (set by `per_group`)."""
-    number: int = 0
+    group_number: int = 0
     """Its number in the plan."""
 
     def generator(self) -> np.random.Generator:
         """Randomness of this client, round and group alone."""
-        return numpy_generator(self.seed, "select", self.round, self.client, self.number)
+        return numpy_generator(self.seed, "select", self.round, self.client, self.group_number)
 
 
-Choose = Callable[[Plan, Mapping[str, int], Moment], Index]
+Choose = Callable[[Plan, Mapping[str, int], Moment], Any]
+"""(plan, units to keep of each group, moment) -> an index, or a part of another kind."""
+
 Units = Callable[[int, int, Moment], Tensor]
-Aggregate = Callable[[State, Sequence[CohortSum], Plan, Mapping[str, Any]], dict[str, Tensor]]
+
+READS = ("state", "memory")
+"""What a choice may look at that a round changes."""
 
 
 def per_group(units: Units) -> Choose:
@@ -88,7 +85,7 @@ def per_group(units: Units) -> Choose:
     def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
         chosen = {}
         for number, (name, group) in enumerate(plan.groups.items()):
-            here = replace(at, group=name, number=number)
+            here = replace(at, plan=plan, group=name, group_number=number)
             chosen[name] = (
                 torch.arange(group.size) if counts[name] == group.size else units(group.size, counts[name], here)
             )
@@ -97,26 +94,17 @@ def per_group(units: Units) -> Choose:
     return choose
 
 
-def average(state: State, sums: Sequence[CohortSum], plan: Plan, options: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Eq. 10, what all methods but FedBRB do."""
-    del options
-    return finalise(state, sums, plan)
-
-
 @dataclass(frozen=True)
-class Task:
-    """One client's work in one round."""
+class Need:
+    """A setting a method cannot do without: the value used where a recipe is silent, and why no other will do."""
 
-    client: int
-    capacity: float
-    index: Index
-    place: int
-    """The client's place in the cohort."""
+    value: Any
+    why: str
 
 
 @dataclass(frozen=True)
 class Method:
-    """A partial-training method: which units clients keep, and how their updates become the new state."""
+    """A method: which part of the model clients hold, how they train it, and how their updates become the new state."""
 
     name: str
     title: str
@@ -124,14 +112,38 @@ class Method:
     equation: str
     choose: Choose
     options: Mapping[str, Option] = field(default_factory=dict)
-    aggregate_with: Aggregate = average
+    slices: bool = True
+    """False where `choose` gives parts that are no indexes: only engines that train one client at a time take them."""
+    reads: Sequence[str] = ()
+    """Which of `READS` a choice looks at; choices that look at neither can be made before the last round has ended."""
     shared: Callable[[Mapping[str, Any]], bool] = lambda _: False
-    """True for options with which all clients of one capacity hold the same window in a round."""
-    local_widths: Callable[[float, Mapping[str, Any]], Sequence[float]] | None = None
-    """The widths a client of this capacity draws from at each local step (FjORD); None: always its own."""
-    remembers: bool = False
-    """True where a round's choice depends on which units the previous round trained."""
+    """True for options with which all clients of one capacity hold the same part in a round."""
+    nested: Callable[[Mapping[str, Any]], bool] = lambda _: False
+    """True for options with which a narrower client's units are among those of a wider one, in the same round."""
+    local: Local | None = None
+    """How clients train; None: they minimise the loss."""
+    start: Callable[[Beginning], dict[str, Tensor]] | None = None
+    """The state a run begins with; None: the model's own."""
+    init: Callable[[Beginning], dict[str, Tensor]] | None = None
+    """What the server remembers before the first round."""
+    advance: Callable[[Closing], dict[str, Tensor]] | None = None
+    """What it remembers after a round; None: what it did before."""
+    close: Callable[[Closing], dict[str, Tensor]] | None = None
+    """The new state; None: the average (Eq. 10)."""
+    collect: str = "sums"
+    """What `close` is given: "sums" of clients that held the same part, or the "updates" of single clients."""
+    needs: Mapping[str, Need] = field(default_factory=dict)
+    """Settings by name: used where a recipe is silent, and a recipe that says otherwise is refused."""
     values: Mapping[str, Any] = field(default_factory=dict)
+    rule: str = ""
+    """The method whose local rule this one took over, where they were combined."""
+
+    def __post_init__(self) -> None:
+        if self.collect not in ("sums", "updates"):
+            raise OptionError(f"a method collects 'sums' or 'updates', not {self.collect!r}")
+        for name in self.reads:
+            if name not in READS:
+                raise OptionError(f"a method's choice reads 'state' or 'memory', not {name!r}")
 
     def with_options(self, /, **given: Any) -> Method:
         """This method with options set; unknown names and values are refused."""
@@ -154,20 +166,32 @@ class Method:
         client: int = 0,
         clients: int = 1,
         seed: int = 0,
-        history: History | None = None,
-    ) -> Index:
-        """The index of one client: `client` is its place among the `clients` of this round."""
+        memory: Memory | None = None,
+        state: State | None = None,
+        number: int | None = None,
+        cohort: Cohort = (),
+    ) -> Any:
+        """The part of one client: `client` is its place among the `clients` of this round.
+
+        `number` is the client's own among all there are, `cohort` everyone who takes part, `memory` and `state` what
+        the server holds.
+        """
         check_plan(plan)
-        if history is not None and not isinstance(history, History):
-            raise OptionError(f"history must be a History or None, not a {type(history).__name__}")
+        if memory is not None and not isinstance(memory, Mapping):
+            raise OptionError(f"memory must be tensors by name, not a {type(memory).__name__}")
+        if state is None and "state" in self.reads:
+            raise OptionError(f"{self.name} looks at the global state, so select needs state=…")
         moment = Moment(
             capacity=capacity,
             round=whole_number("round", round),
             client=whole_number("client", client),
             clients=whole_number("clients", clients, least=1),
             seed=whole_number("seed", seed),
-            history=history,
             options=self.values,
+            number=client if number is None else number,
+            cohort=cohort,
+            memory=memory or {},
+            state=state if "state" in self.reads else None,
         )
         if moment.client >= moment.clients:
             raise OptionError(f"client {client} is not one of {clients} clients, counted from 0")
@@ -176,20 +200,22 @@ class Method:
     def assign(
         self,
         plan: Plan,
-        cohort: Sequence[tuple[int, float]],
+        cohort: Cohort,
         round: int,
-        history: History | None = None,
+        memory: Memory | None = None,
         seed: int = 0,
+        *,
+        state: State | None = None,
     ) -> list[Task]:
-        """A task for every (client, capacity) of the round, in cohort order; equal indexes are one object."""
+        """A task for every (client, capacity) of the round, in cohort order; equal parts are one object."""
         check_plan(plan)
         shared, cohort = self.shared(self.values), _checked_cohort(cohort)
-        by_capacity: dict[float, Index] = {}
-        by_key: dict[str, Index] = {}
+        by_capacity: dict[float, Any] = {}
+        by_key: dict[str, Any] = {}
         tasks = []
         for place, (client, capacity) in enumerate(cohort):
-            index = by_capacity.get(capacity) if shared else None
-            if index is None:
+            part = by_capacity.get(capacity) if shared else None
+            if part is None:
                 found = self.select(
                     plan,
                     capacity=capacity,
@@ -197,19 +223,53 @@ class Method:
                     client=place,
                     clients=len(cohort),
                     seed=seed,
-                    history=history,
+                    memory=memory,
+                    state=state,
+                    number=client,
+                    cohort=cohort,
                 )
-                index = by_capacity[capacity] = by_key.setdefault(found.key, found)
+                part = by_capacity[capacity] = by_key.setdefault(found.key, found)
             # A sub-model that holds everything is a full-width one, whatever the device could afford (FedAvg).
-            tasks.append(Task(client, 1.0 if index.is_whole else capacity, index, place))
+            tasks.append(
+                Task(client, 1.0 if part.is_whole else capacity, part, place, single=self.collect == "updates")
+            )
         return tasks
 
+    def send(
+        self, tasks: Sequence[Task], memory: Memory, own: Mapping[int, Memory], *, round: int, seed: int, clients: int
+    ) -> list[Task]:
+        """The tasks with what their clients are sent beside their sub-models."""
+        if self.local is None or self.local.sends is None:
+            return list(tasks)
+        at = Sending(0, round, seed, clients, self.values)
+        sends = self.local.sends
+        return [
+            replace(task, sends=sends(memory, own.get(task.client, {}), replace(at, client=task.client)))
+            for task in tasks
+        ]
+
     def aggregate(self, state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:
-        """The new global state from the cohorts' sums."""
-        return self.aggregate_with(state, sums, plan, self.values)
+        """The new global state from the cohorts' sums, where nothing else matters to the method."""
+        return self.finish(Closing(state, sums, plan, options=self.values))
+
+    def first_state(self, beginning: Beginning) -> dict[str, Tensor]:
+        """The state a run begins with."""
+        return dict(beginning.state) if self.start is None else self.start(beginning)
+
+    def first_memory(self, beginning: Beginning) -> dict[str, Tensor]:
+        """What the server remembers before the first round."""
+        return {} if self.init is None else self.init(beginning)
+
+    def finish(self, closing: Closing) -> dict[str, Tensor]:
+        """The new global state."""
+        return self.close(closing) if self.close is not None else closing.average()
+
+    def remember(self, closing: Closing) -> Memory:
+        """What the server remembers after the round."""
+        return self.advance(closing) if self.advance is not None else closing.memory
 
 
-def _checked_cohort(cohort: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+def _checked_cohort(cohort: Cohort) -> list[tuple[int, float]]:
     try:
         pairs = [(client, capacity) for client, capacity in cohort]
     except (TypeError, ValueError):

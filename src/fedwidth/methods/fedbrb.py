@@ -17,19 +17,19 @@ sizes that are no multiple of the block (the last block is moved back, see `sele
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum, finalise, weight_shape
+from fedwidth.aggregation import CohortSum, weight_shape
 from fedwidth.index import Index
+from fedwidth.methods.closing import Closing
 from fedwidth.methods.definition import Method, Moment
 from fedwidth.methods.options import ROUNDING, Option, choice, is_share
 from fedwidth.plan.axis import Axis, Units, groups_of, tiling
 from fedwidth.plan.plan import Plan
 from fedwidth.selection import block, blocks, grid_coordinates
-from fedwidth.submodel import State, put, take
+from fedwidth.submodel import put, take
 
 
 def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
@@ -52,9 +52,10 @@ def _grid_length(plan: Plan, counts: Mapping[str, int], groups: Sequence[str]) -
     return max(blocks(plan.groups[group].size, counts[group]) for group in groups)
 
 
-def aggregate(state: State, sums: Sequence[CohortSum], plan: Plan, options: Mapping[str, Any]) -> dict[str, Tensor]:
+def close(closing: Closing) -> dict[str, Tensor]:
     """Eq. 10, then add `broadcast` times the updates that other blocks received."""
-    result = dict(finalise(state, sums, plan))
+    state, sums, plan, options = closing.state, closing.sums, closing.plan, closing.options
+    result = dict(closing.average())
     if not options["broadcast"]:
         return result
     for name, new in result.items():
@@ -125,7 +126,7 @@ METHOD = Method(
     paper="Xu et al. 2023",
     equation="Eqs. 3, 4",
     choose=choose,
-    aggregate_with=aggregate,
+    close=close,
     options={
         "rounding": ROUNDING,
         "broadcast": Option(0.2, "a number from 0 to 1", is_share, "weight of the broadcast; 0 is the ablation"),

@@ -1,25 +1,43 @@
 """FedMinOccurances: units are drawn with odds N + 1 - n, n being how many of the previous round's N clients held the
 unit (thesis Eq. 2.3). The first round is Federated Dropout's. The name is spelt as in the thesis.
+
+What it remembers: `seen.{group}`, how many clients of the last round held each unit, and `clients`, their number.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fedwidth.errors import SelectionError
+from fedwidth.methods.closing import Closing
 from fedwidth.methods.definition import Method, Moment, per_group
 from fedwidth.methods.options import ROUNDING
 from fedwidth.selection import least_seen, random
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
-    """Weighted draw without replacement (Eq. 2.3); uniform where there is no history yet."""
-    if at.history is None:
+    """Weighted draw without replacement (Eq. 2.3); uniform before the first round has ended."""
+    if not at.memory:
         return random(size, kept, at.generator())
-    seen = at.history.seen.get(at.group)
-    if seen is None or len(seen) != size:
-        raise SelectionError(f"the history does not count the {size} units of group '{at.group}': it is another plan's")
-    return least_seen(size, kept, seen, clients=at.history.clients, generator=at.generator())
+    seen = at.memory.get(f"seen.{at.group}")
+    if seen is None or len(seen) != size or "clients" not in at.memory:
+        raise SelectionError(f"the memory does not count the {size} units of group '{at.group}': it is another plan's")
+    clients = int(at.memory["clients"])
+    if not bool(((seen >= 0) & (seen <= clients)).all()):
+        raise SelectionError(f"a memory of {clients} clients cannot count {seen.tolist()} for '{at.group}'")
+    return least_seen(size, kept, seen, clients=clients, generator=at.generator())
+
+
+def count(closing: Closing) -> dict[str, Tensor]:
+    """How many of the round's clients held each unit."""
+    seen = {f"seen.{name}": torch.zeros(g.size, dtype=torch.long) for name, g in closing.plan.groups.items()}
+    for task in closing.tasks:
+        if task.index.units is None:
+            raise SelectionError("units can be counted only where a whole width group keeps the same ones")
+        for name, kept in task.index.units.items():
+            seen[f"seen.{name}"][kept] += 1
+    return seen | {"clients": torch.tensor(len(closing.tasks))}
 
 
 METHOD = Method(
@@ -29,5 +47,6 @@ METHOD = Method(
     equation="thesis Eq. 2.3",
     choose=per_group(units),
     options={"rounding": ROUNDING},
-    remembers=True,
+    reads=("memory",),
+    advance=count,
 )

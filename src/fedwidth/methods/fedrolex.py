@@ -48,4 +48,5 @@ METHOD = Method(
         "direction": DIRECTION,
     },
     shared=lambda options: not options["stagger"],
+    nested=lambda options: not options["stagger"] and options["overlap"] is None,
 )

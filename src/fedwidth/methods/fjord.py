@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 
 from fedwidth.methods.definition import Method, Moment, per_group
+from fedwidth.methods.local import ClientPass, Local
 from fedwidth.methods.options import ROUNDING, Option, is_share, switch
 from fedwidth.selection import prefix
 
@@ -25,6 +27,26 @@ def units(size: int, kept: int, at: Moment) -> Tensor:
 def local_widths(capacity: float, options: Mapping[str, Any]) -> list[float]:
     """The widths a client of this capacity draws from: those at or below it, and at least its own."""
     return [width for width in options["widths"] if width <= capacity] or [capacity]
+
+
+def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of a width drawn at or below the client's own."""
+    width = float(client.generator("width").choice(local_widths(client.capacity, client.options)))
+    if width >= client.capacity:
+        return client.loss(client.logits(inputs), targets)
+    logits = client.narrower(width, inputs)
+    loss = client.loss(logits, targets)
+    if not client.options["distil"]:
+        return loss
+    # Section 3.3: the client's full width learns from the labels and teaches the drawn width.
+    teacher = client.logits(inputs)
+    lessons = functional.kl_div(logits.log_softmax(-1), teacher.detach().softmax(-1), reduction="none").sum(-1)
+    return client.loss(teacher, targets) + 0.5 * loss + 0.5 * client.mean(lessons, targets)
+
+
+def refuses(choice: Method) -> str | None:
+    """Only sub-models that hold narrower ones of the same round can train these."""
+    return None if choice.nested(choice.values) else "its narrower sub-models do not lie inside wider ones"
 
 
 def _widths(value: Any) -> bool:
@@ -48,5 +70,6 @@ METHOD = Method(
         "distil": switch("the full local width teaches the drawn one"),
     },
     shared=lambda _: True,
-    local_widths=local_widths,
+    nested=lambda _: True,
+    local=Local(loss=loss, refuses=refuses),
 )

@@ -23,4 +23,5 @@ METHOD = Method(
     choose=per_group(units),
     options={"rounding": ROUNDING},
     shared=lambda _: True,
+    nested=lambda _: True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,11 @@ def switch(help: str) -> Option:
 def is_share(value: Any) -> bool:
     """A number from 0 to 1."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def is_number(value: Any) -> bool:
+    """A finite number of at least 0."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 ROUNDING = choice(*ROUNDINGS, help="how capacity * size becomes units")

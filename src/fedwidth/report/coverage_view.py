@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.index import Index
-from fedwidth.methods import History
+from fedwidth.methods.replay import replay
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan
 from fedwidth.report.rebuild import Rebuilt
@@ -58,15 +58,13 @@ def count_training(run: Run, built: Rebuilt) -> list[Frame]:
         for name in plan.axes
         if name in plan.parameters and name not in plan.tied
     }
-    shown, history, updates, frames = layers(plan), None, 0, []
+    shown, updates, frames = layers(plan), 0, []
     cohorts = _affordable(_cohorts(run), sum(t.numel() for t in counts.values()))
     # While a run goes on, the stops are those of the whole run, so that they stay where they are.
     whole = len(cohorts) if run.done > len(cohorts) else max(len(cohorts), run.rounds)
     stops = {stop for stop in frame_rounds(whole) if stop < len(cohorts)} | {len(cohorts)}
     held: list[Index] = []
-    for round, cohort in enumerate(cohorts):
-        tasks = built.method.assign(plan, cohort, round, history, built.settings.seed)
-        history = History.of(plan, [task.index for task in tasks]) if built.method.remembers else None
+    for round, tasks in enumerate(replay(built.method, plan, cohorts, built.settings.seed)):
         held += [task.index for task in tasks]
         updates += len(tasks)
         if round + 1 in stops or len(held) > MOST_HELD:

@@ -15,6 +15,7 @@ from fedwidth.cost import Cost, cost_at, count_parameters
 from fedwidth.data import Data, load
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import build_model
+from fedwidth.method_settings import method_of
 from fedwidth.methods import Method, method
 from fedwidth.narrow import narrow
 from fedwidth.plan import Plan, trace
@@ -68,7 +69,10 @@ class Workshop:
         """The model of the run, or one sentence why it cannot be built here."""
         try:
             settings = build(Settings, run.config)
-            chosen = method(settings.method.name, **settings.method.options)
+            for name in (settings.method.name, settings.local.name):
+                if ":" in name and not self._own_models:
+                    raise OptionError(f"the method '{name}' is code of its own, which a report does not import")
+            chosen = method_of(settings)
             found = self._model(settings)
             _check_same(run, found[1])
         except Exception as error:  # a model of the user's may fail in any way; the page must not

@@ -1,0 +1,84 @@
+"""The vectors a captured or stacked step works on: one [n], or one for each of several clients [clients, n]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedwidth.settings import TrainingSettings
+from fedwidth.step import Rule, Weights
+
+
+def make_vectors(
+    shape: tuple[int, ...],
+    trainable: Tensor,
+    rule: Rule,
+    settings: TrainingSettings,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Weights:
+    """Fresh vectors; all keep their addresses, so that a step can be captured. `trainable` is 0 for buffers, else 1."""
+
+    def zeros(*sizes: int) -> Tensor:
+        return torch.zeros(sizes, dtype=dtype, device=device)
+
+    each = (shape[0], 1) if len(shape) == 2 else ()
+    weights = Weights(
+        [zeros(*shape)],
+        [zeros(*shape)],
+        scratch=[zeros(*shape)],
+        start=[zeros(*shape)] if rule.keeps_start else [],
+        gathered=[zeros(*shape)] if rule.probes else [],
+        steps=zeros(*each),
+        rate=zeros(*each),
+        share=zeros(*each),
+        rows=len(shape) == 2,
+        trainable=None if bool(trainable.all()) else trainable,
+    )
+    weights.moments(settings)
+    return weights
+
+
+def changed_by_steps(weights: Weights) -> list[Tensor]:
+    """What a step changes and the next one needs."""
+    steps = [weights.steps] if isinstance(weights.steps, Tensor) else []
+    return [*weights.values, *weights.first, *weights.second, *weights.gathered, *steps]
+
+
+def reset(weights: Weights, *, gathered: bool = True) -> None:
+    """Forget the moments: every client starts with a fresh optimiser.
+
+    And the gradient: nothing writes to its gaps, where clipping by a norm that is no number would leave one.
+    """
+    assert isinstance(weights.steps, Tensor)
+    gradients = [gradient for gradient in weights.gradients if gradient is not None]
+    own = weights.gathered if gathered else []
+    torch._foreach_zero_([*gradients, *weights.first, *weights.second, *own, weights.steps])
+
+
+def take_over(weights: Weights, values: Tensor, sent: Sequence[Mapping[str, Tensor]]) -> None:
+    """Begin with these values ([n], or the first rows) and what each client was sent beside them."""
+    rows = slice(len(values)) if weights.rows else slice(None)
+    weights.values[0][rows].copy_(values)
+    for start in weights.start:
+        start[rows].copy_(values)
+    for name in sent[0] if sent else ():
+        given = [each[name] for each in sent]
+        if name not in weights.sent:  # the first time, and before the step is captured
+            weights.sent[name] = [_room_for(given[0], weights)]
+        held = weights.sent[name][0]
+        if weights.rows:
+            held[rows].copy_(torch.stack([each.reshape(-1) for each in given]))
+        else:
+            held.copy_(given[0])
+
+
+def _room_for(example: Tensor, weights: Weights) -> Tensor:
+    """Zeros for what every client is sent: a vector, or a number."""
+    value = weights.values[0]
+    if not weights.rows:
+        return torch.zeros_like(example)
+    return value.new_zeros(len(value), example.numel())

@@ -1,0 +1,51 @@
+"""Between settings and methods: the method that settings name, and the settings that a method needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+from fedwidth.errors import OptionError
+from fedwidth.methods import Method, Reference, method
+from fedwidth.schema import keys
+from fedwidth.settings import LocalSettings, MethodSettings, Settings
+
+
+def method_of(settings: Settings) -> Method:
+    """The method the settings name, with its local rule and all options."""
+    chosen, local = settings.method, settings.local
+    options = {**chosen.options, **local.options}
+    if local.options and not local.name:
+        raise OptionError("local.options are those of a local rule, so local.name must name one")
+    if twice := sorted(chosen.options.keys() & local.options.keys()):
+        raise OptionError(f"option '{twice[0]}' stands in method.options and in local.options")
+    return method(chosen.name, local=local.name or None, **options)
+
+
+def name_method(settings: Settings, method: Method) -> Settings:
+    """The settings with the name of a method that was made in Python, so that they say what was run."""
+    try:
+        found = Reference.of(method)
+    except OptionError:  # it has no name that another process could import; engines with workers will say so
+        return replace(settings, method=MethodSettings(method.name), local=LocalSettings())
+    options = {name: list(value) if isinstance(value, tuple) else value for name, value in found.options.items()}
+    return replace(settings, method=MethodSettings(found.name, options), local=LocalSettings(found.local or ""))
+
+
+def with_needs(settings: Settings, method: Method, given: Mapping[str, Any] | None = None) -> Settings:
+    """The settings with those the method needs; one that was given otherwise is refused.
+
+    `given` is what a recipe says; without it, a setting that has its default value counts as not given.
+    """
+    for name, need in method.needs.items():
+        section, _, key = name.rpartition(".")
+        value = reduce(getattr, name.split("."), settings)
+        if value == need.value:
+            continue
+        said = key in given.get(section, {}) if given is not None else value != keys()[name].default
+        if said:
+            raise OptionError(f"{method.name} needs {name} = {need.value!r}, not {value!r}: {need.why}")
+        settings = replace(settings, **{section: replace(getattr(settings, section), **{key: need.value})})
+    return settings

@@ -1,0 +1,76 @@
+"""What a method is told when a run begins and when a round ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwidth.aggregation import CohortSum, finalise
+from fedwidth.methods.local import Memory
+from fedwidth.methods.task import Task
+from fedwidth.plan.plan import Plan
+from fedwidth.submodel import State, put, take
+
+if TYPE_CHECKING:
+    from fedwidth.data import Data
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What is known before the first round."""
+
+    state: State
+    plan: Plan
+    enrolled: Sequence[float] = (1.0,)
+    """The capacities that clients of this run may have."""
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Closing:
+    """What is known when all clients of a round have trained."""
+
+    state: State
+    """The state they began with."""
+    sums: Sequence[CohortSum]
+    """The mean of clients that held the same, in order of first appearance; of single clients where the method collects
+    updates, in the order of `tasks`."""
+    plan: Plan
+    memory: Memory = field(default_factory=dict)
+    tasks: Sequence[Task] = ()
+    """Of those whose work counts."""
+    round: int = 0
+    rounds: int = 1
+    """Of the whole run."""
+    seed: int = 0
+    clients: int = 1
+    """How many there are in all, taking part in this round or not."""
+    enrolled: Sequence[float] = (1.0,)
+    """The capacities that clients of this run may have."""
+    model: nn.Module | None = None
+    """The global model; its values may be those of any round."""
+    public: Data | None = None
+    """Data of the server's own, where the run has some."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def average(self) -> dict[str, Tensor]:
+        """The average of what clients trained, element by element; what nobody held stays as it is (Eq. 10)."""
+        return finalise(self.state, self.sums, self.plan)
+
+    def reported(self, name: str) -> dict[str, Tensor]:
+        """What clients reported under this name, added up in the full model's shapes; 0 where nobody did."""
+        cohorts = [cohort.reports[name] for cohort in self.sums if name in cohort.reports]
+        totals: dict[str, Tensor] = {}
+        for tensor in dict.fromkeys(tensor for cohort in cohorts for tensor in cohort.mean):
+            total = torch.zeros_like(self.state[tensor])
+            for cohort in (cohort for cohort in cohorts if tensor in cohort.mean):
+                added = take(total, cohort.index, tensor) + cohort.mean[tensor] * cohort.weight[tensor]
+                put(total, added, cohort.index, tensor)
+            totals[tensor] = total
+        return totals

@@ -1,0 +1,139 @@
+"""Finding methods: by name, by import path, and combined of a choice and a local rule."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from fedwidth.errors import OptionError, unknown
+from fedwidth.methods.definition import Method
+
+PACKAGE = __name__.rpartition(".")[0]
+
+
+@cache
+def methods() -> dict[str, Method]:
+    """Every method of the package by name: each file of its folder that defines METHOD."""
+    names = (info.name for info in pkgutil.iter_modules(sys.modules[PACKAGE].__path__))
+    modules = (import_module(f"{PACKAGE}.{name}") for name in names)
+    found = [module.METHOD for module in modules if hasattr(module, "METHOD")]
+    return {m.name: m.with_options() for m in sorted(found, key=lambda m: m.name)}
+
+
+def method(name: str, /, *, local: str | None = None, **options: Any) -> Method:
+    """The method of this name with its options set: one of the package's, or your own as "package.module:METHOD".
+
+    With `local`, sub-models are chosen as the one method says and trained as the other; options go to whichever has
+    them.
+
+    >>> method("fedrolex", step=2).values["step"]
+    2
+    >>> both = method("fedrolex", local="fedprox", mu=0.1, step=2)
+    >>> both.title, both.values["mu"], both.values["step"]
+    ('FedRolex with FedProx', 0.1, 2)
+    """
+    found = _find(name)
+    if local:
+        found = combine(found, _find(local))
+    return found.with_options(**options)
+
+
+def combine(choice: Method, rule: Method) -> Method:
+    """A method that chooses sub-models as the one says and trains them as the other."""
+    if choice.name == rule.name:
+        return choice
+    if rule.local is None:
+        trained = [name for name, method in methods().items() if method.local is not None]
+        raise OptionError(f"'{rule.name}' has no local rule to train with; local rules: {', '.join(trained)}")
+    if (reason := rule.local.refuses(choice)) is not None:
+        raise OptionError(f"'{choice.name}' cannot be trained as '{rule.name}': {reason}")
+    if choice.local is not None:
+        raise OptionError(f"'{choice.name}' has a local rule of its own, so it cannot be trained as '{rule.name}'")
+    for part in ("start", "init", "advance", "close"):
+        if getattr(choice, part) is not None and getattr(rule, part) is not None:
+            what = {"start": "change the first state", "close": "close the round"}.get(part, "remember")
+            raise OptionError(f"'{choice.name}' cannot be trained as '{rule.name}': both {what} in their own way")
+    for name in choice.options.keys() & rule.options.keys():
+        if choice.options[name] is not rule.options[name]:
+            raise OptionError(f"'{choice.name}' cannot be trained as '{rule.name}': both have an option '{name}'")
+    return replace(
+        choice,
+        title=f"{choice.title} with {rule.title}",
+        options={**rule.options, **choice.options},
+        local=rule.local,
+        start=choice.start or rule.start,
+        init=choice.init or rule.init,
+        advance=choice.advance or rule.advance,
+        close=choice.close or rule.close,
+        collect="updates" if "updates" in (choice.collect, rule.collect) else "sums",
+        needs={**rule.needs, **choice.needs},
+        values={**rule.values, **choice.values},
+        rule=rule.name,
+    )
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How another process finds a method: names or import paths, and the options that are not the defaults."""
+
+    name: str
+    local: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, method: Method) -> Reference:
+        """The way to a method that this process holds; refuses one that no other process could import."""
+        name = _path(method)
+        own = _find(name)
+        local = method.rule or None
+        if local is None and method.local is not own.local:
+            raise OptionError(
+                f"method '{method.name}' was changed after it was defined: other processes cannot find it"
+            )
+        known = combine(own, _find(local)) if local else own
+        changed = {name: value for name, value in method.values.items() if value != known.values.get(name)}
+        return cls(name, local, changed)
+
+    def find(self) -> Method:
+        """The method, in another process."""
+        return method(self.name, local=self.local, **self.options)
+
+
+def _find(name: object) -> Method:
+    """The method of a name or an import path, with its default options."""
+    if not isinstance(name, str) or (name not in methods() and ":" not in name):
+        raise unknown("method", name, methods(), also='or "package.module:METHOD" for one of your own')
+    if name in methods():
+        return methods()[name]
+    place, _, attribute = name.partition(":")
+    if (here := os.getcwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # where `python -m` would look too
+    try:
+        found = getattr(import_module(place), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(f"method '{name}' must be package.module:METHOD ({error})") from None
+    if not isinstance(found, Method):
+        raise OptionError(f"method '{name}' must be a fedwidth.Method, not a {type(found).__name__}")
+    return found.with_options()
+
+
+def _path(method: Method) -> str:
+    """The name of a method of the package, or the import path of another one."""
+    if method.name in methods() and methods()[method.name].choose is method.choose:
+        return method.name
+    home = getattr(method.choose, "__module__", "")
+    modules = [sys.modules[home]] if home in sys.modules else []
+    for module in [*modules, *(m for name, m in list(sys.modules.items()) if name != home)]:
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if isinstance(value, Method) and value.name == method.name and value.choose is method.choose:
+                return f"{module.__name__}:{name}"
+    raise OptionError(
+        f"method '{method.name}' has no name in any module, so other processes cannot import it; define it at the top"
+        " of a module, or use engine = 'serial'"
+    )

@@ -1,0 +1,129 @@
+"""What a method may change about a client's training: its local rule.
+
+Plain training is SGD (or Adam) on the loss. A rule is a few functions that say what differs; engines call them, so that
+one text trains a module, a flat vector [n] and a stack of clients [clients, n]. FedProx is:
+
+    def gradient(g, w, start, sent, at):
+        return g.add(w - start, alpha=at.options["mu"])
+
+All tensors a rule is given have one shape, or broadcast: one tensor of a model, or all of them in one vector, of one
+client or of many. So a rule must be element-wise, and cannot know which tensor it is looking at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedwidth.methods.definition import Method
+
+Memory = Mapping[str, Tensor]
+"""What is remembered between rounds, by name; `{prefix}.{tensor}` where it has the shape of the model's tensors."""
+
+Sent = Mapping[str, Tensor]
+"""What a client was sent beside its sub-model, by name, in the shape of what it trains."""
+
+
+@dataclass(frozen=True)
+class LocalMoment:
+    """What a rule may depend on besides tensors. In a stack, numbers that differ between clients are [clients, 1]."""
+
+    options: Mapping[str, Any]
+    capacity: float
+    rate: float | Tensor = 0.0
+    """The learning rate."""
+    steps: int | Tensor = 1
+    """Local steps the client takes in the round, over all its epochs."""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """The client and the round something is sent for."""
+
+    client: int
+    round: int
+    seed: int
+    clients: int
+    """How many there are in all, taking part in this round or not."""
+    options: Mapping[str, Any]
+
+
+class ClientPass(Protocol):
+    """One client's pass through its model, for rules with a loss of their own."""
+
+    options: Mapping[str, Any]
+    capacity: float
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """The model's answer."""
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The plain loss: cross entropy, with logits of absent classes masked as the settings say."""
+
+    def mean(self, values: Tensor, targets: Tensor) -> Tensor:
+        """The mean of one value for each target, over the targets that count (text that has ended does not)."""
+
+    def narrower(self, width: float, inputs: Tensor) -> Tensor:
+        """The answer of a narrower sub-model inside the client's own; gradients reach the client's weights."""
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Randomness of this client, round and purpose alone; it goes on from step to step."""
+
+
+Gradient = Callable[[Tensor, Tensor, Tensor, Sent, LocalMoment], Tensor]
+Loss = Callable[[ClientPass, Tensor, Tensor], Tensor]
+Sends = Callable[[Memory, Memory, Sending], Mapping[str, Mapping[str, Tensor] | float]]
+Reports = Callable[[Tensor, Tensor, Sent, LocalMoment], Mapping[str, Tensor]]
+
+FULL_GRADIENT = "full_gradient"
+"""The name under which a rule that asks for it finds the gradient over all of the client's data, at the start."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """How clients train, where that is more than minimising the loss. Every part is optional."""
+
+    gradient: Gradient | None = None
+    """(gradient, weights, weights at the start, what was sent, moment) -> the gradient the optimiser takes; before
+    clipping. A step is captured once for many clients and rounds: what differs between them must come as a tensor."""
+    loss: Loss | None = None
+    """(pass, inputs, targets) -> the loss of a batch."""
+    steady: bool = False
+    """True for a loss that does the same in every step (it draws nothing and asks for no narrower model), so that it
+    can be captured and stacked."""
+    sends: Sends | None = None
+    """(the server's memory, the client's own, what it is for) -> what the client is sent beside its sub-model: numbers,
+    or tensors of the full model's shapes, of which it gets its part."""
+    reports: Reports | None = None
+    """(weights, weights at the start, what was sent, moment) -> what the client reports beside its sub-model."""
+    adds: tuple[str, ...] = ()
+    """The reports that go to the server, which adds them up (`Closing.reported`)."""
+    own: tuple[str, ...] = ()
+    """The reports that stay with the client: they replace its memory of that name, as far as it held that part of the
+    model. `sends` gives it back to the client under the same name. A client that was never drawn remembers nothing."""
+    full_gradient: Callable[[Mapping[str, Any]], bool] = lambda _: False
+    """True for options with which reports need the gradient at the start, over all of the client's data. It costs a
+    pass over them, without a step, before training."""
+    refuses: Callable[[Method], str | None] = lambda _: None
+    """Why it cannot be combined with the way this method chooses sub-models, or None."""
+
+
+def under(memory: Memory, prefix: str) -> dict[str, Tensor]:
+    """What a memory holds under `{prefix}.`, by tensor.
+
+    >>> import torch
+    >>> under({"control.a": torch.zeros(1), "clients": torch.ones(1)}, "control")
+    {'a': tensor([0.])}
+    """
+    start = f"{prefix}."
+    return {name.removeprefix(start): tensor for name, tensor in memory.items() if name.startswith(start)}
+
+
+def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `under`."""
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
