@@ -12,7 +12,6 @@ from fedwidth.errors import FedwidthError
 from fedwidth.queue_file import Entry
 from fedwidth.reproduce import find_open, run_jobs
 from fedwidth.reproduce_jobs import Job
-from fedwidth.reproduce_time import show_time
 from fedwidth.results import Record, key_of, read_all
 from fedwidth.results_markdown import plural
 
@@ -100,11 +99,11 @@ def work_through(
             needed = standing.seconds_left
             if ends is not None and whole is not None and ends - time.monotonic() < needed <= whole:
                 over = max(0.0, ends - time.monotonic())
-                say(f"{entry.name}: not begun, {show_time(needed)} are expected and {show_time(over)} are left")
+                say(f"{entry.name}: not begun, {needed:.0f} s are expected and {over:.0f} s are left")
                 continue
             if ends is not None and time.monotonic() >= ends:
                 continue
-            say(f"{entry.name} ({show_time(needed)} expected): {entry.asks}")
+            say(f"{entry.name} ({needed:.0f} s expected): {entry.asks}")
             outcome = run_jobs(
                 standing.jobs,
                 results=results,
