@@ -198,7 +198,7 @@ def test_a_change_need_not_make_sense_for_the_other_runs(tmp_path):
     """`method.options.step` is refused for FedAvg, which is another row of the same table."""
     with pytest.raises(OptionError, match="unknown option of method"):
         read_settings("thesis/table3-1", ["method.options.step=0.05"])
-    (entry,) = read_queue(ROOT / "results" / "queue.toml", ["thesis-step-of-window"])
+    (entry,) = read_queue(ROOT / "results" / "queue.toml", ["thesis-one-step"])
     (job,) = entry.jobs([], tmp_path)
     assert job.settings.method.options == {"stagger": True, "step": 0.05}
 
