@@ -17,6 +17,8 @@ from fedwidth.queue_file import read_queue
 from fedwidth.reproduce import reproduce
 from fedwidth.reproduce_queue import find_standing, work_through
 from fedwidth.results import key_of, read_all, read_records
+from fedwidth.results_markdown import over_seeds
+from fedwidth.results_queue import queue_texts
 from small_runs import write_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -111,7 +113,7 @@ def test_a_job_longer_than_a_whole_call_is_begun_and_goes_on_the_next_time(go, q
     stopped = go(only=["steps"], max_minutes=0.1, stop=stop)
     assert (stopped.done, stopped.left) == ((), ("steps",))
     (entry,) = read_queue(queue, ["steps"])
-    standing = find_standing(entry, changes=[], results=tmp_path / "results", work=tmp_path / "work")
+    standing = find_standing(entry, read_all(tmp_path / "results"), work=tmp_path / "work")
     assert standing.state == "2 rounds of a run are saved"
     assert standing.seconds_left == pytest.approx(40 * (1 - 2 / 6))
     assert names(go(only=["steps"])) == [("queue/steps", "fedrolex", 1), ("queue/steps", "fedrolex", 2)]
@@ -177,6 +179,19 @@ def test_a_queue_that_is_wrong_is_refused(tmp_path, text, said):
     with pytest.raises(OptionError) as refused:
         read_queue(path)
     assert said in str(refused.value)
+
+
+def test_the_page_shows_what_was_asked_and_what_is_left(go, queue, tmp_path):
+    assert list(queue_texts(tmp_path / "results", [])) == []
+    done = go(only=["steps"]).done
+    (tmp_path / "results" / "queue.toml").write_text(queue.read_text())
+    title, _, table, left = queue_texts(tmp_path / "results", done)
+    assert title == "## Asked beside the tables"
+    last = over_seeds([100 * record.final_accuracy for record in done])
+    (row,) = table.splitlines()[2:]
+    assert row.startswith(f"| `steps` | Why? | fedrolex | {last} | ")
+    assert row.endswith(" | 1, 2 |")
+    assert left == "2 jobs left, about 50 s on one H200: `as-it-is`, `both`."
 
 
 def test_the_queue_of_the_project_can_be_built(tmp_path):

@@ -55,9 +55,8 @@ class Worked:
     """Those of them that could not be run."""
 
 
-def find_standing(entry: Entry, *, changes: Sequence[str], results: Path, work: Path) -> Standing:
+def find_standing(entry: Entry, records: Sequence[Record], *, changes: Sequence[str] = (), work: Path) -> Standing:
     """What is recorded of a job, and what lies in its folders."""
-    records = read_all(results)
     jobs = entry.jobs(changes, work)
     left = find_open(jobs, records)
     last = {(key_of(record.settings), record.seed): record for record in records}
@@ -90,7 +89,7 @@ def work_through(
     failed: list[str] = []
     for entry in queue:
         try:
-            standing = find_standing(entry, changes=changes, results=results, work=work)
+            standing = find_standing(entry, read_all(results), changes=changes, work=work)
             if len(standing.records) == len(standing.jobs):
                 continue
             left.append(entry.name)

@@ -11,6 +11,7 @@ from fedwidth.commands.tables import print_table
 from fedwidth.queue_file import read_queue
 from fedwidth.reproduce_queue import find_standing, work_through
 from fedwidth.reproduce_time import show_time
+from fedwidth.results import read_all
 from fedwidth.results_markdown import plural
 
 
@@ -28,7 +29,8 @@ def run_queue(path: Path, only: Sequence[str], **given: Any) -> int:
 
 def list_queue(path: Path, only: Sequence[str], *, changes: Sequence[str], results: Path, work: Path) -> None:
     """Print what is done, what remains, and what that is expected to take."""
-    standings = [find_standing(entry, changes=changes, results=results, work=work) for entry in read_queue(path, only)]
+    records = read_all(results)
+    standings = [find_standing(entry, records, changes=changes, work=work) for entry in read_queue(path, only)]
     rows = [
         [
             standing.entry.name,
