@@ -163,6 +163,20 @@ def test_at_full_proportion_every_method_of_the_thesis_is_fedavg(name):
         assert run.paper.best
 
 
+@pytest.mark.parametrize("name", ["thesis/table3-1", "thesis/table3-2"])
+def test_the_two_readings_of_the_thesis_differ_in_what_a_step_is_a_share_of(name):
+    layer = {run.label: run for run in read_settings(name).runs}
+    window = read_settings(f"{name}-window").runs
+    assert {run.label for run in window} == {label for label in layer if not label.endswith("/1.00")}
+    for run in window:
+        other = layer[run.label]
+        options = dict(run.settings.method.options)
+        assert options.pop("step_of", None) == ("window" if "/fedrolex-" in run.label else None)
+        there = replace(run.settings, method=replace(run.settings.method, options=options))
+        assert there == other.settings
+        assert run.paper == other.paper
+
+
 def test_settings_of_table_3_are_the_workers_and_the_papers():
     real = read_settings("fedrolex/table3-cifar10-high").main
     stated = read_settings("fedrolex/table3-cifar10-high-as-stated").main

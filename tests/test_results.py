@@ -17,9 +17,10 @@ from fedwidth.results import (
     read_all,
     read_records,
 )
-from fedwidth.results_cells import CLOSE, HOLDS, ONE_SEED, REVERSED, Cell, count_outcomes, find_columns
+from fedwidth.results_cells import ABOVE, AGREES, BELOW, Cell, count_once
 from fedwidth.results_exact import agrees, coverage
 from fedwidth.results_page import write_page
+from fedwidth.results_pairs import CLOSE, FEW_SEEDS, HOLDS, REVERSED, count_outcomes, find_columns, find_overall
 from fedwidth.results_remaining import Forecast, count_remaining, remaining_texts, unrun_texts
 from fedwidth.results_started import Start, read_started, started_texts, write_started
 from fedwidth.results_summary import order_texts
@@ -147,24 +148,73 @@ def outcomes(cells):
     return dict(count_outcomes(find_columns(cells)))
 
 
-def test_pairs_closer_than_the_standard_error_of_their_difference_are_not_separable():
-    # Seeds 1 apart on either side: variance 2, over 2 seeds 1; the error of a difference is the root of 1 + 1, 1.414.
-    def pair(gap):
-        return [cell("a", 70.0, 49.0 + gap, 51.0 + gap), cell("b", 60.0, 49.0, 51.0)]
+def test_methods_are_compared_seed_by_seed():
+    # Seeds 10 apart, the methods 1, 2 and 3 apart: mean 2, standard error 1/√3 = 0.577, times 4.30 is 2.48.
+    def pair(*gaps):
+        return [
+            cell("a", 70.0, *(50.0 + 10 * n + gap for n, gap in enumerate(gaps))),
+            cell("b", 60.0, 50.0, 60.0, 70.0),
+        ]
 
-    assert outcomes(pair(1.42)) == {HOLDS: 1}
-    assert outcomes(pair(1.41)) == {CLOSE: 1}
-    assert outcomes(pair(-1.41)) == {CLOSE: 1}
-    assert outcomes(pair(-1.42)) == {REVERSED: 1}
-    assert outcomes([cell("a", 70.0, 50.0, 50.0), cell("b", 60.0, 50.0, 50.0)]) == {CLOSE: 1}
+    assert outcomes(pair(1.0, 2.0, 3.0)) == {CLOSE: 1}
+    assert outcomes(pair(1.5, 2.5, 3.5)) == {HOLDS: 1}, "2.5 is more than 2.48, whatever the seeds differ by"
+    assert outcomes(pair(-1.5, -2.5, -3.5)) == {REVERSED: 1}
+    assert outcomes(pair(0.0, 0.0, 0.0)) == {CLOSE: 1}
+    (column,) = find_columns(pair(1.0, 2.0, 3.0))
+    assert str(column.pairs[0].differences) == "+2.00 ± 0.58"
+    said, table, _ = order_texts(pair(1.5, 2.5, 3.5))
+    assert said == "Order of methods, 1 pair: 1 as published."
+    assert table.splitlines()[2] == "| a − b | +10.00 | +1.50, +2.50, +3.50 | +2.50 ± 0.58 | – | as published |"
 
 
-def test_one_seed_cannot_be_judged():
-    cells = [cell("a", 70.0, 60.0), cell("b", 65.0, 30.0, 31.0), cell("c", 60.0, 90.0)]
-    assert outcomes(cells) == {ONE_SEED: 3}
-    assert list(order_texts(cells)) == [
-        "Order of methods, 3 pairs: 3 cannot be judged from one seed (1 would be as published)."
+def test_only_seeds_that_both_have_are_compared():
+    one, two = cell("a", 70.0, 50.0, 61.0, 72.0), cell("b", 60.0, 50.0, 60.0, 70.0)
+    (column,) = find_columns([replace(one, records=one.records[1:]), replace(two, records=two.records[:2])])
+    assert column.pairs[0].differences.values == pytest.approx((1.0,)), "of seed 2 alone"
+    assert column.pairs[0].outcome == FEW_SEEDS
+    (column,) = find_columns([replace(one, records=one.records[2:]), replace(two, records=two.records[:2])])
+    assert column.pairs[0].differences.values == pytest.approx((17.0,)), "of the means, 72 and 55"
+
+
+def test_the_last_evaluations_are_compared_where_both_runs_have_ten():
+    def long(label, number, offset, rounds):
+        made = cell(label, number, 50.0, 50.0)
+        rows = [[round, 0.5 + offset * round, None, None] for round in rounds]
+        return replace(made, records=tuple(replace(record, evaluations=rows) for record in made.records))
+
+    # Rounds 10 … 120 here and 5 … 120 there: of the twelve they share the last ten, 30 … 120, mean 75.
+    one, other = long("a", 70.0, 0.001, range(10, 130, 10)), long("b", 60.0, 0.0, range(5, 125, 5))
+    (column,) = find_columns([one, other])
+    assert column.pairs[0].settled.values == pytest.approx((7.5, 7.5))
+    (column,) = find_columns([one, long("b", 60.0, 0.0, range(20, 240, 20))])
+    assert column.pairs[0].settled is None, "they share six"
+
+
+def test_methods_are_compared_over_all_columns_of_a_grid():
+    grid = []
+    # Ours 1, 2 and 3 apart in three columns; the paper has the second method ahead in one of them, 4 and 2 and -3.
+    for rounds, numbers, gap in ((3, (64.0, 60.0), 1.0), (4, (62.0, 60.0), 2.0), (5, (60.0, 63.0), 3.0)):
+        for name, number, ours in zip(("fedrolex", "heterofl"), numbers, (50.0 + gap, 50.0), strict=True):
+            settings = small(f"rounds={rounds}", f"method.name={name}")
+            grid.append(cell(f"r{rounds}/{name}", number, ours, ours + 5, ours + 9, settings=settings))
+    (overall,) = find_overall(find_columns(grid))
+    assert overall.names == ("fedrolex", "heterofl")
+    assert overall.published == pytest.approx(1.0)
+    assert overall.ours.values == pytest.approx((1.0, 2.0, 3.0))
+    assert list(order_texts(grid))[-1].splitlines()[2:] == [
+        "| fedrolex − heterofl | +1.00 | +2.00 ± 0.58 | 3 of 3 | not separable |"
     ]
+    swapped = [replace(c, run=replace(c.run, paper=Paper(number=100 - (c.paper.number or 0)))) for c in grid]
+    (overall,) = find_overall(find_columns(swapped))
+    assert (overall.names, str(overall.ours)) == (("heterofl", "fedrolex"), "-2.00 ± 0.58")
+
+
+def test_fewer_than_three_seeds_cannot_be_judged():
+    cells = [cell("a", 70.0, 60.0), cell("b", 65.0, 30.0, 31.0), cell("c", 60.0, 90.0, 80.0)]
+    assert outcomes(cells) == {FEW_SEEDS: 3}
+    said, table, _ = order_texts(cells)
+    assert said == "Order of methods, 3 pairs: 3 cannot be judged from fewer than 3 seeds (1 would be as published)."
+    assert table.splitlines()[2:] == ["| b − c | +5.00 | -60.00, -49.00 | -54.50 ± 5.50 | – | too few seeds |"]
 
 
 def test_cells_that_were_not_run_or_have_equal_numbers_are_no_pairs():
@@ -179,18 +229,19 @@ def test_in_a_grid_methods_are_compared_within_a_column_only():
         for name, number in published.items():
             ours = {"fedrolex": 20.0, "heterofl": 75.0, "fedbrb": 40.0}[name]
             settings = small(f"rounds={rounds}", f"method.name={name}")
-            grid.append(cell(f"r{rounds}/{name}/x", number, ours, ours + 1, settings=settings))
+            grid.append(cell(f"r{rounds}/{name}/x", number, ours, ours + 1, ours + 3, settings=settings))
     (column,) = find_columns(grid)
     assert column.name == "r3/x"
     assert column.reversed == {"heterofl": ["fedrolex"], "fedbrb": ["fedrolex"]}
     assert dict(column.counts) == {REVERSED: 2, HOLDS: 1}
-    assert list(order_texts(grid)) == [
-        "Order of methods, 3 pairs: 1 as published, 2 the other way round.",
-        "Against the paper: heterofl above fedrolex; fedbrb above fedrolex.",
-    ]
+    said, pairs, _ = order_texts(grid)
+    assert said == "Order of methods, 3 pairs: 1 as published, 2 the other way round."
+    assert pairs.splitlines()[2] == (
+        "| fedrolex − heterofl | +10.00 | -55.00, -55.00, -55.00 | -55.00 ± 0.00 | – | the other way round |"
+    )
     for name, number in (("heterofl", 70.0), ("fedbrb", 60.0)):
         settings = small("rounds=4", f"method.name={name}")
-        grid.append(cell(f"r4/{name}/x", number, 5.0, 6.0, settings=settings))
+        grid.append(cell(f"r4/{name}/x", number, 5.0, 6.0, 8.0, settings=settings))
     table = list(order_texts(grid))[1].splitlines()
     assert table[0] == "| column | as published | the other way round | not separable | against the paper |"
     assert table[2:] == [
@@ -199,12 +250,23 @@ def test_in_a_grid_methods_are_compared_within_a_column_only():
     ]
 
 
-def test_what_reaches_the_published_number():
-    assert cell("a", 70.0, 69.5, spread=0.5).reached
-    assert not cell("a", 70.0, 69.4, spread=0.5).reached
-    assert not cell("a", 70.0, 69.5).reached
-    assert not cell("a", 70.0).reached
+def test_what_agrees_with_the_published_number():
+    assert cell("a", 70.0, 69.0).agreement == cell("a", 70.0, 71.0).agreement == AGREES, "within a point"
+    assert cell("a", 70.0, 68.9).agreement == BELOW
+    assert cell("a", 70.0, 98.0).agreement == ABOVE, "28 points more is no agreement"
+    assert cell("a", 70.0, 67.5, spread=2.5).agreement == AGREES
+    assert cell("a", 70.0, 71.0, spread=0.5).agreement == AGREES, "nobody's spread makes a point too much"
+    assert cell("a", 70.0).agreement == cell("a", None, 70.0).agreement == ""
     assert cell("a", 70.0, 60.0, 61.0).difference == pytest.approx(-9.5)
+
+
+def test_a_run_that_answers_to_several_cells_is_counted_once():
+    first, other = cell("fedavg", 70.0, 60.0, 61.0), cell("heterofl", 70.0, 60.0, 61.0)
+    assert count_once([first, other, cell("unrun", 60.0)]) == [first], "their records are of one run, as by their label"
+    renamed = tuple(replace(record, label="b") for record in other.records)
+    assert len(count_once([first, replace(other, records=renamed)])) == 2
+    copies = tuple(replace(record, same_as=f"table run, seed {record.seed}") for record in renamed)
+    assert count_once([first, replace(other, records=copies)]) == [first], "trained as the first one"
 
 
 def test_what_remains_is_counted_once_and_told_with_its_time():

@@ -46,6 +46,10 @@ class DataError(FedwidthError):
     """Data that is missing, damaged or cannot be split as asked."""
 
 
+class FellBack(UserWarning):
+    """An engine that cannot train this run, which is trained one client at a time instead."""
+
+
 MOST_NAMED, NEAREST = 20, 5
 """Names that are listed in full, and how many of more are."""
 

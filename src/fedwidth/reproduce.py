@@ -14,6 +14,7 @@ from fedwidth.engines import choose_engine
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.parts import find_device
+from fedwidth.provenance import note_fallback
 from fedwidth.reproduce_jobs import (
     CHECKPOINTS,
     PACKED_CHECKPOINTS,
@@ -53,6 +54,7 @@ def reproduce(
     work: Path = Path("runs/reproduce"),
     max_minutes: float | None = None,
     packed: bool = False,
+    commit: str = "",
     say: Callable[[str], None] = print,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
@@ -60,16 +62,29 @@ def reproduce(
 
     A run that was interrupted goes on from its last checkpoint. When the minutes are over, the run at hand stops after
     its round and is saved. `tables` are recipes; `changes` are `key=value` texts made to each run. With `packed`, runs
-    of one shape train as one batch, all seeds together.
+    of one shape train as one batch, all seeds together. `commit` is that of the source, for the records.
     """
     ends = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     checkpoints = PACKED_CHECKPOINTS if packed else CHECKPOINTS
     jobs = list_jobs(tables, only=only, seeds=seeds, changes=changes, work=work, checkpoints=checkpoints)
+    return run_jobs(jobs, results=results, commit=commit, ends=ends, packed=packed, say=say, stop=stop)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    *,
+    results: Path,
+    commit: str = "",
+    ends: float | None = None,
+    packed: bool = False,
+    say: Callable[[str], None] = print,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Run those of the jobs that the results do not hold yet, until a time on the monotonic clock (`ends`)."""
     if packed:
         for job in jobs:
             check_for_packing(job.settings)
-    recorded = {(key_of(record.settings), record.seed) for record in read_all(results)}
-    open_jobs = [job for job in jobs if (job.key, job.settings.seed) not in recorded]
+    open_jobs = find_open(jobs, read_all(results))
     for device in {job.settings.device for job in open_jobs}:
         find_device(device)  # one this machine lacks is refused before anything is said
     say(f"{plural(len(jobs), 'run')}, {len(jobs) - len(open_jobs)} recorded; {show_time_left(open_jobs, results)}")
@@ -84,9 +99,11 @@ def reproduce(
         experiments = [shelf.experiment(job.settings) for job in here]
         engine, explained = settle(experiments, packed=packed)
         say(f"{title_of(here)}: {explained}")
-        make = partial(_record, changes=changes, engine=engine)
+        fallen: list[str] = []
+        make = partial(_record, engine=engine, fallen=fallen, commit=commit)
         try:
-            records = _run(here, experiments, make, packed=packed, say=say, stop=lambda: stop() or _is_over(ends))
+            with note_fallback(fallen):
+                records = _run(here, experiments, make, packed=packed, say=say, stop=lambda: stop() or _is_over(ends))
         except Stopped as stopped:
             say(f"{title_of(here)}: {stopped}; it goes on from there the next time")
             for job in here:
@@ -94,7 +111,7 @@ def reproduce(
             break
         except folders.InUse:
             raise OptionError(
-                f"{title_of(here)}: another process is at it in {work}; wait for it or give another --work"
+                f"{title_of(here)}: another process is at it in {here[0].folder}; wait for it or give another --work"
             ) from None
         for job, record in zip(here, records, strict=True):
             append_record(results, record)
@@ -104,6 +121,12 @@ def reproduce(
     seconds = count_seconds_left(remaining, results)
     say(f"{plural(len(done), 'run')} finished, {len(remaining)} remaining; {show_time_left(remaining, results)}")
     return Outcome(tuple(done.values()), len(jobs) - len(open_jobs), remaining, seconds)
+
+
+def find_open(jobs: Sequence[Job], records: Sequence[Record]) -> list[Job]:
+    """The jobs that none of the records is a run of."""
+    recorded = {(key_of(record.settings), record.seed) for record in records}
+    return [job for job in jobs if (job.key, job.settings.seed) not in recorded]
 
 
 def settle(experiments: Sequence[Experiment], *, packed: bool = False) -> tuple[str, str]:
@@ -154,8 +177,9 @@ def _record(
     metrics: list[dict[str, Any]],
     samples: float | None = None,
     *,
-    changes: Sequence[str],
     engine: str,
+    fallen: Sequence[str],
+    commit: str,
     packed: int = 1,
     same_as: str = "",
 ) -> Record:
@@ -163,10 +187,12 @@ def _record(
         job.table,
         job.label,
         anywhere(job.settings),
-        changes=[text for text in changes if not text.startswith("data.root")],
+        changes=job.changes,
         metrics=metrics,
         steps=(count_steps(job.settings, samples) or 0) * len(metrics) // job.settings.rounds,
-        engine=engine,
+        engine="serial" if fallen else engine,  # what engines fall back to
+        fell_back=fallen[0] if fallen else "",
+        commit=commit,
         packed=packed,
         same_as=same_as,
         folder=job.folder,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fedwidth.config import identity, read_settings, recipe_names
+from fedwidth.config import Variant, identity, read_settings, recipe_names
 from fedwidth.results import key_of
 from fedwidth.settings import Settings
 
@@ -23,6 +23,8 @@ class Job:
     label: str
     settings: Settings
     folder: Path
+    changes: tuple[str, ...] = ()
+    """What was changed in the recipe, for its record."""
 
     @property
     def title(self) -> str:
@@ -46,20 +48,26 @@ def list_jobs(
 ) -> list[Job]:
     """Every run of the tables, seed by seed."""
     found: list[tuple[int, Job]] = []
+    noted = tuple(text for text in changes if not text.startswith("data.root"))
     for source in tables:
-        recipe = read_settings(source, changes)
-        if only:
-            recipe = recipe.only(*only)
         table = source if source in recipe_names() else Path(source).stem
-        for run in recipe.runs:
+        for run in _read_runs(source, only, changes):
             for place, seed in enumerate(seeds or [run.settings.seed]):
                 settings = replace(run.settings, seed=seed)
                 if settings.checkpoint_every == 1:
                     settings = replace(settings, checkpoint_every=max(1, settings.rounds // checkpoints))
                 # The fingerprint keeps runs of other settings (--set) apart.
                 name = f"seed-{seed}-{identity(anywhere(settings))[:8]}"
-                found.append((place, Job(table, run.label, settings, work / table / run.label / name)))
+                found.append((place, Job(table, run.label, settings, work / table / run.label / name, noted)))
     return [job for _, job in sorted(found, key=lambda pair: pair[0])]
+
+
+def _read_runs(source: str, only: Sequence[str], changes: Sequence[str]) -> list[Variant]:
+    """The runs of a recipe with these labels, else all; a change need not make sense for the others."""
+    if not only:
+        return list(read_settings(source, changes).runs)
+    chosen = {run.label: run for label in only for run in read_settings(source, changes, only=label).runs}
+    return [chosen[label] for label in read_settings(source).labels if label in chosen]
 
 
 def title_of(jobs: Sequence[Job]) -> str:

@@ -70,7 +70,11 @@ class Record:
     clients: Clients | None = None
     """[accuracy on its own data, place of its capacity in the mix] of each client; None where they are many."""
     engine: str = ""
-    """What was chosen to train it, where the settings leave the choice; earlier records do not say."""
+    """What trained it, also where the settings leave the choice; earlier records do not say."""
+    fell_back: str = ""
+    """Why it was not the engine that was chosen or asked for, where that one could not train the run."""
+    commit: str = ""
+    """Of the source, with a plus where that was changed since; earlier records do not say."""
 
 
 def make_record(
@@ -82,6 +86,8 @@ def make_record(
     metrics: Iterable[Mapping[str, Any]],
     steps: int,
     engine: str = "",
+    fell_back: str = "",
+    commit: str = "",
     packed: int = 1,
     same_as: str = "",
     folder: Path | None = None,
@@ -118,6 +124,8 @@ def make_record(
         same_as=same_as,
         clients=read_clients(folder, settings.devices.capacities) if folder else None,
         engine=engine,
+        fell_back=fell_back,
+        commit=commit,
     )
 
 

@@ -1,26 +1,20 @@
-"""Published numbers beside our runs of them, and whether the methods come in the paper's order.
-
-Cell    a published number and our runs of it
-Pair    two cells that differ in the method alone, and what our seeds say of their order
-Column  the pairs of one setting: same split, same devices
-"""
+"""Published numbers beside our runs of them."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from statistics import mean, variance
+from statistics import mean
 
-from fedwidth.config import identity, read_settings
+from fedwidth.config import read_settings
 from fedwidth.recipe import Paper, Variant
 from fedwidth.results import Record, key_of
-from fedwidth.settings import MethodSettings
 
-HOLDS, REVERSED, CLOSE, ONE_SEED = "as published", "the other way round", "not separable", "one seed"
-OUTCOMES = (HOLDS, REVERSED, CLOSE, ONE_SEED)
+AGREES, ABOVE, BELOW = "agree", "above", "below"
+AGREEMENTS = (AGREES, ABOVE, BELOW)
+MARGIN = 1.0
+"""Points by which two accuracies that agree may differ, or the published spread where that is larger."""
 
 Recorded = Mapping[str, Sequence[Record]]
 """Runs by experiment (`results.by_experiment`)."""
@@ -61,6 +55,11 @@ class Cell:
         return self.best if self.paper.best else self.final
 
     @property
+    def by_seed(self) -> dict[int, float]:
+        """The same, with the seeds."""
+        return dict(zip((record.seed for record in self.records), self.values, strict=True))
+
+    @property
     def ours(self) -> float | None:
         """Its mean over seeds."""
         return mean(self.values) if self.records else None
@@ -71,56 +70,32 @@ class Cell:
         return None if self.ours is None or self.paper.number is None else self.ours - self.paper.number
 
     @property
-    def reached(self) -> bool:
-        """Whether ours is at least the published number, less its spread where one is given."""
-        return self.difference is not None and self.difference >= -(self.paper.spread or 0)
+    def agreement(self) -> str:
+        """Whether ours agrees with the published number or is above or below it; '' where there is nothing to compare.
 
-
-@dataclass(frozen=True)
-class Pair:
-    """Two runs of one setting, the one with the higher published number first."""
-
-    better: Cell
-    worse: Cell
-    names: tuple[str, str]
-    """What tells the two apart: of their labels, the part that differs."""
+        Above counts as much as below: either way something is different from the paper.
+        """
+        if self.difference is None:
+            return ""
+        if abs(self.difference) <= max(self.paper.spread or 0, MARGIN):
+            return AGREES
+        return ABOVE if self.difference > 0 else BELOW
 
     @property
-    def gap(self) -> float:
-        """By how much the first is above the second here."""
-        return (self.better.ours or 0) - (self.worse.ours or 0)
-
-    @property
-    def outcome(self) -> str:
-        """What our seeds say: means closer than the standard error of their difference are not told apart."""
-        ours = self.better.values, self.worse.values
-        if min(map(len, ours)) < 2:
-            return ONE_SEED
-        error = math.sqrt(sum(variance(values) / len(values) for values in ours))
-        return CLOSE if abs(self.gap) <= error else HOLDS if self.gap > 0 else REVERSED
+    def trained(self) -> frozenset[str]:
+        """Names of the runs that were trained for it: others may answer to more cells than this one."""
+        return frozenset(name_trained(record) for record in self.records)
 
 
-@dataclass(frozen=True)
-class Column:
-    """Pairs that may be compared."""
+def name_trained(record: Record) -> str:
+    """The run that was trained: another one where the two did the same in every round."""
+    return record.same_as or f"{record.recipe} {record.label}, seed {record.seed}"
 
-    name: str
-    """What the labels of its runs share, '' for a table that is one column."""
-    pairs: tuple[Pair, ...]
 
-    @property
-    def counts(self) -> Counter[str]:
-        """How many pairs came out how."""
-        return Counter(pair.outcome for pair in self.pairs)
-
-    @property
-    def reversed(self) -> dict[str, list[str]]:
-        """Who is above whom here, clear of the spread, against the paper."""
-        found: dict[str, list[str]] = {}
-        for pair in self.pairs:
-            if pair.outcome == REVERSED:
-                found.setdefault(pair.names[1], []).append(pair.names[0])
-        return found
+def count_once(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells that were run, without those whose runs stand for an earlier one already: a paper prints some numbers
+    several times, and at full width every method is FedAvg."""
+    return list({cell.trained: cell for cell in reversed([cell for cell in cells if cell.records])}.values())[::-1]
 
 
 def find_cells(table: str, recorded: Recorded, stopped: Recorded) -> list[Cell]:
@@ -133,41 +108,3 @@ def find_cells(table: str, recorded: Recorded, stopped: Recorded) -> list[Cell]:
         parts = (record for record in stopped.get(key, ()) if record.seed not in seeds)
         cells.append(Cell(run, done, tuple(parts)))
     return cells
-
-
-def find_columns(cells: Sequence[Cell]) -> list[Column]:
-    """Every pair that was run, with different published numbers, that differs in the method alone; recipes that are no
-    grid are one column."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        alike = replace(cell.run.settings, method=MethodSettings())
-        groups.setdefault(identity(alike) if "/" in cell.run.label else "", []).append(cell)
-    columns = []
-    for group in groups.values():
-        name, names = _name([cell.run.label for cell in group])
-        known = [(c, n) for c, n in zip(group, names, strict=True) if c.records and c.paper.number is not None]
-        known.sort(key=lambda one: -(one[0].paper.number or 0))
-        pairs = tuple(
-            Pair(better, worse, (first, second))
-            for place, (better, first) in enumerate(known)
-            for worse, second in known[place + 1 :]
-            if better.paper.number != worse.paper.number
-        )
-        if pairs:
-            columns.append(Column(name, pairs))
-    return columns
-
-
-def count_outcomes(columns: Iterable[Column]) -> Counter[str]:
-    """How many pairs of all columns came out how."""
-    return sum((column.counts for column in columns), Counter[str]())
-
-
-def _name(labels: Sequence[str]) -> tuple[str, list[str]]:
-    """What labels share, and what is left of each: a/x/1 and a/y/1 are x and y of a/1."""
-    parts = [label.split("/") for label in labels]
-    if len(parts) == 1 or len({len(part) for part in parts}) > 1:
-        return "", list(labels)
-    shared = [len(set(column)) == 1 for column in zip(*parts, strict=True)]
-    name = "/".join(word for word, same in zip(parts[0], shared, strict=True) if same)
-    return name, ["/".join(w for w, same in zip(part, shared, strict=True) if not same) for part in parts]

@@ -11,6 +11,7 @@ from fedwidth.results_cells import Cell, find_cells
 from fedwidth.results_exact import METHODS, SHARES, WIDEST, agrees, cost_rows, coverage
 from fedwidth.results_figures import figure_texts
 from fedwidth.results_markdown import markdown, over_seeds, percent, published, with_spread
+from fedwidth.results_queue import queue_texts
 from fedwidth.results_remaining import SMALL, Forecast, count_remaining, remaining_texts, unrun_texts
 from fedwidth.results_started import read_started, started_texts
 from fedwidth.results_summary import order_texts, summarise
@@ -31,13 +32,14 @@ $ fedwidth results
 ```
 
 `reproduce` runs what is not recorded yet, goes on where it was interrupted, and appends a line to `results/` for each
-finished run: all its settings, every evaluation, seconds, hardware, engine and versions. With `--start 3` it makes the
-first run of each recipe (or those of `--only`) for three rounds instead, to see that it runs, and only notes this in
-`results/started.json`. `results` (or `make results`) writes this page from those lines. A cell counts as run whatever
-device, precision and interval between evaluations it was run with; all else must be the recipe's setting
+finished run: all its settings, every evaluation, seconds, hardware, engine, commit and versions. With `--start 3` it
+makes the first run of each recipe (or those of `--only`) for three rounds instead, to see that it runs, and only notes
+this in `results/started.json`. `results` (or `make results`) writes this page from those lines. A cell counts as run
+whatever device, precision and interval between evaluations it was run with; all else must be the recipe's setting
 ([recipes](recipes.md) says where each comes from). No setting was tuned on the test set, but for the batch size the
-thesis does not state (remarks). "Best" is the best of the evaluated rounds, chosen on the test set: with few
-evaluations it is lower than it would be with many."""
+thesis does not state (remarks), and for FedBRB's weight: 0, 0.02 and 0.2 had been looked at before 0.2 was taken.
+"Best" is the best of the evaluated rounds, chosen on the test set: with few evaluations it is lower than it would be
+with many."""
 
 
 def write_page(results: Path) -> str:
@@ -57,6 +59,7 @@ def write_page(results: Path) -> str:
         parts.append("## Trained")
     for name, cells in begun.items():
         parts += _table(name, cells, forecast)
+    parts += queue_texts(results, records)
     parts += ["## Figures", *figure_texts(tables)]
     parts += ["## What remains", *remaining_texts(tables, forecast)]
     parts += ["## Started", *started_texts(tables, started)]

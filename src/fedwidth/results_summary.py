@@ -6,42 +6,52 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 
-from fedwidth.results_cells import (
+from fedwidth.results_cells import ABOVE, AGREEMENTS, AGREES, BELOW, MARGIN, Cell, count_once, name_trained
+from fedwidth.results_exact import agrees, cost_rows
+from fedwidth.results_markdown import markdown, plural
+from fedwidth.results_pairs import (
     CLOSE,
+    FEW_SEEDS,
     HOLDS,
-    ONE_SEED,
+    LAST,
+    NEEDED,
     OUTCOMES,
     REVERSED,
-    Cell,
     Column,
     count_outcomes,
     find_columns,
+    find_overall,
 )
-from fedwidth.results_exact import agrees, cost_rows
-from fedwidth.results_markdown import markdown, plural
 
 HOW_JUDGED = (
-    "A pair is two runs that differ in the method alone (same split, same devices) and whose published numbers differ;"
-    " a table that is no grid is compared as a whole. A pair is judged only where both have two seeds or more, and only"
-    " if their means differ by more than the standard error of the difference, √(s₁²/n₁ + s₂²/n₂) with the spreads s"
-    " over n seeds that are printed below; else it is not separable. With three seeds this is a low bar: of pairs that"
-    " are truly equal about 37 in 100 would pass it by chance, half of them the other way round."
+    "A pair is two runs that differ in the method alone and whose published numbers differ; a table that is no grid is"
+    " compared as a whole. Both share the split, the clients of each round and their capacities, so they are compared"
+    " seed by seed, where they have three seeds or more in common: a pair is separable if the mean of its differences"
+    " is further from zero than their standard error times Student's t (95 %, two-sided: 4.30 times with three seeds)."
+    " Of pairs that are truly equal five in 100 pass this by chance."
 )
 
 
 def summarise(tables: Mapping[str, Sequence[Cell]], begun: Mapping[str, Sequence[Cell]], left: str) -> Iterator[str]:
     """Paragraphs: totals and what is `left` to run, then a line for each table."""
-    published = [cell for cells in tables.values() for cell in cells if cell.paper.number is not None]
+    numbered = [cell for cells in tables.values() for cell in cells if cell.paper.number is not None]
+    # Two readings of one published table share the cells in which they do not differ.
+    published = list({(cell.key, cell.paper.table): cell for cell in numbered}.values())
     run = [cell for cell in published if cell.records]
-    finished = {(record.identity, record.seed) for cell in run for record in cell.records}
+    trained = {name_trained(record) for cell in run for record in cell.records}
     lines = [
         f"- {len(run)} of {len(published)} cells with a published accuracy have been run with at least one seed,"
-        f" {sum(len(cell.records) > 2 for cell in run)} with three or more. They are {len(finished)} runs: some numbers"
-        " stand in more than one table."
+        f" {sum(len(cell.records) > 2 for cell in run)} with three or more. For them {plural(len(trained), 'run')}"
+        " were trained: some answer to more than one cell."
     ]
     if run:
-        reached = sum(cell.reached for cell in run)
-        lines.append(f"- {reached} of these {len(run)} reach the published accuracy (less its spread, where given).")
+        once = count_once(run)
+        counts = Counter(cell.agreement for cell in once)
+        lines.append(
+            f"- With every run counted once they are {plural(len(once), 'cell')}: {counts[AGREES]} agree with the"
+            f" published accuracy to within {MARGIN:g} point (or its spread, where that is larger), {counts[ABOVE]} are"
+            f" above it and {counts[BELOW]} below."
+        )
     rows = cost_rows()
     right = sum(agrees(printed, ours) for _, _, printed, ours in rows)
     lines.append(f"- FedRolex Table 7 (cost): {right} of its {len(rows)} numbers agree (the averages in five digits).")
@@ -49,22 +59,26 @@ def summarise(tables: Mapping[str, Sequence[Cell]], begun: Mapping[str, Sequence
     yield "\n".join(lines)
     done = {name: cells for name, cells in begun.items() if any(cell.records for cell in cells)}
     if done:
-        columns = ["table", "cells run", "seeds", "mean absolute difference", "reach the published", "pairs", *OUTCOMES]
+        columns = ["table", "cells run", "seeds", "mean absolute difference", *AGREEMENTS, "pairs", *OUTCOMES]
         yield markdown(columns, [_line(name, cells) for name, cells in done.items()])
-        yield f"The last columns count pairs of methods. {HOW_JUDGED}"
+        yield (
+            "Differences, and how many agree, are of the runs of a table counted once. The last columns count pairs of"
+            f" methods. {HOW_JUDGED}"
+        )
 
 
 def _line(name: str, cells: Sequence[Cell]) -> list[str]:
     run = [cell for cell in cells if cell.records]
     seeds = sorted({len(cell.records) for cell in run})
-    gaps = [abs(cell.difference) for cell in run if cell.difference is not None]
+    once = [cell for cell in count_once(run) if cell.difference is not None]
+    agreements = Counter(cell.agreement for cell in once)
     counts = count_outcomes(find_columns(cells))
     return [
         f"`{name}`",
         f"{len(run)} of {len(cells)}",
         str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}",
-        f"{mean(gaps):.2f}" if gaps else "–",
-        f"{sum(cell.reached for cell in run)} of {len(gaps)}" if gaps else "–",
+        f"{mean(abs(cell.difference or 0) for cell in once):.2f}" if once else "–",
+        *(str(agreements[one]) if once else "–" for one in AGREEMENTS),
         str(counts.total()),
         *(_share(counts, outcome) for outcome in OUTCOMES),
     ]
@@ -83,16 +97,58 @@ def order_texts(cells: Sequence[Cell]) -> Iterator[str]:
         return
     counts = count_outcomes(columns)
     said = [f"{counts[outcome]} {outcome}" for outcome in (HOLDS, REVERSED, CLOSE) if counts[outcome]]
-    if counts[ONE_SEED]:
-        right = sum(pair.gap > 0 for column in columns for pair in column.pairs if pair.outcome == ONE_SEED)
-        said.append(f"{counts[ONE_SEED]} cannot be judged from one seed ({right} would be as published)")
+    if counts[FEW_SEEDS]:
+        alone = [pair for column in columns for pair in column.pairs if pair.outcome == FEW_SEEDS]
+        right = sum(pair.differences.mean > 0 for pair in alone)
+        said.append(
+            f"{counts[FEW_SEEDS]} cannot be judged from fewer than {NEEDED} seeds ({right} would be as published)"
+        )
     yield f"Order of methods, {plural(counts.total(), 'pair')}: {', '.join(said)}."
-    if len(columns) == 1 and counts[REVERSED]:
-        yield f"Against the paper: {_above(columns[0])}."
+    if len(columns) == 1:
+        yield from _pair_texts(columns[0])
     elif counts[REVERSED]:
         shown = [outcome for outcome in OUTCOMES if counts[outcome]]
         rows = [[column.name, *(str(column.counts[one]) for one in shown), _above(column)] for column in columns]
         yield markdown(["column", *shown, "against the paper"], rows, last=1)
+    yield from _overall_texts(columns)
+
+
+def _pair_texts(column: Column) -> Iterator[str]:
+    """The pairs of a table that is one column, seed by seed."""
+    pairs = [pair for pair in column.pairs if len(pair.differences.values) > 1]
+    if not pairs:
+        return
+    rows = [
+        [
+            f"{pair.names[0]} − {pair.names[1]}",
+            f"{pair.published:+.2f}",
+            ", ".join(f"{value:+.2f}" for value in pair.differences.values),
+            str(pair.differences),
+            str(pair.settled or "–"),
+            pair.outcome,
+        ]
+        for pair in pairs
+    ]
+    columns = ["difference", "paper", "ours, by seed", "mean", f"over the last {LAST} evaluations", "order"]
+    yield markdown(columns, rows, last=1)
+    yield "± is the standard error of the mean over seeds."
+
+
+def _overall_texts(columns: Sequence[Column]) -> Iterator[str]:
+    """The same two methods over all columns of a grid."""
+    rows = [
+        [
+            f"{row.names[0]} − {row.names[1]}",
+            f"{row.published:+.2f}",
+            str(row.ours),
+            f"{sum(gap > 0 for gap in row.ours.values)} of {len(row.ours.values)}",
+            (HOLDS if row.ours.mean > 0 else REVERSED) if row.ours.is_clear else CLOSE,
+        ]
+        for row in find_overall(columns)
+    ]
+    if rows:
+        yield "Over all columns, each the mean of its differences seed by seed; ± is the standard error over columns:"
+        yield markdown(["difference", "paper", "ours", "columns above", "order"], rows, last=1)
 
 
 def _above(column: Column) -> str:

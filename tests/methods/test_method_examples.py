@@ -63,6 +63,29 @@ def test_fedrolex_step_in_units_and_as_a_share_of_the_layer():
     assert units("fedrolex", plan=ten, capacity=0.2, round=2, client=1, clients=3, options=staggered) == [6, 7]
 
 
+def test_fedrolex_step_as_a_share_of_the_window():
+    # K = 128, n = 32: a step of 0.2 is 6.4 units, so the third and fourth window start at floor(12.8) and floor(19.2).
+    wide = plan_of({"layer": (Units("layer", 128),)})
+    thesis = {"step": 0.2, "step_of": "window"}
+    starts = [units("fedrolex", plan=wide, capacity=0.25, round=j, options=thesis)[0] for j in range(4)]
+    assert starts == [0, 6, 12, 19]
+    # Of the layer it is 25.6 units, four times as far; 0.05 of the layer is as far as 0.2 of the window.
+    for options, third in (({"step": 0.2}, 51), ({"step": 0.05}, 12), ({"step": 7, "step_of": "window"}, 14)):
+        assert units("fedrolex", plan=wide, capacity=0.25, round=2, options=options)[0] == third
+
+
+def test_fedrolex_of_the_thesis_is_fedcover_or_fedstack_by_what_its_step_is_a_share_of():
+    # Ten clients at 1/2, K = 20, n = 10. 0.2 of the window and FedCover's K / 10 are 2 units; 0.5 of the layer and
+    # FedStack's window are 10.
+    twenty = plan_of({"layer": (Units("layer", 20),)})
+    for place in range(10):
+        at = dict(plan=twenty, capacity=0.5, round=3, client=place, clients=10)
+        window = units("fedrolex", **at, options={"step": 0.2, "step_of": "window", "stagger": True})
+        layer = units("fedrolex", **at, options={"step": 0.5, "stagger": True})
+        assert window == units("fedcover", **at)
+        assert layer == units("fedstack", **at)
+
+
 def test_fedcover_spreads_the_windows_of_a_round():
     # K = 10, 5 clients: steps of 2, so windows of 2 units tile the layer.
     ten = plan_of({"layer": (Units("layer", 10),)})

@@ -14,8 +14,14 @@ Results = Annotated[Path, typer.Option("--results", help="Folder of the finished
 
 
 def reproduce(
-    tables: Annotated[list[str], typer.Argument(help="Recipes, e.g. fedrolex/table3-cifar10-high.")],
-    only: Annotated[list[str] | None, typer.Option("--only", help="Only the runs with this label; may repeat.")] = None,
+    tables: Annotated[list[str] | None, typer.Argument(help="Recipes, e.g. fedrolex/table3-cifar10-high.")] = None,
+    queue: Annotated[
+        Path | None, typer.Option("--queue", help="Take the next jobs of this file instead, e.g. results/queue.toml.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="Only say which jobs of the queue are done or left.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only the runs with this label (jobs of this name); may repeat.")
+    ] = None,
     seeds: Seeds = "",
     max_minutes: Annotated[
         float | None, typer.Option("--max-minutes", help="Stop after this long; what is unfinished goes on next time.")
@@ -31,9 +37,14 @@ def reproduce(
     data: Data = "",
     results: Results = Path("results"),
     work: Annotated[Path, typer.Option("--work", help="Folder of unfinished runs.")] = Path("runs/reproduce"),
+    commit: Annotated[
+        str, typer.Option("--commit", help="Commit of the source, for the records; else FEDWIDTH_COMMIT, else git's.")
+    ] = "",
 ) -> int:
-    """Run what the results of published tables lack, and record it."""
+    """Run what the results of published tables lack, or what waits in a queue, and record it."""
     from fedwidth.commands.jobs import check_engine, stop_signal
+    from fedwidth.commands.waiting import list_queue, run_queue
+    from fedwidth.provenance import find_commit
     from fedwidth.reproduce import reproduce as go
     from fedwidth.reproduce_jobs import list_jobs
     from fedwidth.reproduce_start import start as begin
@@ -48,6 +59,27 @@ def reproduce(
         if place.exists() and not place.is_dir():
             raise OptionError(f"{place} is a file; give a folder as {name}")
     changes = with_data(changes, data)
+    if queue is not None:
+        if tables or seeds or start is not None:
+            raise OptionError("--queue names the runs itself: leave out tables, --seeds and --start")
+        with stop_signal() as stop:
+            if show:
+                list_queue(queue, only or [], changes=changes, results=results, work=work)
+                return 0
+            return run_queue(
+                queue,
+                only or [],
+                changes=changes,
+                results=results,
+                work=work,
+                max_minutes=max_minutes,
+                packed=packed,
+                commit=find_commit(commit),
+                say=_say,
+                stop=stop,
+            )
+    if show or not tables:
+        raise OptionError("--list shows a --queue" if show else "name the recipes to run, or a --queue")
     for job in list_jobs(tables, only=only or [], seeds=[], changes=changes, work=work):
         check_engine(job.settings)
     with stop_signal() as stop:
@@ -63,6 +95,7 @@ def reproduce(
             work=work,
             max_minutes=max_minutes,
             packed=packed,
+            commit=find_commit(commit),
             say=_say,
             stop=stop,
         )

@@ -16,6 +16,7 @@ from fedwidth.engines.slot_making import try_capture
 from fedwidth.engines.slots import Slots
 from fedwidth.engines.stack_trial import try_stack
 from fedwidth.engines.stacks import Stacks
+from fedwidth.errors import FellBack
 from fedwidth.rounds import Engine
 
 __all__ = ["Choice", "FlatEngine", "ProcessEngine", "SerialEngine", "choose_engine", "make_engine"]
@@ -31,7 +32,7 @@ def make_engine(trainer: Trainer) -> Engine:
         reason = why_not(trainer, stacked=stacked) or (try_stack if stacked else try_capture)(trainer)
         if reason is None:
             return FlatEngine(trainer, CREWS[wanted](trainer), averages=True)
-        warnings.warn(f"the {wanted} engine falls back to one client at a time: {reason}", stacklevel=2)
+        warnings.warn(f"the {wanted} engine falls back to one client at a time: {reason}", FellBack, stacklevel=2)
     if wanted == "ray":
         from fedwidth.engines.ray_engine import RayEngine
 

@@ -9,7 +9,7 @@ import math
 from torch import Tensor
 
 from fedwidth.methods.definition import Method, Moment, per_group
-from fedwidth.methods.options import ROUNDING, Option, is_share, switch
+from fedwidth.methods.options import ROUNDING, Option, choice, is_share, switch
 from fedwidth.methods.windows import DIRECTION, is_step, roll, step_units
 
 
@@ -18,7 +18,7 @@ def units(size: int, kept: int, at: Moment) -> Tensor:
     (appendix A.4)."""
     overlap = at.options["overlap"]
     if overlap is None:
-        advance = step_units(at.options["step"], size)
+        advance = step_units(at.options["step"], kept if at.options["step_of"] == "window" else size)
     else:
         advance = 1 + math.floor(float(at.capacity) * (1 - overlap) * size + 1e-9)
     return roll(size, kept, advance, at, stagger=at.options["stagger"])
@@ -34,10 +34,11 @@ METHOD = Method(
         "rounding": ROUNDING,
         "step": Option(
             1,
-            "a whole number of units from 1 on or a share of the layer between 0 and 1",
+            "a whole number of units from 1 on or a share between 0 and 1",
             is_step,
             "advance a round",
         ),
+        "step_of": choice("layer", "window", help="what a step between 0 and 1 is a share of"),
         "overlap": Option(
             None,
             "a number from 0 to 1, or unset",

@@ -18,7 +18,8 @@ DIRECTION = choice("forward", "backward", help="which way the window moves")
 def roll(size: int, kept: int, advance: Fraction | int, at: Moment, *, stagger: bool) -> Tensor:
     """The window after `round` advances (and one more per client before this one, if staggered).
 
-    A fractional advance (a share of the layer) is rounded down after multiplying, so windows stay evenly spread.
+    A fractional advance (a share of the layer or of the window) is rounded down after multiplying, so windows stay
+    evenly spread.
     """
     moves = at.round + (at.client if stagger else 0)
     start = int(advance * moves)  # floor: both are at least 0
@@ -26,12 +27,12 @@ def roll(size: int, kept: int, advance: Fraction | int, at: Moment, *, stagger: 
 
 
 def is_step(value: Any) -> bool:
-    """A whole number of units from 1 on, or a share of the layer strictly between 0 and 1."""
+    """A whole number of units from 1 on, or a share strictly between 0 and 1."""
     if isinstance(value, bool):
         return False
     return (isinstance(value, int) and value >= 1) or (isinstance(value, (float, Fraction)) and 0 < value < 1)
 
 
-def step_units(step: int | float | Fraction, size: int) -> Fraction | int:
-    """Units per step: as given, or that share of the layer."""
-    return step if isinstance(step, int) else Fraction(step).limit_denominator(1_000_000) * size
+def step_units(step: int | float | Fraction, whole: int) -> Fraction | int:
+    """Units per step: as given, or that share of the whole: of a layer's units or of a window's."""
+    return step if isinstance(step, int) else Fraction(step).limit_denominator(1_000_000) * whole

@@ -1,0 +1,197 @@
+"""Whether the methods of a table come in the paper's order.
+
+Methods of one table share the split, the clients of each round and their capacities, so they are compared seed by seed:
+what all runs of a seed have in common drops out of the difference.
+
+Pair     two cells that differ in the method alone, and what our seeds say of their order
+Column   the pairs of one setting: same split, same devices
+Overall  the same two methods in all columns of a table
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import mean, stdev
+
+from fedwidth.config import identity
+from fedwidth.results import Record
+from fedwidth.results_cells import Cell
+from fedwidth.settings import MethodSettings
+
+HOLDS, REVERSED, CLOSE, FEW_SEEDS = "as published", "the other way round", "not separable", "too few seeds"
+OUTCOMES = (HOLDS, REVERSED, CLOSE, FEW_SEEDS)
+
+NEEDED = 3
+"""Seeds that two runs must share to be judged: two say next to nothing about their own spread."""
+
+LAST = 10
+"""Evaluations at the end of a run, of which a mean is less noisy than one accuracy."""
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+"""Student's t for two to eleven values, 95 %, two-sided; the last serves for more."""
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Differences of two methods, one a seed or one a column."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return mean(self.values)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean; of one value nothing is known."""
+        return stdev(self.values) / math.sqrt(len(self.values)) if len(self.values) > 1 else math.inf
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the mean is not zero, by Student's t."""
+        return abs(self.mean) > STUDENT[min(len(self.values) - 2, len(STUDENT) - 1)] * self.error
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f}" + (f" ± {self.error:.2f}" if len(self.values) > 1 else "")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs of one setting, the one with the higher published number first."""
+
+    better: Cell
+    worse: Cell
+    names: tuple[str, str]
+    """What tells the two apart: of their labels, the part that differs."""
+
+    @property
+    def published(self) -> float:
+        """By how much the first is above the second in the paper."""
+        return (self.better.paper.number or 0) - (self.worse.paper.number or 0)
+
+    @cached_property
+    def differences(self) -> Differences:
+        """By how much the first is above the second here, seed by seed; of their means where they share no seed."""
+        one, other = self.better.by_seed, self.worse.by_seed
+        shared = [one[seed] - other[seed] for seed in one if seed in other]
+        return Differences(tuple(shared) or ((self.better.ours or 0) - (self.worse.ours or 0),))
+
+    @property
+    def settled(self) -> Differences | None:
+        """The same over the last evaluations both have, where they share seeds and that many."""
+        others = {record.seed: record for record in self.worse.records}
+        found = [_settled(one, others[one.seed]) for one in self.better.records if one.seed in others]
+        known = tuple(value for value in found if value is not None)
+        return Differences(known) if known else None
+
+    @property
+    def outcome(self) -> str:
+        """What our seeds say."""
+        if len(self.differences.values) < NEEDED:
+            return FEW_SEEDS
+        if not self.differences.is_clear:
+            return CLOSE
+        return HOLDS if self.differences.mean > 0 else REVERSED
+
+
+@dataclass(frozen=True)
+class Column:
+    """Pairs that may be compared."""
+
+    name: str
+    """What the labels of its runs share, '' for a table that is one column."""
+    pairs: tuple[Pair, ...]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many pairs came out how."""
+        return Counter(pair.outcome for pair in self.pairs)
+
+    @property
+    def reversed(self) -> dict[str, list[str]]:
+        """Who is above whom here, clear of the spread, against the paper."""
+        found: dict[str, list[str]] = {}
+        for pair in self.pairs:
+            if pair.outcome == REVERSED:
+                found.setdefault(pair.names[1], []).append(pair.names[0])
+        return found
+
+
+@dataclass(frozen=True)
+class Overall:
+    """Two methods in all columns that have both, the one the paper has higher on average first."""
+
+    names: tuple[str, str]
+    published: float
+    ours: Differences
+    """The mean over seeds of each column."""
+
+
+def find_columns(cells: Sequence[Cell]) -> list[Column]:
+    """Every pair that was run, with different published numbers, that differs in the method alone; recipes that are no
+    grid are one column."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        alike = replace(cell.run.settings, method=MethodSettings())
+        groups.setdefault(identity(alike) if "/" in cell.run.label else "", []).append(cell)
+    columns = []
+    for group in groups.values():
+        name, names = _name([cell.run.label for cell in group])
+        known = [(c, n) for c, n in zip(group, names, strict=True) if c.records and c.paper.number is not None]
+        known.sort(key=lambda one: -(one[0].paper.number or 0))
+        pairs = tuple(
+            Pair(better, worse, (first, second))
+            for place, (better, first) in enumerate(known)
+            for worse, second in known[place + 1 :]
+            if better.paper.number != worse.paper.number
+        )
+        if pairs:
+            columns.append(Column(name, pairs))
+    return columns
+
+
+def count_outcomes(columns: Iterable[Column]) -> Counter[str]:
+    """How many pairs of all columns came out how."""
+    return sum((column.counts for column in columns), Counter[str]())
+
+
+def find_overall(columns: Iterable[Column]) -> list[Overall]:
+    """Pairs of methods that two columns or more have, each with enough seeds, the largest difference first."""
+    found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for column in columns:
+        for pair in column.pairs:
+            if pair.outcome != FEW_SEEDS:
+                names = tuple(sorted(pair.names))
+                sign = 1 if names == pair.names else -1
+                found.setdefault(names, []).append((sign * pair.published, sign * pair.differences.mean))
+    rows = []
+    for (first, second), gaps in found.items():
+        if len(gaps) > 1:
+            published = mean(gap for gap, _ in gaps)
+            sign = 1 if published >= 0 else -1
+            names = (first, second) if sign > 0 else (second, first)
+            rows.append(Overall(names, abs(published), Differences(tuple(sign * ours for _, ours in gaps))))
+    return sorted(rows, key=lambda row: -abs(row.ours.mean))
+
+
+def _settled(one: Record, other: Record) -> float | None:
+    """The difference of two runs over the last evaluations both have; None where there are fewer, or no long run."""
+    here, there = ({row[0]: row[1] for row in record.evaluations} for record in (one, other))
+    rounds = [round for round in here if round in there][-LAST:]
+    if len(rounds) < LAST:
+        return None
+    return 100 * mean((here[round] or 0) - (there[round] or 0) for round in rounds)
+
+
+def _name(labels: Sequence[str]) -> tuple[str, list[str]]:
+    """What labels share, and what is left of each: a/x/1 and a/y/1 are x and y of a/1."""
+    parts = [label.split("/") for label in labels]
+    if len(parts) == 1 or len({len(part) for part in parts}) > 1:
+        return "", list(labels)
+    shared = [len(set(column)) == 1 for column in zip(*parts, strict=True)]
+    name = "/".join(word for word, same in zip(parts[0], shared, strict=True) if same)
+    return name, ["/".join(w for w, same in zip(part, shared, strict=True) if not same) for part in parts]

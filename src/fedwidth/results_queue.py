@@ -1,0 +1,60 @@
+"""What docs/results.md says of the queue: questions beside the published tables, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedwidth.queue_file import Entry, read_queue
+from fedwidth.reproduce_queue import Standing, find_standing
+from fedwidth.reproduce_time import show_time
+from fedwidth.results import Record
+from fedwidth.results_markdown import markdown, over_seeds, plural
+
+QUEUE = "queue.toml"
+MOST_SHOWN = 6
+"""Runs of a job up to which each has a line; those of a larger one stand in the tables of their recipes."""
+
+
+def queue_texts(results: Path, records: Sequence[Record]) -> Iterator[str]:
+    """A line for every run that was made, and what waits; nothing where there is no queue."""
+    path = results / QUEUE
+    if not path.exists():
+        return
+    # Runs that are under way on this machine are nobody's business but its own.
+    standings = [find_standing(entry, records, work=path / "none") for entry in read_queue(path)]
+    yield "## Asked beside the tables"
+    yield (
+        "Experiments that change one thing in a recipe to find out what explains a difference, in the order of"
+        " `results/queue.toml` (`fedwidth reproduce --queue results/queue.toml`). They stand in no table."
+    )
+    rows = [row for standing in standings for row in _rows(standing)]
+    if rows:
+        yield markdown(["job", "asks", "run", "last round", "best round", "seeds"], rows, left=3)
+    left = [standing for standing in standings if len(standing.records) < len(standing.jobs)]
+    if left:
+        named = ", ".join(f"`{standing.entry.name}`" for standing in left)
+        seconds = sum(standing.seconds_left for standing in left)
+        yield f"{plural(len(left), 'job')} left, about {show_time(seconds)} on one H200: {named}."
+
+
+def _rows(standing: Standing) -> Iterator[list[str]]:
+    entry, labels = standing.entry, list(dict.fromkeys(record.label for record in standing.records))
+    if len(labels) > MOST_SHOWN:
+        yield [f"`{entry.name}`", entry.asks, _recipes(entry), "", "", ""]
+        return
+    for label in labels:
+        mine = [record for record in standing.records if record.label == label]
+        yield [
+            f"`{entry.name}`",
+            entry.asks,
+            label,
+            over_seeds([100 * record.final_accuracy for record in mine]),
+            over_seeds([100 * record.best_accuracy for record in mine]),
+            ", ".join(str(record.seed) for record in mine),
+        ]
+
+
+def _recipes(entry: Entry) -> str:
+    names: Sequence[str] = [f"`{name}`" for name in entry.recipes]
+    return f"above, {' and '.join(names)}"

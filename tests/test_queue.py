@@ -1,0 +1,284 @@
+"""The queue: what waits is run in order, in time, once, and never taken for a recipe's own cell."""
+
+import json
+import subprocess
+import warnings
+from pathlib import Path
+
+import pytest
+
+from fedwidth import provenance
+from fedwidth import reproduce_queue as module
+from fedwidth.cli import run_command
+from fedwidth.config import read_settings
+from fedwidth.errors import FellBack, OptionError
+from fedwidth.provenance import find_commit, note_fallback
+from fedwidth.queue_file import read_queue
+from fedwidth.reproduce import reproduce
+from fedwidth.reproduce_queue import find_standing, work_through
+from fedwidth.results import key_of, read_all, read_records
+from fedwidth.results_markdown import over_seeds
+from fedwidth.results_queue import queue_texts
+from small_runs import write_recipe
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def queue(tmp_path):
+    """Three jobs: the recipe as it is, another experiment, and two runs of which one is recorded by then."""
+    recipe = write_recipe(tmp_path, '[[compare]]\nlabel = "heterofl"\nmethod.name = "heterofl"\n')
+    job = '[[job]]\nname = "{}"\nasks = "Why?"\nrecipe = "' + recipe + '"\n{}\n'
+    path = tmp_path / "queue.toml"
+    path.write_text(
+        job.format("as-it-is", 'only = ["fedrolex"]\nseconds = 20')
+        + job.format("steps", 'only = ["fedrolex"]\nset = ["method.options.step=2"]\nseeds = [1, 2]\nseconds = 40')
+        + job.format("both", "seconds = 30")
+    )
+    return path
+
+
+@pytest.fixture
+def go(queue, tmp_path):
+    said = []
+
+    def call(**more):
+        given = {"results": tmp_path / "results", "work": tmp_path / "work", "say": said.append, "commit": "c0ffee"}
+        return work_through(read_queue(queue, more.pop("only", ())), **{**given, **more})
+
+    call.said = said
+    return call
+
+
+class Clock:
+    """One that stands still but for what a test adds."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+def names(worked):
+    return [(record.recipe, record.label, record.seed) for record in worked.done]
+
+
+def test_jobs_run_in_order_and_what_is_no_cell_of_its_recipe_is_kept_apart(go, tmp_path):
+    first = go()
+    assert names(first) == [
+        ("small", "fedrolex", 1),
+        ("queue/steps", "fedrolex", 1),
+        ("queue/steps", "fedrolex", 2),
+        ("small", "heterofl", 1),
+    ]
+    assert (first.left, first.failed) == ((), ())
+    assert go().done == (), "all of it is recorded"
+    mine = read_records(tmp_path / "results", "queue/steps")
+    assert [record.changes for record in mine] == [["method.options.step=2"]] * 2
+    cells = {key_of(record.settings) for record in read_records(tmp_path / "results", "small")}
+    assert not cells & {key_of(record.settings) for record in mine}
+    assert go.said[0] == "as-it-is (20 s expected): Why?"
+    assert go.said[-1] == "queue: 0 runs finished, 0 jobs left"
+
+
+def test_records_say_which_source_engine_and_hardware(go):
+    for record in go(only=["as-it-is"]).done:
+        assert (record.commit, record.engine, record.fell_back) == ("c0ffee", "serial", "")
+        assert record.hardware
+        assert record.torch
+
+
+def test_what_does_not_fit_is_left_and_what_is_behind_it_is_taken(go, monkeypatch):
+    monkeypatch.setattr(module, "time", clock := Clock())
+    take = module.run_jobs
+
+    def run_jobs(*arguments, **given):
+        clock.now += 15  # the first job takes 15 of 45 seconds: 30 are left, too few for the second
+        return take(*arguments, **{**given, "ends": None})
+
+    monkeypatch.setattr(module, "run_jobs", run_jobs)
+    worked = go(max_minutes=0.75)
+    assert names(worked) == [("small", "fedrolex", 1), ("small", "heterofl", 1)]
+    assert worked.left == ("steps",)
+    assert "steps: not begun, 40 s are expected and 30 s are left" in go.said
+
+
+def test_a_job_longer_than_a_whole_call_is_begun_and_goes_on_the_next_time(go, queue, tmp_path):
+    left = [3]  # the queue asks before a job, the runs before a pack and after each round
+
+    def stop():
+        left[0] -= 1
+        return left[0] < 0
+
+    stopped = go(only=["steps"], max_minutes=0.1, stop=stop)
+    assert (stopped.done, stopped.left) == ((), ("steps",))
+    (entry,) = read_queue(queue, ["steps"])
+    standing = find_standing(entry, read_all(tmp_path / "results"), work=tmp_path / "work")
+    assert standing.state == "2 rounds of a run are saved"
+    assert standing.seconds_left == pytest.approx(40 * (1 - 2 / 6))
+    assert names(go(only=["steps"])) == [("queue/steps", "fedrolex", 1), ("queue/steps", "fedrolex", 2)]
+    whole = go(only=["steps"], results=tmp_path / "others", work=tmp_path / "elsewhere")
+    assert [r.evaluations for r in whole.done] == [r.evaluations for r in read_all(tmp_path / "results")]
+
+
+def test_a_job_that_cannot_be_run_does_not_keep_the_others_from_running(go):
+    worked = go(changes=["data.name=mnist", "data.root=nowhere"], only=["as-it-is"])
+    assert (worked.left, worked.failed) == (("as-it-is",), ("as-it-is",))
+    assert go.said[-2].startswith("as-it-is: cannot be run: ")
+
+
+def test_runs_of_a_job_train_as_one_batch_where_it_says_so(go, queue):
+    queue.write_text(queue.read_text().replace("seeds = [1, 2]", "seeds = [1, 2]\npacked = true"))
+    done = go(changes=["engine=auto"], only=["steps"]).done
+    assert [(record.packed, record.engine) for record in done] == [(2, "vectorised")] * 2
+
+
+def test_the_command_runs_and_lists(queue, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["reproduce", "--queue", str(queue)]
+    assert run_command([*command, "--only", "st*", "--max-minutes", "9", "--commit", "abc"]) == 0
+    assert [record.commit for record in read_all(tmp_path / "results")] == ["abc"] * 2
+    capsys.readouterr()
+    assert run_command([*command, "--list"]) == 0
+    printed = capsys.readouterr().out
+    assert [line.split()[:2] for line in printed.splitlines()[2:5]] == [
+        ["as-it-is", "│"],
+        ["steps", "│"],
+        ["both", "│"],
+    ]
+    assert printed.count("done") == 1
+    assert printed.endswith("2 jobs left, about 50 s\n")
+    assert run_command([*command, "--set", "data.name=mnist", "--data", "nowhere", "--only", "both"]) == 1
+    for wrong in (["--seeds", "1"], ["small.toml"], ["--start", "2"]):
+        assert run_command([*command, *wrong]) == 2
+    assert run_command(["reproduce"]) == 2
+    assert "name the recipes to run, or a --queue" in capsys.readouterr().err
+    assert run_command(["reproduce", "small.toml", "--list"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[job]]\nname = 3", "needs a name of small letters"),
+        ('[[job]]\nname = "A b"', "needs a name of small letters"),
+        ('[[job]]\nname = "a"', "must say in a sentence what it asks"),
+        ('[[job]]\nname = "a"\nasks = "Why?"', "seconds must be a number above 0"),
+        ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1', "needs a recipe"),
+        ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\nset = "x=1"', "set must be a list of texts"),
+        ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\npacked = 1', "packed must be true or false"),
+        ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\nseeds = 1', "seeds must be a list"),
+        ('[[job]]\nnam = "a"', "unknown key of job 1 of the queue 'nam' (did you mean 'name'?)"),
+        ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\n' * 2, "'a' occurs twice"),
+        ("title = 1", "a list of [[job]] tables and nothing else"),
+        ("=", "not valid TOML"),
+    ],
+)
+def test_a_queue_that_is_wrong_is_refused(tmp_path, text, said):
+    path = tmp_path / "queue.toml"
+    path.write_text(text)
+    with pytest.raises(OptionError) as refused:
+        read_queue(path)
+    assert said in str(refused.value)
+
+
+def test_the_page_shows_what_was_asked_and_what_is_left(go, queue, tmp_path):
+    assert list(queue_texts(tmp_path / "results", [])) == []
+    done = go(only=["steps"]).done
+    (tmp_path / "results" / "queue.toml").write_text(queue.read_text())
+    title, _, table, left = queue_texts(tmp_path / "results", done)
+    assert title == "## Asked beside the tables"
+    last = over_seeds([100 * record.final_accuracy for record in done])
+    (row,) = table.splitlines()[2:]
+    assert row.startswith(f"| `steps` | Why? | fedrolex | {last} | ")
+    assert row.endswith(" | 1, 2 |")
+    assert left == "2 jobs left, about 50 s on one H200: `as-it-is`, `both`."
+
+
+def test_the_queue_of_the_project_can_be_built(tmp_path):
+    """Every job names runs of recipes with settings that pass all checks, and no two ask for the same run."""
+    entries = read_queue(ROOT / "results" / "queue.toml")
+    assert len(entries) > 5
+    seen = set()
+    for entry in entries:
+        jobs = entry.jobs(["device=cuda", "precision=bf16"], tmp_path)
+        assert jobs, entry.name
+        for job in jobs:
+            assert job.settings.checkpoint_every == job.settings.rounds
+            assert (job.key, job.settings.seed) not in seen, f"{entry.name} asks for what is asked above"
+            seen.add((job.key, job.settings.seed))
+            assert (job.table == f"queue/{entry.name}") == bool(entry.changes), job.title
+
+
+def test_a_change_need_not_make_sense_for_the_other_runs(tmp_path):
+    """`method.options.step` is refused for FedAvg, which is another row of the same table."""
+    with pytest.raises(OptionError, match="unknown option of method"):
+        read_settings("thesis/table3-1", ["method.options.step=0.05"])
+    (entry,) = read_queue(ROOT / "results" / "queue.toml", ["thesis-one-step"])
+    (job,) = entry.jobs([], tmp_path)
+    assert job.settings.method.options == {"stagger": True, "step": 0.05}
+
+
+def test_the_commit_is_the_one_given_or_the_source_s_own(tmp_path, monkeypatch):
+    monkeypatch.delenv(provenance.COMMIT, raising=False)
+    source = tmp_path / "package" / "module.py"
+    source.parent.mkdir()
+    source.write_text("a = 1\n")
+    assert find_commit(source=source) == "unknown"
+
+    def git(*words):
+        who = ["-c", "user.name=n", "-c", "user.email=e@x", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(["git", "-C", tmp_path, *who, *words], check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    git("init", "--quiet")
+    assert find_commit(source=source) == "unknown", "a repository that does not have the source"
+    git("add", ".")
+    git("commit", "--quiet", "--no-verify", "-m", "first")
+    head = git("rev-parse", "--short=12", "HEAD")
+    assert find_commit(source=source) == head
+    source.write_text("a = 2\n")
+    assert find_commit(source=source) == f"{head}+"
+    monkeypatch.setenv(provenance.COMMIT, "from-outside")
+    assert find_commit(source=source) == "from-outside"
+    assert find_commit("given", source) == "given"
+    monkeypatch.setattr(provenance.subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError))
+    monkeypatch.delenv(provenance.COMMIT)
+    assert find_commit(source=source) == "unknown", "no git on this machine"
+
+
+def test_an_engine_that_falls_back_is_noted_each_time_and_still_said():
+    def fall():
+        warnings.warn("the cuda engine falls back", FellBack, stacklevel=1)
+
+    for _ in range(2):
+        noted = []
+        with pytest.warns(FellBack), note_fallback(noted):
+            fall()
+        assert noted == ["the cuda engine falls back"]
+    with pytest.warns(UserWarning, match="another"), note_fallback(noted := []):
+        warnings.warn("another", stacklevel=1)
+    assert noted == []
+
+
+def test_a_record_names_the_engine_that_trained_not_the_one_that_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedwidth.engines.try_stack", lambda trainer: "this model cannot be stacked")
+    recipe = write_recipe(tmp_path)
+    with pytest.warns(FellBack, match="falls back"):
+        (record,) = reproduce([recipe], changes=["engine=vectorised"], results=tmp_path / "r", work=tmp_path / "w").done
+    assert record.engine == "serial"
+    assert record.fell_back == "the vectorised engine falls back to one client at a time: this model cannot be stacked"
+    (line,) = (tmp_path / "r" / "small.jsonl").read_text().splitlines()
+    assert json.loads(line)["settings"]["engine"] == "vectorised"
+
+
+def test_the_package_is_a_command_without_being_installed():
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "fedwidth", "--version"],
+        env={"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("fedwidth ")
