@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,12 @@ from fedwidth.data import Data, Partition
 from fedwidth.device import autocast, on_device
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
+from fedwidth.index import Index
 from fedwidth.methods import Task, method
 from fedwidth.narrow import skeleton
 from fedwidth.parts import build_model, check_values, find_device, load_data, plan_model, set_precision, split_data
 from fedwidth.randomness import torch_seed
+from fedwidth.representative import LastRound, accuracy_by_capacity
 from fedwidth.rounds import Engine, Report, run_round
 from fedwidth.server import Server
 from fedwidth.settings import Settings
@@ -118,10 +119,12 @@ class Experiment:
             if hasattr(engine, "ahead") and cohort is None and not self.method.remembers:
                 engine.ahead = lambda: self._look_ahead(course.server.round + 1, chosen)
             while not course.ended:
-                ready = chosen.pop(course.server.round, None)
+                before = course.server
+                ready = chosen.pop(before.round, None)
+                drawn = [] if ready else (cohort or self.cohort)(before.round)
                 server, tasks, report = run_round(
-                    course.server,
-                    [] if ready else (cohort or self.cohort)(course.server.round),
+                    before,
+                    drawn,
                     self.method,
                     plan=self.plan,
                     engine=engine,
@@ -129,7 +132,9 @@ class Experiment:
                     seed=self.settings.seed,
                     tasks=ready,
                 )
-                course.note(server, tasks, report, self.measure(server) if self.is_measured(server.round) else None)
+                is_measured = self.is_measured(server.round)
+                measured = self.measure(server, before=before, cohort=drawn) if is_measured else None
+                course.note(server, tasks, report, measured)
                 stopping = stop() and not course.ended
                 course.save(always=stopping)
                 on_round(course.lines[-1])
@@ -178,23 +183,47 @@ class Experiment:
         """Global, local and per-capacity accuracy of a server's state."""
         return self.measure(server).line
 
-    def measure(self, server: Server) -> Measured:
-        """The same, with the accuracy of every client."""
+    def measure(
+        self, server: Server, *, before: Server | None = None, cohort: Sequence[tuple[int, float]] = ()
+    ) -> Measured:
+        """The same, with the accuracy of every client.
+
+        `before` is the server as the last round began, and `cohort` who was to train in it: they decide which sub-model
+        stands for a capacity. Without `before` the method's memory is taken as the server holds it now, and without a
+        cohort it is the one that the settings draw.
+        """
         settings = self.settings.evaluation
         with autocast(self.device, self.settings.precision):  # statistics as in training; the scores are more precise
             model = evaluation.prepare(self.model, server.state, self.data, settings, self.device)
         score, kept = evaluation.score(model, self.data, self.data.test, settings, self.device)
-        return self.describe(server, score, self._local(kept) if settings.local else None)
+        local = self._local(kept) if settings.local else None
+        return self.describe(server, score, local, before=before, cohort=cohort)
 
-    def describe(self, server: Server, score: evaluation.Score, local: evaluation.LocalScores | None) -> Measured:
-        """What was measured, as a line of the metrics has it."""
+    def describe(
+        self,
+        server: Server,
+        score: evaluation.Score,
+        local: evaluation.LocalScores | None,
+        *,
+        before: Server | None = None,
+        cohort: Sequence[tuple[int, float]] = (),
+    ) -> Measured:
+        """What was measured, as a line of the metrics has it; `before` and `cohort` as for `measure`."""
         line: Line = {"global_accuracy": score.accuracy, "global_loss": score.loss}
         if local is not None:
             line |= {"local_accuracy": local.mean, "local_quantiles": local.quantiles}
-        if self.settings.evaluation.capacities:
-            line["capacity_accuracy"] = {
-                f"{float(c):g}": self._at_capacity(server, Fraction(c)) for c in self.settings.evaluation.capacities
-            }
+        if capacities := self.settings.evaluation.capacities:
+            round = max(0, server.round - 1)
+            history = server.history if before is None else before.history
+            last = LastRound(round, cohort or self.cohort(round), self.settings.seed, history)
+            line |= accuracy_by_capacity(
+                self.method,
+                self.plan,
+                capacities,
+                last=last,
+                accuracy=lambda index: self._accuracy_of(server, index),
+                draws=server.round >= self.settings.rounds,  # they take ten times as long
+            )
         return Measured(line, local)
 
     def _local(self, kept: torch.Tensor) -> evaluation.LocalScores:
@@ -206,8 +235,8 @@ class Experiment:
         _, kept = evaluation.score(self.model, self.data, split, self.settings.evaluation, self.device)
         return evaluation.local_scores_of(kept, partition, self.data, mask)
 
-    def _at_capacity(self, server: Server, capacity: Fraction) -> float:
-        index = self.method.select(self.plan, capacity=capacity, round=max(0, server.round - 1))
+    def _accuracy_of(self, server: Server, index: Index) -> float:
+        """What the sub-model of this index scores on the test set."""
         small = skeleton(self.model, self.plan, index.counts).to(self.device)
         state = extract(server.state, self.plan, index)
         with autocast(self.device, self.settings.precision):

@@ -143,7 +143,10 @@ class _Judge:
         """What is measured after a round of every run; None where it is not evaluated."""
         due = [course.experiment.is_measured(server.round) for course, server in ended]
         if self.together is None:
-            return [c.experiment.measure(s) if is_due else None for (c, s), is_due in zip(ended, due, strict=True)]
+            return [
+                course.experiment.measure(server, before=course.server) if is_due else None
+                for (course, server), is_due in zip(ended, due, strict=True)
+            ]
         states = {id(server.state): server.state for (_, server), is_due in zip(ended, due, strict=True) if is_due}
         if not states:
             return [None] * len(ended)
@@ -179,7 +182,8 @@ class _Judge:
         course: Course, server: Server, score: Score, local: Mapping[tuple[int, int], LocalScores]
     ) -> Measured:
         experiment = course.experiment
-        return experiment.describe(server, score, local.get((id(experiment.partition), id(server.state))))
+        own = local.get((id(experiment.partition), id(server.state)))
+        return experiment.describe(server, score, own, before=course.server)  # which has not moved on yet
 
 
 def _share_states(courses: Sequence[Course], pack: Pack) -> None:
