@@ -134,7 +134,7 @@ class Experiment:
                 )
                 is_measured = self.is_measured(server.round)
                 measured = self.measure(server, before=before, cohort=drawn) if is_measured else None
-                course.note(server, tasks, report, measured)
+                course.note(server, tasks, report, measured, cohort=drawn)
                 stopping = stop() and not course.ended
                 course.save(always=stopping)
                 on_round(course.lines[-1])
@@ -272,8 +272,13 @@ class Experiment:
         shapes = {name: list(shape) for name, shape in self.plan.shapes.items()}
         return f"{identity(settings)}-{torch_seed(0, json.dumps([sizes, shapes])):x}"
 
-    def line(self, server: Server, tasks: Sequence[Task], report: Report) -> Line:
-        """The metrics of the round that just ended."""
+    def line(
+        self, server: Server, tasks: Sequence[Task], report: Report, cohort: Sequence[tuple[int, float]] = ()
+    ) -> Line:
+        """The metrics of the round that just ended.
+
+        Where clients were absent, the whole cohort is written down too: sub-models may depend on the places in it.
+        """
         training = self.settings.training
         costs = [self._cost(task) for task in tasks]
         size = sum(int(c.bytes + c.buffer_bytes) for c in costs)
@@ -291,6 +296,8 @@ class Experiment:
         }
         if report.absent:
             line["absent"] = {str(client): why for client, why in report.absent.items()}
+            drawn = cohort or self.cohort(server.round - 1)
+            line["cohort"] = [[client, float(capacity)] for client, capacity in drawn]
         return line
 
     def _cost(self, task: Task) -> Cost:
