@@ -10,8 +10,8 @@ from fedwidth.errors import StateError
 from fedwidth.recipe import Paper, Variant
 from fedwidth.results import (
     append_record,
-    experiment_of,
     find_records,
+    key_of,
     make_record,
     path_of,
     read_all,
@@ -104,12 +104,12 @@ def test_unfinished_runs_are_kept_apart(tmp_path):
     "change", ["precision=bf16", "evaluation.every=1", "data.root=elsewhere", "workers=3", "seed=2"]
 )
 def test_where_and_how_often_do_not_make_another_experiment(change):
-    assert experiment_of(asdict(small(change))) == experiment_of(asdict(small()))
+    assert key_of(asdict(small(change))) == key_of(asdict(small()))
 
 
 @pytest.mark.parametrize("change", ["training.lr=0.2", "rounds=4", "method.name=heterofl", "evaluation.norm=batch"])
 def test_everything_else_does(change):
-    assert experiment_of(asdict(small(change))) != experiment_of(asdict(small()))
+    assert key_of(asdict(small(change))) != key_of(asdict(small()))
     assert find_records([record(small())], small(change)) == []
 
 

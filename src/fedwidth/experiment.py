@@ -266,11 +266,10 @@ class Experiment:
         checkpoint.save_server(place, server, identity=self._identity(), extra={"seconds": seconds})
 
     def _identity(self) -> str:
-        """What a checkpoint must share with this run: settings (wherever the data lies), data and model."""
-        settings = replace(self.settings, data=replace(self.settings.data, root=""))
+        """What a checkpoint must share with this run: settings that influence results, data and model."""
         sizes = [len(self.data.train), len(self.data.test), self.data.classes, len(self.partition)]
         shapes = {name: list(shape) for name, shape in self.plan.shapes.items()}
-        return f"{identity(settings)}-{torch_seed(0, json.dumps([sizes, shapes])):x}"
+        return f"{identity(self.settings)}-{torch_seed(0, json.dumps([sizes, shapes])):x}"
 
     def line(
         self, server: Server, tasks: Sequence[Task], report: Report, cohort: Sequence[tuple[int, float]] = ()
