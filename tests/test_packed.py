@@ -53,6 +53,7 @@ def test_packed_runs_equal_single_runs(tmp_path):
         worst = max(float((one.server.state[n] - other.server.state[n]).abs().max()) for n in one.server.state)
         assert worst < 1e-10
         assert one.summary["global_accuracy"] == other.summary["global_accuracy"]
+        assert one.summary["capacity_accuracy"] == other.summary["capacity_accuracy"]
     assert (tmp_path / "2" / "summary.json").exists()
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from fedwidth.data import load
 from fedwidth.errors import StateError
 from fedwidth.recipe import Paper, Variant
 from fedwidth.results import (
     append_record,
-    experiment_of,
     find_records,
+    key_of,
     make_record,
     path_of,
     read_all,
@@ -24,7 +25,7 @@ from fedwidth.results_pairs import CLOSE, FEW_SEEDS, HOLDS, REVERSED, count_outc
 from fedwidth.results_remaining import Forecast, count_remaining, remaining_texts, unrun_texts
 from fedwidth.results_started import Start, read_started, started_texts, write_started
 from fedwidth.results_summary import order_texts
-from fedwidth.results_time import count_steps, estimate_seconds
+from fedwidth.results_time import SAMPLES, count_steps, estimate_seconds
 from small_runs import small
 
 ROOT = Path(__file__).parents[1]
@@ -105,12 +106,12 @@ def test_unfinished_runs_are_kept_apart(tmp_path):
     "change", ["precision=bf16", "evaluation.every=1", "data.root=elsewhere", "workers=3", "seed=2"]
 )
 def test_where_and_how_often_do_not_make_another_experiment(change):
-    assert experiment_of(asdict(small(change))) == experiment_of(asdict(small()))
+    assert key_of(asdict(small(change))) == key_of(asdict(small()))
 
 
 @pytest.mark.parametrize("change", ["training.lr=0.2", "rounds=4", "method.name=heterofl", "evaluation.norm=batch"])
 def test_everything_else_does(change):
-    assert experiment_of(asdict(small(change))) != experiment_of(asdict(small()))
+    assert key_of(asdict(small(change))) != key_of(asdict(small()))
     assert find_records([record(small())], small(change)) == []
 
 
@@ -125,8 +126,12 @@ def test_of_one_seed_the_last_run_counts():
     assert find_records([one, two, three], small()) == [two, three]
 
 
+def test_samples_are_those_of_the_data():
+    assert SAMPLES["digits"] == len(load("digits").train)
+
+
 def test_steps_and_times_by_hand():
-    # 1437 digits on 6 clients: 239.5 samples, 4 batches of 64; 3 clients, 3 rounds.
+    # 1442 digits on 6 clients: 240 samples and a third, 4 batches of 64; 3 clients, 3 rounds.
     assert count_steps(small()) == 36
     assert count_steps(small("training.steps=7", "data.name=text")) == 63
     assert count_steps(small("data.name=text")) is None

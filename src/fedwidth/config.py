@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import tomllib
@@ -17,6 +16,7 @@ from fedwidth.capacity import Capacities
 from fedwidth.data.load import SETS, options_of
 from fedwidth.data.partition import PARTITIONS, partition_options
 from fedwidth.errors import OptionError, unknown
+from fedwidth.influence import identity, settings_hash
 from fedwidth.method_settings import method_of
 from fedwidth.methods import Method, method
 from fedwidth.models.catalogue import FACTORIES
@@ -37,9 +37,6 @@ __all__ = [
     "settings_hash",
     "settings_toml",
 ]
-
-WITHOUT_INFLUENCE = ("name", "answers", "checkpoint_every", "client_memory", "workers", "slots", "ray")
-"""Settings that do not change results: a run may be resumed with others."""
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
@@ -161,16 +158,6 @@ def settings_toml(settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def identity(settings: Settings) -> str:
-    """A fingerprint of everything that influences results: a checkpoint belongs to a run if theirs are equal."""
-    return _fingerprint(settings, WITHOUT_INFLUENCE)
-
-
-def settings_hash(settings: Settings) -> str:
-    """`identity` without the seed: the same for all runs that differ in their seed alone."""
-    return _fingerprint(settings, (*WITHOUT_INFLUENCE, "seed"))
-
-
 def explain() -> str:
     """Every setting with what is allowed, its default and its meaning."""
     lines = ["Settings of a run, for recipe files and `--set key=value`, with their defaults."]
@@ -245,12 +232,3 @@ def _toml_key(key: str) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _fingerprint(settings: Settings, without: Sequence[str]) -> str:
-    everything = {name: value for name, value in asdict(settings).items() if name not in without}
-    if not settings.local.name:  # as it was before there were local rules
-        del everything["local"]
-    if settings.engine == "ray":  # of its own settings only these two influence results
-        everything["engine"] = f"ray {settings.ray.engine} {'cuda' if settings.ray.gpus else 'cpu'}"
-    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()

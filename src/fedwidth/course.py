@@ -74,10 +74,18 @@ class Course:
         """What the run has taken."""
         return self._before + (time.perf_counter() - self._began) / self.packed
 
-    def note(self, server: Server, tasks: Sequence[Task], report: Report, measured: Measured | None) -> None:
-        """A round has ended, and left this server behind."""
+    def note(
+        self,
+        server: Server,
+        tasks: Sequence[Task],
+        report: Report,
+        measured: Measured | None,
+        *,
+        cohort: Sequence[tuple[int, float]] = (),
+    ) -> None:
+        """A round has ended, and left this server behind; `cohort` is who was to train in it."""
         self.server, self._measured = server, measured
-        line = self.experiment.line(server, tasks, report) | (measured.line if measured else {})
+        line = self.experiment.line(server, tasks, report, cohort) | (measured.line if measured else {})
         self.lines.append({key: finite(value) for key, value in line.items()})
         self.lines[-1]["seconds"] = round(self.seconds, 3)
         if self.packed == 1:

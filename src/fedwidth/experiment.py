@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,14 @@ from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
 from fedwidth.method_settings import method_of, name_method, with_needs
 from fedwidth.methods import Beginning, Method, Task
-from fedwidth.narrow import skeleton
+from fedwidth.part import Part
 from fedwidth.parts import build_model, check_values, find_device, load_data, plan_model, set_precision, split_data
 from fedwidth.randomness import torch_seed
+from fedwidth.representative import LastRound, accuracy_by_capacity
 from fedwidth.rounds import Engine, Report, Rounds, run_round
 from fedwidth.server import Server
 from fedwidth.settings import Settings
-from fedwidth.submodel import extract, state_of
+from fedwidth.submodel import state_of
 from fedwidth.summary import describe_clients
 
 __all__ = ["Course", "Experiment", "Line", "Measured", "Result", "Stopped", "build_model"]
@@ -145,17 +145,21 @@ class Experiment:
                 return self._look_ahead(course.server.round + 1, chosen)
 
             while not course.ended:
-                ready = chosen.pop(course.server.round, None)
+                before = course.server
+                ready = chosen.pop(before.round, None)
+                drawn = [] if ready else (cohort or self.cohort)(before.round)
                 server, tasks, report = run_round(
                     self.rounds,
-                    course.server,
-                    [] if ready else (cohort or self.cohort)(course.server.round),
+                    before,
+                    drawn,
                     engine,
                     tasks=ready,
                     coming=coming if cohort is None and not self.method.reads else None,
                     watch=on_clients,
                 )
-                course.note(server, tasks, report, self.measure(server) if self.is_measured(server.round) else None)
+                is_measured = self.is_measured(server.round)
+                measured = self.measure(server, before=before, cohort=drawn) if is_measured else None
+                course.note(server, tasks, report, measured, cohort=drawn)
                 stopping = stop() and not course.ended
                 course.save(always=stopping)
                 on_round(course.lines[-1])
@@ -204,23 +208,47 @@ class Experiment:
         """Global, local and per-capacity accuracy of a server's state."""
         return self.measure(server).line
 
-    def measure(self, server: Server) -> Measured:
-        """The same, with the accuracy of every client."""
+    def measure(
+        self, server: Server, *, before: Server | None = None, cohort: Sequence[tuple[int, float]] = ()
+    ) -> Measured:
+        """The same, with the accuracy of every client.
+
+        `before` is the server as the last round began, and `cohort` who was to train in it: they decide which sub-model
+        stands for a capacity. Without `before` the method's memory is taken as the server holds it now, and without a
+        cohort it is the one that the settings draw.
+        """
         settings = self.settings.evaluation
         with autocast(self.device, self.settings.precision):  # statistics as in training; the scores are more precise
             model = evaluation.prepare(self.model, server.state, self.data, settings, self.device)
         score, kept = evaluation.score(model, self.data, self.data.test, settings, self.device)
-        return self.describe(server, score, self._local(kept) if settings.local else None)
+        local = self._local(kept) if settings.local else None
+        return self.describe(server, score, local, before=before, cohort=cohort)
 
-    def describe(self, server: Server, score: evaluation.Score, local: evaluation.LocalScores | None) -> Measured:
-        """What was measured, as a line of the metrics has it."""
+    def describe(
+        self,
+        server: Server,
+        score: evaluation.Score,
+        local: evaluation.LocalScores | None,
+        *,
+        before: Server | None = None,
+        cohort: Sequence[tuple[int, float]] = (),
+    ) -> Measured:
+        """What was measured, as a line of the metrics has it; `before` and `cohort` as for `measure`."""
         line: Line = {"global_accuracy": score.accuracy, "global_loss": score.loss}
         if local is not None:
             line |= {"local_accuracy": local.mean, "local_quantiles": local.quantiles}
-        if self.settings.evaluation.capacities:
-            line["capacity_accuracy"] = {
-                f"{float(c):g}": self._at_capacity(server, Fraction(c)) for c in self.settings.evaluation.capacities
-            }
+        if capacities := self.settings.evaluation.capacities:
+            round = max(0, server.round - 1)
+            then = server if before is None else before
+            last = LastRound(round, cohort or self.cohort(round), self.settings.seed, then.memory, then.state)
+            line |= accuracy_by_capacity(
+                self.method,
+                self.plan,
+                capacities,
+                last=last,
+                accuracy=lambda index: self._accuracy_of(server, index),
+                draws=server.round >= self.settings.rounds,  # they take ten times as long
+            )
         return Measured(line, local)
 
     def _local(self, kept: torch.Tensor) -> evaluation.LocalScores:
@@ -232,10 +260,10 @@ class Experiment:
         _, kept = evaluation.score(self.model, self.data, split, self.settings.evaluation, self.device)
         return evaluation.local_scores_of(kept, partition, self.data, mask)
 
-    def _at_capacity(self, server: Server, capacity: Fraction) -> float:
-        index = self.method.select(self.plan, capacity=capacity, round=max(0, server.round - 1))
-        small = skeleton(self.model, self.plan, index.counts).to(self.device)
-        state = extract(server.state, self.plan, index)
+    def _accuracy_of(self, server: Server, part: Part) -> float:
+        """What this part of the model scores on the test set."""
+        small = part.module(self.model, self.plan).to(self.device)
+        state = part.cut(server.state, self.plan)
         with autocast(self.device, self.settings.precision):
             evaluation.prepare(small, state, self.data, self.settings.evaluation, self.device)
         score, _ = evaluation.score(small, self.data, self.data.test, self.settings.evaluation, self.device)
@@ -275,14 +303,18 @@ class Experiment:
         checkpoint.save_server(place, server, identity=self._identity(), extra={"seconds": seconds})
 
     def _identity(self) -> str:
-        """What a checkpoint must share with this run: settings (wherever the data lies), data and model."""
-        settings = replace(self.settings, data=replace(self.settings.data, root=""))
+        """What a checkpoint must share with this run: settings that influence results, data and model."""
         sizes = [len(self.data.train), len(self.data.test), self.data.classes, len(self.partition)]
         shapes = {name: list(shape) for name, shape in self.plan.shapes.items()}
-        return f"{identity(settings)}-{torch_seed(0, json.dumps([sizes, shapes])):x}"
+        return f"{identity(self.settings)}-{torch_seed(0, json.dumps([sizes, shapes])):x}"
 
-    def line(self, server: Server, tasks: Sequence[Task], report: Report) -> Line:
-        """The metrics of the round that just ended."""
+    def line(
+        self, server: Server, tasks: Sequence[Task], report: Report, cohort: Sequence[tuple[int, float]] = ()
+    ) -> Line:
+        """The metrics of the round that just ended.
+
+        Where clients were absent, the whole cohort is written down too: sub-models may depend on the places in it.
+        """
         training = self.settings.training
         costs = [self._cost(task) for task in tasks]
         size = sum(int(c.bytes + c.buffer_bytes) for c in costs)
@@ -301,6 +333,8 @@ class Experiment:
         }
         if report.absent:
             line["absent"] = {str(client): why for client, why in report.absent.items()}
+            drawn = cohort or self.cohort(server.round - 1)
+            line["cohort"] = [[client, float(capacity)] for client, capacity in drawn]
         return line
 
     def _beside(self, tasks: Sequence[Task]) -> tuple[int, int]:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.checkpoint import NAME, rounds_done, write_whole
-from fedwidth.config import WITHOUT_INFLUENCE, read_settings
+from fedwidth.config import read_settings
 from fedwidth.errors import OptionError, StateError
+from fedwidth.influence import influences
+from fedwidth.schema import shown
 from fedwidth.settings import Settings
 
 CONFIG, TRACKING = "config.toml", "tracking.json"
@@ -77,28 +79,18 @@ def check_same(folder: Path, settings: Settings) -> None:
             raise StateError(f"{folder} holds files of other runs, but no {CONFIG} of one to resume")
         return
     try:
-        there = _influences(read_settings(path).main)
+        there = influences(asdict(read_settings(path).main))
     except OptionError as error:
         raise StateError(f"{path} was written by another version of fedwidth or changed: {error}") from None
-    here = _influences(settings)
-    differences = [f"{key} is {there[key]} there and {here[key]} now" for key in here if there[key] != here[key]]
+    here = influences(asdict(settings))
+    differences = [
+        f"{key} is {shown(there[key])} there and {shown(here[key])} now"
+        for key in here
+        if key in there and there[key] != here[key]
+    ]
     if differences:
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
         raise StateError(f"{folder} holds a run with other settings: {', '.join(differences[:3])}{more}")
-
-
-def _influences(settings: Settings) -> dict[str, str]:
-    """What results depend on, as JSON by dotted key."""
-    found: dict[str, str] = {}
-    for name, value in asdict(settings).items():
-        if name in WITHOUT_INFLUENCE:
-            continue
-        if isinstance(value, dict):
-            found |= {f"{name}.{inner}": json.dumps(v, sort_keys=True) for inner, v in value.items()}
-        else:
-            found[name] = json.dumps(value)
-    del found["data.root"]  # where the data lies does not matter
-    return found
 
 
 def clear(folder: Path) -> None:

@@ -57,7 +57,7 @@ def list_jobs(
                 if settings.checkpoint_every == 1:
                     settings = replace(settings, checkpoint_every=max(1, settings.rounds // checkpoints))
                 # The fingerprint keeps runs of other settings (--set) apart.
-                name = f"seed-{seed}-{identity(anywhere(settings))[:8]}"
+                name = f"seed-{seed}-{identity(settings)[:8]}"
                 found.append((place, Job(table, run.label, settings, work / table / run.label / name, noted)))
     return [job for _, job in sorted(found, key=lambda pair: pair[0])]
 

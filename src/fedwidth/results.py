@@ -19,20 +19,15 @@ from typing import Any
 import torch
 
 import fedwidth
-from fedwidth.config import identity
 from fedwidth.errors import StateError
+from fedwidth.influence import MEASURING, PRECISION, ROUNDING, experiment_of, identity
 from fedwidth.results_clients import Clients, read_clients
-from fedwidth.schema import keys
 from fedwidth.settings import Settings
 
 UNFINISHED = "unfinished"
 
-NOT_THE_EXPERIMENT = (
-    *("name", "answers", "seed", "workers", "checkpoint_every"),
-    *("device", "engine", "slots", "precision", "data.root"),
-    *("evaluation.every", "evaluation.local", "evaluation.capacities"),
-)
-"""Settings that may differ between runs of one cell: who, where, how fast, and how often it is looked at."""
+MAY_DIFFER = ("seed", *ROUNDING, *PRECISION, *MEASURING)
+"""What runs of one cell may differ in besides what has no influence at all: where, and how often it is looked at."""
 
 
 @dataclass(frozen=True)
@@ -193,27 +188,7 @@ def by_experiment(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 def key_of(settings: Mapping[str, Any]) -> str:
     """A name for an experiment: equal for all its runs."""
-    return json.dumps(experiment_of(settings), sort_keys=True)
-
-
-def experiment_of(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What makes a run the experiment it is: the settings that are not at their default, as JSON by dotted key.
-
-    Only these, so that a setting added to fedwidth later (at its default) does not disown earlier runs.
-
-    >>> experiment_of(asdict(Settings(rounds=7, device="cuda")))
-    {'rounds': '7'}
-    """
-    found = {}
-    for name, value in settings.items():
-        parts = (
-            {f"{name}.{inner}": each for inner, each in value.items()} if isinstance(value, Mapping) else {name: value}
-        )
-        for dotted, each in parts.items():
-            default = keys()[dotted].default if dotted in keys() else None
-            if dotted not in NOT_THE_EXPERIMENT and each != default:
-                found[dotted] = json.dumps(each, sort_keys=True)
-    return found
+    return json.dumps(experiment_of(settings, without=MAY_DIFFER), sort_keys=True)
 
 
 def hardware(device: str) -> str:

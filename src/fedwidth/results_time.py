@@ -10,7 +10,7 @@ from typing import Any
 from fedwidth.results import Record
 from fedwidth.settings import Settings
 
-SAMPLES = {"digits": 1_437, "mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
+SAMPLES = {"digits": 1_442, "mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
 """Training samples of data sets, for estimates of runs that have not begun."""
 
 ALIKE = (

@@ -30,10 +30,17 @@ from fedwidth.errors import OptionError
 from fedwidth.evaluation import LocalScores, Score
 from fedwidth.evaluation_packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Course, Experiment, Line, Measured, Result, Stopped
+from fedwidth.influence import by_key
 from fedwidth.methods import Memory, Task
 from fedwidth.models.static_norm import norms_of
 from fedwidth.server import Server
 from fedwidth.settings import Settings
+
+ALIKE = (
+    *("rounds", "devices.capacities", "engine", "device", "precision", "data.name", "data.root", "data.options"),
+    *(f"training.{name}" for name in SHARED),
+)
+"""Settings that runs of one pack have in common, besides those of the model."""
 
 
 def run_together(
@@ -159,7 +166,10 @@ class _Judge:
         """What is measured after a round of every run; None where it is not evaluated."""
         due = [course.experiment.is_measured(server.round) for course, server in ended]
         if self.together is None:
-            return [c.experiment.measure(s) if is_due else None for (c, s), is_due in zip(ended, due, strict=True)]
+            return [
+                course.experiment.measure(server, before=course.server) if is_due else None
+                for (course, server), is_due in zip(ended, due, strict=True)
+            ]
         states = {id(server.state): server.state for (_, server), is_due in zip(ended, due, strict=True) if is_due}
         if not states:
             return [None] * len(ended)
@@ -195,7 +205,8 @@ class _Judge:
         course: Course, server: Server, score: Score, local: Mapping[tuple[int, int], LocalScores]
     ) -> Measured:
         experiment = course.experiment
-        return experiment.describe(server, score, local.get((id(experiment.partition), id(server.state))))
+        own = local.get((id(experiment.partition), id(server.state)))
+        return experiment.describe(server, score, own, before=course.server)  # which has not moved on yet
 
 
 def _share_states(courses: Sequence[Course], pack: Pack) -> None:
@@ -240,12 +251,13 @@ def check_for_packing(settings: Settings) -> None:
 
 
 def group_for_packing(all_settings: Sequence[Settings]) -> list[list[int]]:
-    """Numbers of the runs that go well together: of one length, and with clients of the same capacities."""
+    """Numbers of the runs that go well together: of one length, and with clients of the same capacities.
+
+    They need not be one experiment (`fedwidth.influence` says what is): a pack shares a model, data and a way to train.
+    """
     groups: dict[str, list[int]] = {}
     for number, settings in enumerate(all_settings):
-        training = {name: getattr(settings.training, name) for name in SHARED}
-        source = [settings.data.name, settings.data.root, settings.data.options]
-        alike = [settings.rounds, asdict(settings.model), source, training, settings.devices.capacities]
-        key = json.dumps([*alike, settings.device, settings.precision, settings.engine], sort_keys=True)
-        groups.setdefault(key, []).append(number)
+        found = by_key(asdict(settings))
+        alike = {name: value for name, value in found.items() if name in ALIKE or name.startswith("model.")}
+        groups.setdefault(json.dumps(alike, sort_keys=True), []).append(number)
     return list(groups.values())

@@ -1,15 +1,20 @@
 import base64
 import zlib
+from dataclasses import replace
 
 import pytest
 import torch
 from run_folders import CAPACITIES, lines, write_run
 
 from fedwidth.coverage import measure_coverage
+from fedwidth.engines.serial import SerialEngine
+from fedwidth.experiment import Experiment
 from fedwidth.methods import methods
 from fedwidth.report import read_runs
 from fedwidth.report.coverage_view import Frame, best_layer, count_training, frame_rounds, layers, pack, pool
 from fedwidth.report.rebuild import Rebuilt, Workshop
+from fedwidth.submodel import put, take
+from small_runs import small
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +37,58 @@ def test_counts_agree_with_the_coverage_of_the_same_devices(tmp_path, workshop, 
         counts = {t.name: t.counts for t in expected.tensors}
         for layer, grid in frame.grids.items():
             assert torch.equal(grid.double(), counts[layer].double().expand(*grid.shape))
+
+
+class Forgetful(SerialEngine):
+    """Devices of which one does not answer in most rounds; counts how often each weight of a layer was trained."""
+
+    def __init__(self, trainer, layer):
+        super().__init__(trainer)
+        self.layer, self.counts = layer, torch.zeros(trainer.plan.shapes[layer])
+
+    def run(self, state, tasks, round):
+        lost = [task.client for task in tasks if task.client == round % 4]
+        here = [task for task in tasks if task.client not in lost]
+        for task in here:
+            put(self.counts, take(self.counts, task.index, self.layer) + 1, task.index, self.layer)
+        sums, report = super().run(state, here, round)
+        return sums, replace(report, absent=dict.fromkeys(lost, "it is late"))
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_absent_clients_keep_their_place_and_train_nothing(tmp_path, workshop, name):
+    """A device that did not answer was given a sub-model as well, and the others theirs with it in mind."""
+    experiment = Experiment(small(f"method.name={name}", "model.options={hidden=[12, 6]}", "rounds=6", "seed=3"))
+    engine = Forgetful(experiment.trainer, "hidden.3.weight")
+    capacities = (0.5, 0.25, 0.5, 0.25)
+    experiment.run(tmp_path, engine=engine, cohort=lambda round: list(enumerate(capacities)))
+    (run,) = read_runs([tmp_path])
+    last = count_training(run, workshop.rebuild(run))[-1]
+    assert last.updates == 18
+    assert torch.equal(last.grids[engine.layer], engine.counts)
+    assert run.metrics[1]["cohort"] == [[client, capacity] for client, capacity in enumerate(capacities)]
+
+
+def test_a_round_in_which_all_were_excluded_leaves_the_memory_as_it_was(tmp_path, workshop):
+    experiment = Experiment(small("method.name=fedminoccurances", "model.options={hidden=[12, 6]}", "rounds=3"))
+    engine = Forgetful(experiment.trainer, "hidden.3.weight")
+    experiment.run(tmp_path, engine=engine, cohort=lambda round: [] if round == 1 else [(4, 0.5), (5, 0.25)])
+    (run,) = read_runs([tmp_path])
+    assert torch.equal(count_training(run, workshop.rebuild(run))[-1].grids[engine.layer], engine.counts)
+
+
+def test_runs_of_earlier_versions_do_not_say_where_absent_clients_were(tmp_path, workshop):
+    metrics = [line | {"absent": {"5": "it is late"}} for line in lines(6)]
+    (run,) = read_runs([write_run(tmp_path / "a", metrics=metrics)])
+    assert count_training(run, workshop.rebuild(run))[-1].updates == 18
+
+
+@pytest.mark.parametrize("cohort", [None, "0", [3], [[0, 1.0, 2]], [[0, 7]], [["a", 1.0]]])
+def test_counting_stops_at_a_cohort_that_makes_no_sense(tmp_path, workshop, cohort):
+    metrics = lines(6)
+    metrics[3]["cohort"] = cohort
+    (run,) = read_runs([write_run(tmp_path / "a", metrics=metrics)])
+    assert count_training(run, workshop.rebuild(run))[-1].round == 3
 
 
 def unpack(layer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from fedwidth.errors import OptionError
 from fedwidth.methods.closing import Closing
@@ -12,14 +12,25 @@ from fedwidth.methods.task import Task
 from fedwidth.plan.plan import Plan
 
 
-def replay(method: Method, plan: Plan, cohorts: Iterable[Cohort], seed: int = 0) -> Iterator[list[Task]]:
-    """The tasks of one round after the other, with the memory the method would have."""
+def replay(
+    method: Method,
+    plan: Plan,
+    cohorts: Iterable[Cohort],
+    seed: int = 0,
+    *,
+    counts: Callable[[int, Task], bool] = lambda *_: True,
+) -> Iterator[list[Task]]:
+    """The tasks of one round after the other, with the memory the method would have.
+
+    `counts(round, task)` says whether a task's training counted, where clients may be late or gone.
+    """
     if "state" in method.reads:
         raise OptionError(f"{method.name} looks at the trained weights, so its choices cannot be foreseen")
     memory: Memory = {}
     for round, cohort in enumerate(cohorts):
         tasks = method.assign(plan, cohort, round, memory, seed)
         yield tasks
-        if "memory" in method.reads:
-            closing = Closing({}, (), plan, memory=memory, tasks=tasks, round=round, options=method.values)
+        if "memory" in method.reads and tasks:  # a round without clients leaves the memory as it was
+            done = [task for task in tasks if counts(round, task)]
+            closing = Closing({}, (), plan, memory=memory, tasks=done, round=round, options=method.values)
             memory = method.remember(closing)

@@ -21,8 +21,9 @@ from fedwidth.index import Index
 from fedwidth.methods.replay import replay
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan
+from fedwidth.report.attendance import Attendance, read_attendances
 from fedwidth.report.rebuild import Rebuilt
-from fedwidth.report.runs import Run, number
+from fedwidth.report.runs import Run
 
 FRAMES = 24
 MOST_LAYERS = 40
@@ -59,14 +60,23 @@ def count_training(run: Run, built: Rebuilt) -> list[Frame]:
         if name in plan.parameters and name not in plan.tied
     }
     shown, updates, frames = layers(plan), 0, []
-    cohorts = _affordable(_cohorts(run), sum(t.numel() for t in counts.values()))
+    attendances = _affordable(read_attendances(run), sum(t.numel() for t in counts.values()))
     # While a run goes on, the stops are those of the whole run, so that they stay where they are.
-    whole = len(cohorts) if run.done > len(cohorts) else max(len(cohorts), run.rounds)
-    stops = {stop for stop in frame_rounds(whole) if stop < len(cohorts)} | {len(cohorts)}
+    counted = len(attendances)
+    whole = counted if run.done > counted else max(counted, run.rounds)
+    stops = {stop for stop in frame_rounds(whole) if stop < counted} | {counted}
     held: list[Index] = []
-    for round, tasks in enumerate(replay(built.method, plan, cohorts, built.settings.seed)):
-        held += [task.index for task in tasks]
-        updates += len(tasks)
+    chosen = replay(
+        built.method,
+        plan,
+        [attendance.cohort for attendance in attendances],
+        built.settings.seed,
+        counts=lambda round, task: task.client in attendances[round].trained,
+    )
+    for round, tasks in enumerate(chosen):
+        trained = [task.index for task in tasks if task.client in attendances[round].trained]
+        held += trained
+        updates += len(trained)
         if round + 1 in stops or len(held) > MOST_HELD:
             _add(counts, plan, held)
             held = []
@@ -100,10 +110,11 @@ def _add(counts: dict[str, Tensor], plan: Plan, held: Sequence[Index]) -> None:
         count += (rows.T @ last).reshape(count.shape)
 
 
-def _affordable(cohorts: list[list[tuple[int, float]]], size: int) -> list[list[tuple[int, float]]]:
+def _affordable(attendances: list[Attendance], size: int) -> list[Attendance]:
     """The first rounds, as many as can be counted in seconds."""
-    updates = np.cumsum([len(cohort) for cohort in cohorts])
-    return cohorts[: max(1, int(np.searchsorted(updates, min(MOST_UPDATES, MOST_WORK // max(1, size)), side="right")))]
+    updates = np.cumsum([len(attendance.cohort) for attendance in attendances])
+    most = min(MOST_UPDATES, MOST_WORK // max(1, size))
+    return attendances[: max(1, int(np.searchsorted(updates, most, side="right")))]
 
 
 def layers(plan: Plan, most: int = MOST_LAYERS) -> list[str]:
@@ -196,19 +207,6 @@ def _pack(plan: Plan, frames: list[Frame], side: int) -> dict[str, Any]:
 
 def _bytes(packed: Sequence[dict[str, Any]]) -> int:
     return sum(3 * len(layer["frames"]) // 4 for view in packed for layer in view["layers"].values())
-
-
-def _cohorts(run: Run) -> list[list[tuple[int, float]]]:
-    """Who trained in each round, up to the first round that was not written down."""
-    found = []
-    for round, line in enumerate(run.metrics, start=1):
-        clients, capacities = line.get("clients"), line.get("capacities")
-        if line["round"] != round or not isinstance(clients, list) or not isinstance(capacities, list):
-            break
-        if len(clients) != len(capacities) or not all(0 < number(c) <= 1 for c in capacities):
-            break
-        found.append([(int(number(client)), float(c)) for client, c in zip(clients, capacities, strict=True)])
-    return found
 
 
 def _grid(counts: Tensor, shape: Sequence[int]) -> Tensor:

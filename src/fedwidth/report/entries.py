@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwidth.influence import ROUNDING, experiment_of
 from fedwidth.methods import methods
 from fedwidth.report.runs import Run, number
 from fedwidth.report.thin import thin
 
-WITHOUT_INFLUENCE = ("seed", "workers", "engine", "checkpoint_every")
-"""Runs that differ in nothing else are repetitions of one entry."""
+MAY_DIFFER = ("seed", *ROUNDING)
+"""Runs that differ in nothing else, and have one name, are repetitions of one entry."""
 
 CURVES = ("global_accuracy", "local_accuracy", "global_loss", "train_loss")
 
@@ -59,8 +60,8 @@ def group_runs(runs: Sequence[Run]) -> list[Entry]:
     """The entries of these runs, in their order; two runs of one setting and one seed are two entries."""
     found: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
-        shared = {name: value for name, value in run.config.items() if name not in WITHOUT_INFLUENCE}
-        key = json.dumps(shared, sort_keys=True, default=str) if shared else str(run.folder)
+        shared = [run.config.get("name", ""), experiment_of(run.config, without=MAY_DIFFER)]
+        key = json.dumps(shared, sort_keys=True, default=str) if run.config else str(run.folder)
         copy = 0
         while any(other.seed == run.seed for other in found.get((key, copy), [])):
             copy += 1

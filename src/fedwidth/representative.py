@@ -1,0 +1,107 @@
+"""The sub-model that stands for a width, wherever "the sub-model of this capacity" is asked for.
+
+It is the one that the first client of this capacity was given in the last round: first in the order of the cohort, and
+chosen with the run's seed, the client's place, the size of the cohort and the method's memory as the round began. Where
+the cohort had no client of this capacity, it is what a client in the first place would have been given.
+
+With some methods clients of one capacity hold different units in a round. One sub-model then says little about the
+others, so after the last round of a run the mean and the spread over ten draws are given beside it. The draws are the
+places 0, 1, 2 … of the last round's cohort, each as if its client had this capacity. Where the cohort has fewer than
+ten clients, the places of the round before follow, in a cohort of the same size, and so on back to the first round: a
+very short run has fewer draws. The method's memory is that of the last round throughout, as earlier ones are not kept.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedwidth.index import Index
+from fedwidth.methods import Memory, Method
+from fedwidth.plan.plan import Plan
+from fedwidth.submodel import State
+
+DRAWS = 10
+
+
+@dataclass(frozen=True)
+class LastRound:
+    """What the choices of the last round depended on."""
+
+    round: int
+    cohort: Sequence[tuple[int, float]]
+    """The clients that were asked to train, in order, each with its capacity; empty where all were excluded."""
+    seed: int
+    memory: Memory = field(default_factory=dict)
+    """What the method remembered as the round began."""
+    state: State | None = None
+    """The global state as the round began."""
+
+
+def representative_index(method: Method, plan: Plan, capacity: float, last: LastRound) -> Index:
+    """The index of the sub-model that stands for this capacity (see the top of this file)."""
+    places = (place for place, (_, own) in enumerate(last.cohort) if own == capacity)
+    return _select(method, plan, capacity, last, round=last.round, place=next(places, 0))
+
+
+def drawn_indexes(method: Method, plan: Plan, capacity: float, last: LastRound) -> list[Index]:
+    """The indexes of ten draws, the last round's first; fewer where fewer places have been drawn so far."""
+    clients = max(1, len(last.cohort))
+    draws = min(DRAWS, clients * (last.round + 1))
+    places = [divmod(draw, clients) for draw in range(draws)]
+    return [_select(method, plan, capacity, last, round=last.round - ago, place=place) for ago, place in places]
+
+
+def accuracy_by_capacity(
+    method: Method,
+    plan: Plan,
+    capacities: Sequence[float],
+    *,
+    last: LastRound,
+    accuracy: Callable[[Index], float],
+    draws: bool = True,
+) -> dict[str, dict[str, float | None]]:
+    """What the metrics say of the sub-models at these capacities, given the accuracy of the sub-model of an index.
+
+    `capacity_accuracy` is of the sub-model that stands for each capacity. With `draws`, and where the method gives
+    clients of one capacity different units, `capacity_accuracy_mean` and `capacity_accuracy_spread` are the mean and
+    the sample standard deviation over the draws (None for a single draw). Equal sub-models are measured once.
+    """
+    known: dict[str, float] = {}
+
+    def measure(index: Index) -> float:
+        if index.key not in known:
+            known[index.key] = accuracy(index)
+        return known[index.key]
+
+    found: dict[str, dict[str, Any]] = {"capacity_accuracy": {}}
+    differ = draws and not method.shared(method.values)
+    if differ:
+        found |= {"capacity_accuracy_mean": {}, "capacity_accuracy_spread": {}}
+    for capacity in capacities:
+        name = f"{capacity:g}"
+        found["capacity_accuracy"][name] = measure(representative_index(method, plan, capacity, last))
+        if differ:
+            drawn = [measure(index) for index in drawn_indexes(method, plan, capacity, last)]
+            found["capacity_accuracy_mean"][name] = statistics.fmean(drawn)
+            found["capacity_accuracy_spread"][name] = statistics.stdev(drawn) if len(drawn) > 1 else None
+    return found
+
+
+def _select(method: Method, plan: Plan, capacity: float, last: LastRound, *, round: int, place: int) -> Index:
+    clients = max(1, len(last.cohort))
+    number = last.cohort[place][0] if place < len(last.cohort) else place
+    return method.select(
+        plan,
+        capacity=capacity,
+        round=round,
+        client=place,
+        clients=clients,
+        seed=last.seed,
+        memory=last.memory,
+        state=last.state,
+        number=number,
+        cohort=last.cohort,
+    )
