@@ -7,6 +7,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +41,40 @@ def write_whole(path: Path, content: bytes | str) -> None:
         raise StateError(f"cannot write {path}: {error.strerror or error}{kept}") from error
 
 
-def save_server(folder: Path, server: Server, *, identity: str, extra: dict[str, Any]) -> None:
-    """Save the server to the folder's checkpoint; `identity` says which run it belongs to."""
-    tensors = {f"state.{name}": t.detach().cpu().contiguous().clone() for name, t in server.state.items()}
-    tensors |= {f"moment.{name}": t.cpu().contiguous() for name, t in server.moments.items()}
+@dataclass(frozen=True)
+class Copy:
+    """A server as it was after a round, on the CPU and shared with nobody: it can be written while training goes on."""
+
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+
+
+def copy_server(server: Server, *, identity: str, extra: dict[str, Any]) -> Copy:
+    """What the checkpoint of a server holds; `identity` says which run it belongs to."""
+    tensors = {f"state.{name}": _own(t) for name, t in server.state.items()}
+    tensors |= {f"moment.{name}": _own(t) for name, t in server.moments.items()}
     if server.history is not None:
-        tensors |= {f"seen.{name}": t for name, t in server.history.seen.items()}
+        tensors |= {f"seen.{name}": _own(t) for name, t in server.history.seen.items()}
     facts = {
         "format": FORMAT,
         "identity": identity,
-        "checksum": checksum(tensors),
         "round": server.round,
         "history_clients": server.history.clients if server.history else None,
         **extra,
     }
+    return Copy(tensors, facts)
+
+
+def write_copy(folder: Path, copy: Copy) -> None:
+    """Make the copy the folder's checkpoint. Nothing here may use a GPU: another thread may be capturing a graph."""
+    facts = {**copy.facts, "checksum": checksum(copy.tensors)}
     facts["facts_checksum"] = _facts_checksum(facts)
-    write_whole(folder / NAME, save(tensors, metadata={"fedwidth": json.dumps(facts)}))
+    write_whole(folder / NAME, save(dict(copy.tensors), metadata={"fedwidth": json.dumps(facts)}))
+
+
+def _own(tensor: Tensor) -> Tensor:
+    # Not in pinned memory: freeing that is a call to the GPU, from whichever thread does it.
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def load_server(folder: Path, *, identity: str, device: torch.device) -> tuple[Server, dict[str, Any]]:

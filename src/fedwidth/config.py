@@ -37,7 +37,7 @@ __all__ = [
     "settings_toml",
 ]
 
-WITHOUT_INFLUENCE = ("name", "answers", "checkpoint_every", "workers", "slots", "ray")
+WITHOUT_INFLUENCE = ("name", "answers", "checkpoint_every", "checkpoint_seconds", "workers", "slots", "ray")
 """Settings that do not change results: a run may be resumed with others."""
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)

@@ -28,7 +28,7 @@ from fedwidth.settings import Settings
 UNFINISHED = "unfinished"
 
 NOT_THE_EXPERIMENT = (
-    *("name", "answers", "seed", "workers", "checkpoint_every"),
+    *("name", "answers", "seed", "workers", "checkpoint_every", "checkpoint_seconds"),
     *("device", "engine", "slots", "precision", "data.root"),
     *("evaluation.every", "evaluation.local", "evaluation.capacities"),
 )

@@ -156,4 +156,7 @@ class Settings:
         "tf32", "arithmetic of convolutions and matrix products on a GPU", choices=("float32", "tf32", "bf16")
     )
     slots: int = key(10, "clients of one width the cuda engine trains at a time; results do not depend on it", least=1)
-    checkpoint_every: int = key(1, "rounds between checkpoints; the last round always makes one", least=1)
+    checkpoint_every: int = key(
+        0, "rounds between checkpoints, each waited for; 0: by time, beside the training. The end makes one", least=0
+    )
+    checkpoint_seconds: float = key(60.0, "seconds between checkpoints by time", least=0)

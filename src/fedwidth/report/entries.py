@@ -16,7 +16,7 @@ from fedwidth.methods import methods
 from fedwidth.report.runs import Run, number
 from fedwidth.report.thin import thin
 
-WITHOUT_INFLUENCE = ("seed", "workers", "engine", "checkpoint_every")
+WITHOUT_INFLUENCE = ("seed", "workers", "engine", "checkpoint_every", "checkpoint_seconds")
 """Runs that differ in nothing else are repetitions of one entry."""
 
 CURVES = ("global_accuracy", "local_accuracy", "global_loss", "train_loss")
