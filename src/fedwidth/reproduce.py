@@ -14,14 +14,7 @@ from fedwidth.engines import choose_engine
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.parts import find_device
-from fedwidth.reproduce_jobs import (
-    CHECKPOINTS,
-    PACKED_CHECKPOINTS,
-    Job,
-    anywhere,
-    list_jobs,
-    title_of,
-)
+from fedwidth.reproduce_jobs import Job, anywhere, list_jobs, title_of
 from fedwidth.reproduce_time import count_seconds_left, make_teller, show_time_left
 from fedwidth.results import UNFINISHED, Record, append_record, key_of, make_record, read_all
 from fedwidth.results_markdown import plural
@@ -63,8 +56,7 @@ def reproduce(
     of one shape train as one batch, all seeds together.
     """
     ends = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-    checkpoints = PACKED_CHECKPOINTS if packed else CHECKPOINTS
-    jobs = list_jobs(tables, only=only, seeds=seeds, changes=changes, work=work, checkpoints=checkpoints)
+    jobs = list_jobs(tables, only=only, seeds=seeds, changes=changes, work=work)
     if packed:
         for job in jobs:
             check_for_packing(job.settings)
