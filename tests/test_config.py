@@ -289,7 +289,7 @@ def test_what_toml_cannot_say_is_refused_by_name():
 
 def test_identity_changes_with_whatever_changes_results():
     settings = Settings()
-    for name in ("name", "answers", "checkpoint_every", "workers"):
+    for name in ("name", "answers", "checkpoint_every", "checkpoint_seconds", "workers"):
         other = replace(settings, **{name: "x" if isinstance(getattr(settings, name), str) else 3})
         assert identity(other) == identity(settings), name
     elsewhere = replace(settings.ray, address="auto", cpus=0.5)

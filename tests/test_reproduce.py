@@ -67,13 +67,13 @@ def test_all_runs_with_the_first_seed_come_before_the_second(table, tmp_path):
     assert len({job.folder for job in jobs}) == 4
 
 
-def test_checkpoints_are_rare_in_long_runs_and_other_settings_have_other_folders(table, tmp_path):
+def test_checkpoints_are_the_settings_own_and_other_settings_have_other_folders(table, tmp_path):
     def first(*changes):
         return list_jobs([table], only=["fedrolex"], seeds=[], changes=changes, work=tmp_path)[0]
 
-    assert first("rounds=2500").settings.checkpoint_every == 100
+    assert first("rounds=2500").settings.checkpoint_every == 0
     assert first("rounds=2500", "checkpoint_every=7").settings.checkpoint_every == 7
-    assert first().settings.checkpoint_every == 1
+    assert first("checkpoint_every=7", "checkpoint_seconds=5").folder == first().folder
     assert first("training.lr=0.3").folder != first().folder
     assert first("data.root=anywhere").folder == first().folder
 

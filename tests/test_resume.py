@@ -53,7 +53,8 @@ def kill_at(monkeypatch, owner, name, *, after):
 
 
 def run(place, *changes, **options):
-    return Experiment(small("rounds=5", *changes)).run(place, **options)
+    """Saved after every round, so that there is something to go on from (by time: tests/test_saving.py)."""
+    return Experiment(small("rounds=5", "checkpoint_every=1", *changes)).run(place, **options)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +90,9 @@ def test_killed_after_a_round(variant, round, whole, tmp_path, monkeypatch):
         (checkpoint, "write_whole", 0),  # before config.toml
         (folder, "write_whole", 0),  # after config.toml, before metrics.jsonl
         (folder.Metrics, "append", 2),  # a round is done, but not written down
-        (checkpoint, "save_server", 0),  # written down, and no checkpoint yet
-        (checkpoint, "save_server", 3),  # written down, but not saved
+        (folder.Metrics, "sync", 2),  # written down, but perhaps not on disk
+        (checkpoint, "write_copy", 0),  # written down, and no checkpoint yet
+        (checkpoint, "write_copy", 3),  # written down, but not saved
         (os, "replace", 6),  # the file is written and has its temporary name
         (Experiment, "clients", 0),  # all rounds done, nothing summarised
     ],
@@ -266,7 +268,7 @@ class TestFullDisk:
     @pytest.mark.parametrize(("calls", "rounds", "name"), [(7, 2, checkpoint.NAME), (8, 3, "metrics.jsonl")])
     def test_the_previous_checkpoint_survives(self, calls, rounds, name, whole, tmp_path, monkeypatch, capsys):
         recipe, place = write_recipe(tmp_path), tmp_path / "run"
-        command = ["run", recipe, "--set", "rounds=5", "--out", str(place)]
+        command = ["run", recipe, "--set", "rounds=5", "--set", "checkpoint_every=1", "--out", str(place)]
         with monkeypatch.context() as patch:
             self.full_after(patch, calls)
             assert run_command(command) == 2
@@ -323,7 +325,7 @@ def _living(group):
     return False
 
 
-LONG = ("rounds=25", "engine=processes", "workers=2")
+LONG = ("rounds=25", "checkpoint_every=1", "engine=processes", "workers=2")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,45 @@ FORMAT = 2
 NAME = "checkpoint.safetensors"
 
 
-def save_server(folder: Path, server: Server, *, identity: str, extra: dict[str, Any]) -> None:
-    """Save the server to the folder's checkpoint; `identity` says which run it belongs to."""
-    tensors = {f"state.{name}": t.detach().cpu().contiguous().clone() for name, t in server.state.items()}
-    tensors |= {f"moment.{name}": t.cpu().contiguous() for name, t in server.moments.items()}
-    tensors |= {f"memory.{name}": t.detach().cpu().contiguous().clone() for name, t in server.memory.items()}
+@dataclass(frozen=True)
+class Copy:
+    """A server as it was after a round, on the CPU and shared with nobody: it can be written while training goes on."""
+
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+    clients: ClientMemory
+    """What clients remember; nothing of it is ever changed in place."""
+
+
+def copy_server(server: Server, *, identity: str, extra: dict[str, Any]) -> Copy:
+    """What the checkpoint of a server holds; `identity` says which run it belongs to."""
+    tensors = {f"state.{name}": _own(t) for name, t in server.state.items()}
+    tensors |= {f"moment.{name}": _own(t) for name, t in server.moments.items()}
+    tensors |= {f"memory.{name}": _own(t) for name, t in server.memory.items()}
     facts = {
         "format": FORMAT,
         "identity": identity,
-        "checksum": checksum(tensors),
         "round": server.round,
-        "clients": server.clients.write(folder / FOLDER) if server.clients else {},
         "on_device": [name for name, t in server.memory.items() if t.device.type != "cpu"],
         **extra,
     }
+    return Copy(tensors, facts, server.clients)
+
+
+def write_copy(folder: Path, copy: Copy) -> None:
+    """Make the copy the folder's checkpoint. Nothing here may use a GPU: another thread may be capturing a graph."""
+    facts = {**copy.facts, "checksum": checksum(copy.tensors)}
+    if copy.clients:
+        facts["clients"] = copy.clients.write(folder / FOLDER)
     facts["facts_checksum"] = _facts_checksum(facts)
-    write_whole(folder / NAME, save(tensors, metadata={"fedwidth": json.dumps(facts)}))
-    if server.clients:
-        Files(folder / FOLDER).keep_only(set(facts["clients"].values()), before=server.round)
+    write_whole(folder / NAME, save(dict(copy.tensors), metadata={"fedwidth": json.dumps(facts)}))
+    if copy.clients:
+        Files(folder / FOLDER).keep_only(set(facts["clients"].values()), before=facts["round"])
+
+
+def _own(tensor: Tensor) -> Tensor:
+    # Not in pinned memory: freeing that is a call to the GPU, from whichever thread does it.
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def load_server(

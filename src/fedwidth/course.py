@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 
-from fedwidth import checkpoint, evaluation, folder
+from fedwidth import checkpoint, evaluation
 from fedwidth.methods import Task
 from fedwidth.rounds import Report
+from fedwidth.saving import Saver
 from fedwidth.server import Server
 from fedwidth.summary import finite, summarise
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from fedwidth.experiment import Experiment
 
 Line = dict[str, Any]
+
+PACK_WRITES_AFTER = 1.0
+"""Seconds between the writes of a packed run: one line at a time, hundreds of files would be opened each round."""
 
 
 class Stopped(Exception):
@@ -50,7 +56,8 @@ class Measured:
 class Course:
     """A run under way: its server, and what it writes down.
 
-    Of `packed` runs that train as one batch each has its share of the time, and writes its lines with its checkpoints.
+    Of `packed` runs that train as one batch each has its share of the time, and writes its lines several at a time.
+    As a context it sees to it that nothing is written after its end, and that a run that fails keeps what it had done.
     """
 
     def __init__(
@@ -58,10 +65,10 @@ class Course:
     ) -> None:
         self.experiment, self.place, self.server = experiment, place, server
         self.packed = packed
-        self._metrics = folder.Metrics(place, rounds=server.round) if place else None
-        self.lines: list[Line] = list(self._metrics.lines) if self._metrics else []
-        self._written = len(self.lines)
+        self._saver = Saver(place, experiment.settings, rounds=server.round) if place else None
+        self.lines: list[Line] = list(self._saver.lines) if self._saver else []
         self._before, self._began = seconds, time.perf_counter()
+        self._wrote = self._began
         self._measured: Measured | None = None
 
     @property
@@ -84,19 +91,37 @@ class Course:
         cohort: Sequence[tuple[int, float]] = (),
     ) -> None:
         """A round has ended, and left this server behind; `cohort` is who was to train in it."""
-        self.server, self._measured = server, measured
         line = self.experiment.line(server, tasks, report, cohort) | (measured.line if measured else {})
         self.lines.append({key: finite(value) for key, value in line.items()})
         self.lines[-1]["seconds"] = round(self.seconds, 3)
-        if self.packed == 1:
+        self.server, self._measured = server, measured  # now that there is a line of its last round
+        if self.packed == 1 or time.perf_counter() - self._wrote >= PACK_WRITES_AFTER:
             self._write()
 
     def save(self, *, always: bool) -> None:
-        """Write the checkpoint, if it is time to."""
-        due = self.ended or self.server.round % self.experiment.settings.checkpoint_every == 0
-        if self.place and (always or due):
+        """Save the round, if it is time to; raises what an earlier save, made beside the training, failed with."""
+        if self._saver is None:
+            return
+        always = always or self.ended
+        self._saver.check(wait=always)
+        if always or self._saver.is_due(self.server.round):
             self._write()
-            self.experiment.save(self.place, self.server, self.seconds)
+            self._saver.save(self.experiment.copy(self.server, self.seconds), wait=always)
+
+    def __enter__(self) -> Self:
+        """The course itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End what is being written; of a run that failed (and was not killed) save the last round that was whole."""
+        saver = self._saver
+        if saver is None:
+            return
+        if isinstance(error, Exception) and saver.sound and self.server.round > saver.saved:
+            _do_at_the_end(lambda: self.save(always=True), error)
+        _do_at_the_end(lambda: saver.check(wait=True), error)
 
     def finish(self) -> Result:
         """Write the summary, after the last round."""
@@ -113,6 +138,16 @@ class Course:
         return Result(summary, self.lines, server, model)
 
     def _write(self) -> None:
-        if self._metrics and self._written < len(self.lines):
-            self._metrics.append(*self.lines[self._written :])
-            self._written = len(self.lines)
+        if self._saver:
+            self._saver.append(self.lines)
+            self._wrote = time.perf_counter()
+
+
+def _do_at_the_end(step: Callable[[], None], error: BaseException | None) -> None:
+    """What the step fails with is a warning where the run ends with an error already."""
+    try:
+        step()
+    except Exception as failure:
+        if error is None:
+            raise
+        warnings.warn(f"the last rounds are not saved: {failure}", stacklevel=4)

@@ -183,7 +183,7 @@ class Experiment:
                 self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             if place and not (place / folder.CONFIG).exists():
                 checkpoint.write_whole(place / folder.CONFIG, settings_toml(self.settings))
-            yield Course(self, place, server, seconds=seconds, packed=packed)
+            yield stack.enter_context(Course(self, place, server, seconds=seconds, packed=packed))
 
     def is_measured(self, round: int) -> bool:
         """Whether the state after so many rounds is evaluated."""
@@ -298,9 +298,9 @@ class Experiment:
             return None
         return Files(place / FOLDER if place else None)
 
-    def save(self, place: Path, server: Server, seconds: float) -> None:
-        """Write the checkpoint."""
-        checkpoint.save_server(place, server, identity=self._identity(), extra={"seconds": seconds})
+    def copy(self, server: Server, seconds: float) -> checkpoint.Copy:
+        """What the checkpoint of a server holds, taken now."""
+        return checkpoint.copy_server(server, identity=self._identity(), extra={"seconds": seconds})
 
     def _identity(self) -> str:
         """What a checkpoint must share with this run: settings that influence results, data and model."""

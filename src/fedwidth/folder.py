@@ -127,15 +127,22 @@ class Metrics:
         write_whole(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def append(self, *lines: dict[str, Any]) -> None:
-        """Add the lines of rounds; they are on disk before the checkpoint of the last one is."""
+        """Add the lines of rounds: who reads the file sees them at once, and `sync` makes them last."""
+        with self._named(), open(self.path, "a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+        self.lines.extend(lines)
+
+    def sync(self) -> None:
+        """Wait until the lines are on disk, which they must be before the checkpoint of the last one is."""
+        with self._named(), open(self.path, "a") as file:
+            os.fsync(file.fileno())
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
         try:
-            with open(self.path, "a") as file:
-                file.write("".join(json.dumps(line) + "\n" for line in lines))
-                file.flush()
-                os.fsync(file.fileno())
+            yield
         except OSError as error:
             raise StateError(f"cannot write {self.path}: {error.strerror or error}") from error
-        self.lines.extend(lines)
 
 
 def lines_done(folder: Path, rounds: int) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from fedwidth.schema import keys
 from fedwidth.settings import Settings
 
 WITHOUT_INFLUENCE = (
-    *("name", "answers", "checkpoint_every", "client_memory", "workers", "slots"),
+    *("name", "answers", "checkpoint_every", "checkpoint_seconds", "client_memory", "workers", "slots"),
     *("data.root", "ray.address", "ray.cpus"),
 )
 ROUNDING = ("engine", "device", "ray.engine", "ray.gpus")

@@ -49,7 +49,7 @@ class Entry:
         A run that is another experiment than the recipe's is recorded under the name of the entry, so that it is never
         taken for the recipe's. One checkpoint, at the end: a run that is stopped is saved whenever that is.
         """
-        find = partial(list_jobs, self.recipes, only=self.only, seeds=self.seeds, work=work, checkpoints=1)
+        find = partial(list_jobs, self.recipes, only=self.only, seeds=self.seeds, work=work)
         try:
             plain, changed = find(changes=[]), find(changes=[*self.changes, *changes])
         except FedwidthError as error:

@@ -93,7 +93,7 @@ def accuracy_by_capacity(
 def _select(method: Method, plan: Plan, capacity: float, last: LastRound, *, round: int, place: int) -> Index:
     clients = max(1, len(last.cohort))
     number = last.cohort[place][0] if place < len(last.cohort) else place
-    return method.select(
+    found: Index = method.select(
         plan,
         capacity=capacity,
         round=round,
@@ -105,3 +105,4 @@ def _select(method: Method, plan: Plan, capacity: float, last: LastRound, *, rou
         number=number,
         cohort=last.cohort,
     )
+    return found

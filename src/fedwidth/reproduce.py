@@ -15,14 +15,7 @@ from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.parts import find_device
 from fedwidth.provenance import note_fallback
-from fedwidth.reproduce_jobs import (
-    CHECKPOINTS,
-    PACKED_CHECKPOINTS,
-    Job,
-    anywhere,
-    list_jobs,
-    title_of,
-)
+from fedwidth.reproduce_jobs import Job, anywhere, list_jobs, title_of
 from fedwidth.reproduce_time import count_seconds_left, make_teller, show_time_left
 from fedwidth.results import UNFINISHED, Record, append_record, key_of, make_record, read_all
 from fedwidth.results_markdown import plural
@@ -65,8 +58,7 @@ def reproduce(
     of one shape train as one batch, all seeds together. `commit` is that of the source, for the records.
     """
     ends = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-    checkpoints = PACKED_CHECKPOINTS if packed else CHECKPOINTS
-    jobs = list_jobs(tables, only=only, seeds=seeds, changes=changes, work=work, checkpoints=checkpoints)
+    jobs = list_jobs(tables, only=only, seeds=seeds, changes=changes, work=work)
     return run_jobs(jobs, results=results, commit=commit, ends=ends, packed=packed, say=say, stop=stop)
 
 

@@ -10,10 +10,6 @@ from fedwidth.config import Variant, identity, read_settings, recipe_names
 from fedwidth.results import key_of
 from fedwidth.settings import Settings
 
-CHECKPOINTS, PACKED_CHECKPOINTS = 25, 4
-"""Checkpoints of a run: little is lost when it is interrupted, and little time is spent on them. A pack is done soon,
-and a checkpoint of it is one of each of its runs."""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -44,7 +40,6 @@ def list_jobs(
     seeds: Sequence[int],
     changes: Sequence[str],
     work: Path,
-    checkpoints: int = CHECKPOINTS,
 ) -> list[Job]:
     """Every run of the tables, seed by seed."""
     found: list[tuple[int, Job]] = []
@@ -54,8 +49,6 @@ def list_jobs(
         for run in _read_runs(source, only, changes):
             for place, seed in enumerate(seeds or [run.settings.seed]):
                 settings = replace(run.settings, seed=seed)
-                if settings.checkpoint_every == 1:
-                    settings = replace(settings, checkpoint_every=max(1, settings.rounds // checkpoints))
                 # The fingerprint keeps runs of other settings (--set) apart.
                 name = f"seed-{seed}-{identity(settings)[:8]}"
                 found.append((place, Job(table, run.label, settings, work / table / run.label / name, noted)))

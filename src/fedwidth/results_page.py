@@ -145,7 +145,7 @@ def _made(records: Sequence[Record]) -> list[str]:
     ways: dict[str, set[str]] = {}
     for record in records:
         where = f"{record.hardware}, {record.precision}, torch {record.torch}, fedwidth {record.version}"
-        changes = " ".join(f"--set {text}" for text in record.changes if not text.startswith("checkpoint_every"))
+        changes = " ".join(f"--set {text}" for text in record.changes if not text.startswith("checkpoint_"))
         ways.setdefault(where, set()).add(f"`{changes}`" if changes else "as the recipe is")
     return [f"{where} ({' or '.join(sorted(how))})" for where, how in sorted(ways.items())]
 

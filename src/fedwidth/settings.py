@@ -168,4 +168,7 @@ class Settings:
     client_memory: str = key(
         "host", "where what clients remember is kept (SCAFFOLD): in memory, or in files", choices=("host", "disk")
     )
-    checkpoint_every: int = key(1, "rounds between checkpoints; the last round always makes one", least=1)
+    checkpoint_every: int = key(
+        0, "rounds between checkpoints, each waited for; 0: by time, beside the training. The end makes one", least=0
+    )
+    checkpoint_seconds: float = key(60.0, "seconds between checkpoints by time", least=0)

@@ -16,6 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
+from fedwidth.checkpoint import rounds_done
 from fedwidth.config import read_settings
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment
@@ -199,6 +200,14 @@ def test_a_round_that_never_has_enough_answers_ends_the_run_and_keeps_the_checkp
     assert [json.loads(x)["round"] for x in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
     resumed = serve(grid_of(text), text, wanted, log=lambda _: None)
     assert same(embedded(text), dict(resumed.server.state))
+
+
+@pytest.mark.parametrize("more", ["", "checkpoint_every = 2\n", "checkpoint_seconds = 1e9\n"])
+def test_every_round_is_saved_when_it_ends_whatever_the_recipe_says(more, tmp_path):
+    text, found = recipe(more), []
+    wanted = Deployment(out=str(tmp_path))
+    serve(grid_of(text), text, wanted, on_round=lambda _: found.append(rounds_done(tmp_path)), log=lambda _: None)
+    assert found == [1, 2, 3]
 
 
 def test_a_killed_server_resumes_in_a_new_run_with_the_same_bits(tmp_path):

@@ -82,6 +82,7 @@ def serve(
     """Run the recipe to its last round on the nodes of a grid, going on from `deployment.out`."""
     if not deployment.out:
         raise OptionError("run config key 'out' must name a folder for checkpoints and results")
+    # Whatever the recipe says: a round on real devices is dear, and one that is repeated begins at its checkpoint.
     settings = replace(read_settings(recipe).main, checkpoint_every=1)
     folder.check(Path(deployment.out), settings, resume=True, overwrite=False)
     with folder.locked(Path(deployment.out), LOCK):

@@ -1,0 +1,195 @@
+"""Runs that are saved by time and end too soon, by a kill or an error of their own, go on to the same bits."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedwidth import checkpoint, course, folder
+from fedwidth.errors import StateError
+from fedwidth.experiment import Experiment, Stopped
+from fedwidth.saving import Saver
+from fedwidth.together import run_together
+from saving_runs import Killed, due_after, experiment, pack, raising
+from small_runs import contents, same
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Contents of the uninterrupted run."""
+    place = tmp_path_factory.mktemp("whole") / "run"
+    experiment().run(place)
+    return contents(place)
+
+
+CHILD = """
+import os, signal, sys, threading
+import pytest
+from fedwidth import checkpoint, folder
+from saving_runs import due_after, experiment, held
+place, moment, saves = sys.argv[1], sys.argv[2], [int(round) for round in sys.argv[3].split(",")]
+patch = pytest.MonkeyPatch()
+due_after(patch, *saves)
+owners = {"sync": folder.Metrics, "write_copy": checkpoint, "fsync": os, "replace": os}
+# Each save makes one of these calls, but for fsync: metrics, then checkpoint.
+call = len(saves) * (2 if moment == "fsync" else 1)
+reached, _ = held(patch, owners[moment], moment, call=call) if moment in owners else (threading.Event(), None)
+
+def after(line):
+    if line["round"] == 4:
+        if moment in owners:
+            assert reached.wait(120)
+        else:
+            for thread in threading.enumerate():
+                if thread.name.startswith("save "):
+                    thread.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+experiment().run(place, on_round=after)
+"""
+
+
+class TestKilled:
+    """By SIGKILL, after the fourth round of five; what was saved before it is on disk."""
+
+    def kill(self, place, moment, saves):
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"}
+        command = [sys.executable, "-c", CHILD, str(place), moment, saves]
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert found.returncode == -signal.SIGKILL, found.stderr
+        assert [line["round"] for line in folder.read_metrics(place)] == [1, 2, 3, 4]
+
+    @pytest.mark.parametrize(("saves", "done"), [("9", 0), ("2", 2), ("1,3", 3)])
+    def test_between_saves(self, saves, done, whole, tmp_path):
+        self.kill(tmp_path, "none", saves)
+        assert checkpoint.rounds_done(tmp_path) == done
+        experiment().run(tmp_path, resume=True)
+        assert contents(tmp_path) == whole
+
+    @pytest.mark.parametrize("moment", ["sync", "write_copy", "fsync", "replace"])
+    @pytest.mark.parametrize(("saves", "done"), [("3", 0), ("1,3", 1)])
+    def test_while_a_save_is_under_way(self, moment, saves, done, whole, tmp_path):
+        self.kill(tmp_path, moment, saves)
+        assert checkpoint.rounds_done(tmp_path) == done
+        assert (tmp_path / f"{checkpoint.NAME}.partial").exists() == (moment in ("fsync", "replace"))
+        experiment().run(tmp_path, resume=True)
+        assert contents(tmp_path) == whole
+        assert not list(tmp_path.glob("*.partial"))
+
+
+class TestFailingRuns:
+    """Those whose training or caller fails: what they had done is saved, unless they were killed or cannot save."""
+
+    def test_keep_their_last_round(self, whole, tmp_path):
+        with pytest.raises(RuntimeError, match="mine"):
+            experiment().run(tmp_path, on_round=raising(RuntimeError("mine"), 3))
+        assert checkpoint.rounds_done(tmp_path) == 3
+        experiment().run(tmp_path, resume=True)
+        assert contents(tmp_path) == whole
+
+    def test_a_line_that_cannot_be_made_is_no_round(self, whole, tmp_path, monkeypatch):
+        real = Experiment.line
+        with monkeypatch.context() as patch:
+            patch.setattr(Experiment, "line", lambda *given: 1 / 0 if given[1].round == 3 else real(*given))
+            with pytest.raises(ZeroDivisionError):
+                experiment().run(tmp_path)
+        assert checkpoint.rounds_done(tmp_path) == 2
+        experiment().run(tmp_path, resume=True)
+        assert contents(tmp_path) == whole
+
+    @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+    def test_what_is_to_end_at_once_is_not_saved(self, kind, tmp_path):
+        with pytest.raises(kind):
+            experiment().run(tmp_path, on_round=raising(kind(), 3))
+        assert checkpoint.rounds_done(tmp_path) == 0
+
+    def test_metrics_that_cannot_be_written_are_not_tried_again(self, tmp_path, monkeypatch):
+        """They may end in half a line, and a checkpoint would then be ahead of them."""
+        real = folder.Metrics.append
+
+        def append(self, *lines):
+            if lines[-1]["round"] == 3:
+                raise StateError("cannot write metrics")
+            real(self, *lines)
+
+        monkeypatch.setattr(folder.Metrics, "append", append)
+        with pytest.raises(StateError, match="cannot write metrics"):
+            experiment().run(tmp_path)
+        assert checkpoint.rounds_done(tmp_path) == 0
+
+    def test_a_save_that_fails_too_is_a_warning(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(os, "replace", real_until(os.replace, 2, OSError(errno.ENOSPC, "No space left on device")))
+        with (
+            pytest.raises(RuntimeError, match="mine"),
+            pytest.warns(UserWarning, match="the last rounds are not saved: cannot write .*No space left on device"),
+        ):
+            experiment().run(tmp_path, on_round=raising(RuntimeError("mine"), 3))
+
+
+def real_until(function, calls, error):
+    """The function, which fails after so many calls."""
+    made = []
+
+    def call(*given):
+        made.append(given)
+        if len(made) > calls:
+            raise error
+        return function(*given)
+
+    return call
+
+
+class TestPacks:
+    def test_stopped_and_resumed(self, tmp_path):
+        whole = run_together(pack())
+        places = [tmp_path / "one", tmp_path / "two"]
+        with pytest.raises(Stopped):
+            run_together(pack(), places, on_round=lambda *_: None, stop=lambda: True)
+        assert [checkpoint.rounds_done(place) for place in places] == [1, 1]
+        again = run_together(pack(), places, resume=True)
+        assert all(same(dict(a.server.state), dict(b.server.state)) for a, b in zip(whole, again, strict=True))
+
+    def test_killed_with_one_run_saved_later_than_the_other(self, tmp_path, monkeypatch):
+        whole = run_together(pack())
+        places = [tmp_path / "one", tmp_path / "two"]
+        with monkeypatch.context() as patch:
+            rounds = {places[0]: (1, 3), places[1]: (1,)}
+            patch.setattr(Saver, "is_due", lambda self, round: round in rounds[self._place])
+            with pytest.raises(Killed):
+                run_together(pack(), places, on_round=lambda _, line: raising(Killed, 4)(line))
+        assert [checkpoint.rounds_done(place) for place in places] == [3, 1]
+        again = run_together(pack(), places, resume=True)
+        for one, other in zip(whole, again, strict=True):
+            for name, tensor in one.server.state.items():
+                torch.testing.assert_close(other.server.state[name], tensor)
+            assert [line["clients"] for line in one.metrics] == [line["clients"] for line in other.metrics]
+
+    def test_their_lines_can_be_read_between_saves(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(course, "PACK_WRITES_AFTER", 0.0)
+        seen = []
+        places = [tmp_path / "one", tmp_path / "two"]
+        run_together(pack(), places, on_round=lambda number, _: seen.append(len(folder.read_metrics(places[number]))))
+        assert seen == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+    def test_a_save_that_fails_ends_the_pack_and_the_others_are_saved(self, tmp_path, monkeypatch):
+        places = [tmp_path / "one", tmp_path / "two"]
+        real = checkpoint.write_copy
+
+        def write(place, copy):
+            if place == places[0]:
+                raise StateError("cannot write one")
+            real(place, copy)
+
+        due_after(monkeypatch, 2)
+        monkeypatch.setattr(checkpoint, "write_copy", write)
+        with pytest.raises(StateError, match="cannot write one"):
+            run_together(pack(), places)
+        assert checkpoint.rounds_done(places[0]) == 0
+        assert checkpoint.rounds_done(places[1]) >= 2
