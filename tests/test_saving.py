@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from fedwidth import checkpoint, folder, saving
 from fedwidth.cli import run_command
 from fedwidth.errors import StateError
 from fedwidth.experiment import Stopped
+from fedwidth.methods import History
 from fedwidth.saving import Saver
 from fedwidth.server import Server
 from fedwidth.submodel import state_of
@@ -55,6 +57,18 @@ def test_what_is_written_late_are_the_bits_of_its_round(engine, changes, tmp_pat
     one, other = (load_file(tmp_path / name / checkpoint.NAME) for name in ("stopped", "beside"))
     assert same(one, other)
     assert checkpoint.rounds_done(tmp_path / "beside") == 2
+
+
+def test_a_copy_shares_nothing_with_what_trains():
+    state = {"weight": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last), "steps": torch.tensor(3)}
+    server = Server(state, 1, History({"group": torch.zeros(4)}, 2), {"first.weight": torch.rand(2, 3)})
+    copy = checkpoint.copy_server(server, identity="mine", extra={})
+    before = {name: tensor.clone() for name, tensor in copy.tensors.items()}
+    for tensors in (server.state, server.moments, server.history.seen):
+        for tensor in tensors.values():
+            tensor.add_(1)
+    assert same(before, dict(copy.tensors))
+    assert all(tensor.is_contiguous() for tensor in copy.tensors.values())
 
 
 class TestWhen:
