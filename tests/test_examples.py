@@ -27,6 +27,8 @@ def test_example_runs(path, capsys, tmp_path, monkeypatch):
         "own_model": "test accuracy",
         "one_round_by_hand": "weights changed",
         "new_method": "of the weights trained",
+        "importance": "a client of 1/4 holds units",
+        "local_term": "FedRolex with Lasso, vectorised",
     }
     assert expected[path.stem] in printed
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
@@ -42,7 +44,7 @@ def test_own_model_learns(capsys):
 
 def test_a_method_file_in_the_methods_folder_is_all_it_takes(tmp_path, monkeypatch):
     shutil.copy(EXAMPLES[0].with_name("new_method.py"), tmp_path / "fedcomb.py")
-    package = sys.modules["fedwidth.methods"]  # `fedwidth.methods` itself is the function
+    package = sys.modules["fedwidth.methods"]
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     methods.cache_clear()
     try:

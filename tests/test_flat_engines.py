@@ -264,15 +264,15 @@ class PartlyUsed(nn.Sequential):
         self.idle = nn.Parameter(torch.ones(3))
 
 
-@pytest.mark.parametrize("method", ["feddropout", "fedminoccurances"])  # the second must wait for the round's history
+@pytest.mark.parametrize("method", ["feddropout", "fedminoccurances"])  # the second must wait for what the round leaves
 def test_choosing_beforehand_changes_no_bit_and_chooses_once(monkeypatch, method):
     settings = read_settings("quickstart", [*ROUND, "rounds=4", f"method.name={method}"]).main
     rounds = []
     assign = Method.assign
 
-    def counted(self, plan, cohort, round, history=None, seed=0):
+    def counted(self, plan, cohort, round, memory=None, seed=0, *, state=None):
         rounds.append(round)
-        return assign(self, plan, cohort, round, history, seed)
+        return assign(self, plan, cohort, round, memory, seed, state=state)
 
     monkeypatch.setattr(Method, "assign", counted)
     ahead = Experiment(settings).run()

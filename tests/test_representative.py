@@ -7,7 +7,7 @@ import torch
 
 from fedwidth.engines.serial import SerialEngine
 from fedwidth.experiment import Experiment
-from fedwidth.methods import History, method, methods
+from fedwidth.methods import method, methods
 from fedwidth.narrow import narrow
 from fedwidth.representative import LastRound, accuracy_by_capacity, drawn_indexes, representative_index
 from hand_plans import mlp_plan
@@ -70,10 +70,10 @@ def test_the_first_client_of_the_capacity_stands_for_it():
 
 def test_seed_and_memory_are_those_of_the_run():
     chosen = method("fedminoccurances")
-    seen = History({"a": torch.tensor([9] * 4 + [0] * 4), "b": torch.zeros(6, dtype=torch.long)}, 9)
-    for history in (None, seen):
-        last = LastRound(6, COHORT, seed=5, history=history)
-        task = chosen.assign(PLAN, COHORT, 6, history, 5)[1]
+    seen = {"seen.a": torch.tensor([9] * 4 + [0] * 4), "seen.b": torch.zeros(6, dtype=torch.long)}
+    for memory in ({}, seen | {"clients": torch.tensor(9)}):
+        last = LastRound(6, COHORT, seed=5, memory=memory)
+        task = chosen.assign(PLAN, COHORT, 6, memory, 5)[1]
         assert representative_index(chosen, PLAN, 0.25, last) == task.index
     found = {representative_index(chosen, PLAN, 0.5, LastRound(6, COHORT, seed=seed)).key for seed in range(5)}
     assert len(found) > 1

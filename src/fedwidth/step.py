@@ -144,7 +144,8 @@ class Pass:
 
     def mean(self, values: Tensor, targets: Tensor) -> Tensor:
         """The mean of one value for each target, over the targets that count."""
-        return values[targets != IGNORED].mean()
+        counted = (targets != IGNORED).to(values.dtype)
+        return (values * counted).sum() / counted.sum()
 
     def narrower(self, width: float, inputs: Tensor) -> Tensor:
         """Only clients that train one at a time have narrower sub-models."""

@@ -91,6 +91,7 @@ def per_group(units: Units) -> Choose:
             )
         return Index.of_units(plan, chosen)
 
+    choose.__module__ = units.__module__  # where the method is most likely to be found by other processes
     return choose
 
 

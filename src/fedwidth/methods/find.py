@@ -131,7 +131,7 @@ def _path(method: Method) -> str:
     modules = [sys.modules[home]] if home in sys.modules else []
     for module in [*modules, *(m for name, m in list(sys.modules.items()) if name != home)]:
         for name, value in list(getattr(module, "__dict__", {}).items()):
-            if isinstance(value, Method) and value.name == method.name and value.choose is method.choose:
+            if type(value) is Method and value.name == method.name and value.choose is method.choose:
                 return f"{module.__name__}:{name}"
     raise OptionError(
         f"method '{method.name}' has no name in any module, so other processes cannot import it; define it at the top"

@@ -92,7 +92,8 @@ class Local:
     """(gradient, weights, weights at the start, what was sent, moment) -> the gradient the optimiser takes; before
     clipping. A step is captured once for many clients and rounds: what differs between them must come as a tensor."""
     loss: Loss | None = None
-    """(pass, inputs, targets) -> the loss of a batch."""
+    """(pass, inputs, targets) -> the loss of a batch. Means over samples are taken by `pass.loss` and `pass.mean`: a
+    stack fills short batches up with samples whose targets do not count."""
     steady: bool = False
     """True for a loss that does the same in every step (it draws nothing and asks for no narrower model), so that it
     can be captured and stacked."""

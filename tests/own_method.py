@@ -1,0 +1,106 @@
+"""A method of a user's own that uses every part a method may have; worker processes import it from here."""
+
+from __future__ import annotations
+
+import torch
+
+from fedwidth.index import Index
+from fedwidth.methods import Local, Method, Option, named, per_group, under
+from fedwidth.selection import rolling
+
+
+def units(size, kept, at):
+    """A window that the server's memory moves on, so that choosing has to wait for the round before."""
+    return rolling(size, kept, int(at.memory["rounds"]) + at.number)
+
+
+def begin(beginning):
+    """The first state, halved."""
+    return {n: t * 0.5 if t.is_floating_point() else t for n, t in beginning.state.items()}
+
+
+def remember_nothing(beginning):
+    trained = {n: torch.zeros_like(t) for n, t in beginning.state.items() if n in beginning.plan.parameters}
+    return named("mean", trained) | {"rounds": torch.tensor(0)}
+
+
+def sends(memory, own, at):
+    mean, before = under(memory, "mean"), under(own, "last")
+    last = {n: before.get(n, torch.zeros_like(t)) for n, t in mean.items()}
+    return {"mean": mean, "last": last, "pull": 0.1 / (1 + at.round) * (1 + at.client)}
+
+
+def gradient(g, w, start, sent, at):
+    return g + sent["pull"] * (w - start) + at.options["strength"] * (sent["mean"] - 0.5 * sent["last"])
+
+
+def loss(client, inputs, targets):
+    """Cross entropy and a little of the logits' size."""
+    logits = client.logits(inputs)
+    return client.loss(logits, targets) + 0.01 * client.mean(logits.square().mean(-1), targets)
+
+
+def reports(w, start, sent, at):
+    way = (start - w) / (at.steps * at.rate)
+    return {"way": way + 0.1 * sent["full_gradient"], "last": way}
+
+
+def close(closing):
+    """A step of 0.9 towards the average."""
+    return {
+        n: torch.lerp(closing.state[n], t, 0.9) if t.is_floating_point() else t for n, t in closing.average().items()
+    }
+
+
+def advance(closing):
+    """The mean of what clients reported, and how many rounds there were."""
+    way, before = closing.reported("way"), under(closing.memory, "mean")
+    mean = {n: 0.5 * t + way.get(n, 0.0) / closing.clients for n, t in before.items()}
+    return named("mean", mean) | {"rounds": closing.memory["rounds"] + 1}
+
+
+METHOD = Method(
+    name="everything",
+    title="Everything",
+    paper="a test",
+    equation="-",
+    choose=per_group(units),
+    options={"strength": Option(0.05, "a number", lambda v: isinstance(v, float), "of the memory")},
+    reads=("memory",),
+    local=Local(
+        gradient=gradient,
+        loss=loss,
+        steady=True,
+        sends=sends,
+        reports=reports,
+        adds=("way",),
+        own=("last",),
+        full_gradient=lambda options: True,
+    ),
+    start=begin,
+    init=remember_nothing,
+    advance=advance,
+    close=close,
+)
+
+
+def close_median(closing):
+    """The median of single updates, element by element, of clients that all hold the same."""
+    assert len(closing.sums) == len(closing.tasks)
+    new = dict(closing.state)
+    for name in new:
+        if name in closing.plan.parameters:
+            new[name] = torch.stack([one.mean[name] for one in closing.sums]).median(0).values
+    return new
+
+
+MEDIAN = Method(
+    name="median",
+    title="Median",
+    paper="a test",
+    equation="-",
+    choose=lambda plan, counts, at: Index.whole(plan),
+    shared=lambda _: True,
+    collect="updates",
+    close=close_median,
+)
