@@ -12,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import fedwidth
 from fedwidth import tracking
 from fedwidth.cli import run_command
 from fedwidth.commands import jobs, progress
@@ -510,7 +511,7 @@ class TestLooking:
 
     def test_version_and_help(self, capsys):
         assert run_command(["--version"]) == 0
-        assert capsys.readouterr().out == "fedwidth 0.1.0\n"
+        assert capsys.readouterr().out == f"fedwidth {fedwidth.__version__}\n"
         assert run_command([]) == 2
         assert run_command(["run", "--help"]) == 0
 

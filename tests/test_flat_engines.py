@@ -277,7 +277,7 @@ def test_choosing_beforehand_changes_no_bit_and_chooses_once(monkeypatch, method
     monkeypatch.setattr(Method, "assign", counted)
     ahead = Experiment(settings).run()
     assert rounds == [0, 1, 2, 3]
-    monkeypatch.setattr(FlatEngine, "_work_ahead", lambda self: None)
+    monkeypatch.setattr(FlatEngine, "_work_ahead", lambda self, coming: None)
     plain = Experiment(settings).run()
     assert all(torch.equal(ahead.server.state[name], tensor) for name, tensor in plain.server.state.items())
     assert [line["clients"] for line in ahead.metrics] == [line["clients"] for line in plain.metrics]
@@ -338,7 +338,6 @@ def test_three_clients_with_different_labels_by_hand():
             assert torch.equal(tensor[3], state[name][3])
         else:
             torch.testing.assert_close(tensor, torch.full_like(tensor, 17), rtol=1e-14, atol=0)
-    cohort.open()
     assert cohort.weight["b.weight"] == 6.0
     assert cohort.weight["c.bias"].tolist() == [4, 3, 5, 0]
     assert cohort.weight["c.weight"].tolist() == [[weight] * 6 for weight in (4, 3, 5, 0)]
@@ -401,7 +400,7 @@ def test_adding_a_client_makes_no_vector_of_weights():
     with Doubles() as made:
         for own in (None, rows, None, rows):
             cohort.add_flat(vector, 2.0, own)
-        cohort.open()
+        assert cohort.mean.keys() == cohort.weight.keys()
     assert max(made.sizes) == labelled < cohort.sub.size
 
 

@@ -12,7 +12,10 @@ value in every dtype, and training that changes nothing changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -197,15 +200,70 @@ def _average_part(result: Tensor, total: Tensor, mean: Tensor, weight: Weight, i
     """Blend one cohort's narrow mean into `result` and add its weight to `total`, in place."""
     pieces = index.pieces(name)
     if pieces is None:
-        part, after = take(result, index, name), take(total, index, name) + weight
-        interpolate(part, mean, ratio(weight, after))
-        put(result, part, index, name)
-        put(total, after, index, name)
+        blend_into(result, total, mean, _Gathered(index, name), partial(add_share, weight=weight))
         return
     for full, narrow in pieces:
-        piece_weight = weight[narrow] if isinstance(weight, Tensor) else weight
-        corner = total[full].add_(piece_weight)
-        interpolate(result[full], mean[narrow], ratio(piece_weight, corner))
+        own = weight[narrow] if isinstance(weight, Tensor) else weight
+        blend_into(result, total, mean[narrow], _Rectangle(full), partial(add_share, weight=own))
+
+
+class Where(Protocol):
+    """The elements of a full tensor (or vector) that a cohort holds."""
+
+    def take(self, full: Tensor) -> Tensor:
+        """These elements, to be changed in place."""
+
+    def put(self, full: Tensor, part: Tensor) -> None:
+        """Write them back, changed."""
+
+
+def blend_into(
+    result: Tensor, total: Tensor, mean: Tensor, where: Where, add_weight: Callable[[Tensor], Weight]
+) -> None:
+    """Average one cohort into the state, as a running mean over cohorts (Eq. 10), in place.
+
+    `total` is the weight that each element has so far; `add_weight` adds the cohort's to it, in place, and says what
+    share of it the cohort's now is.
+    """
+    weights = where.take(total)
+    share = add_weight(weights)
+    where.put(total, weights)
+    del weights  # of a large model no more is held than needed at a time
+    part = where.take(result)
+    interpolate(part, mean, share)
+    where.put(result, part)
+
+
+def add_share(before: Tensor, weight: Weight) -> Weight:
+    """Add a weight to those so far, in place, and give its share of them."""
+    return ratio(weight, before.add_(weight))
+
+
+@dataclass(frozen=True)
+class _Rectangle:
+    """A part that is a view of the full tensor, and changed there."""
+
+    slices: tuple[slice, ...]
+
+    def take(self, full: Tensor) -> Tensor:
+        return full[self.slices]
+
+    def put(self, full: Tensor, part: Tensor) -> None:
+        del full, part
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """The positions of an index in one tensor."""
+
+    index: Index
+    name: str
+
+    def take(self, full: Tensor) -> Tensor:
+        return take(full, self.index, self.name)
+
+    def put(self, full: Tensor, part: Tensor) -> None:
+        put(full, part, self.index, self.name)
 
 
 def weight_shape(plan: Plan, name: str) -> list[int]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum, RoundSums, Weight, average_tensor, interpolate, ratio
+from fedwidth.aggregation import CohortSum, RoundSums, Weight, average_tensor, blend_into, interpolate, ratio
 from fedwidth.engines.faults import named
 from fedwidth.engines.flat import FlatState, Layout, SubLayout
 from fedwidth.errors import UpdateError
@@ -119,6 +121,10 @@ class FlatSums(RoundSums):
         if isinstance(state, FlatState):
             self._known = state, average_flat(state, self._sums, self._layout)
 
+    def is_averaged(self, state: Mapping[str, Tensor]) -> bool:
+        """Whether they have been averaged into this state already."""
+        return self._known is not None and self._known[0] is state
+
     def average(self, state: Mapping[str, Tensor]) -> FlatState:
         """The new state."""
         if self._known is not None and self._known[0] is state:
@@ -131,33 +137,37 @@ def average_flat(state: FlatState, sums: Sequence[FlatSum], layout: Layout) -> F
     result = state.flat.clone()
     total = torch.zeros(layout.size, dtype=torch.float64, device=result.device)
     for cohort in sums:
-        _put(result, total, cohort)
+        assert cohort.flat_mean is not None
+        blend_into(result, total, cohort.flat_mean, Positions(cohort.where), partial(_add_weight, cohort))
     others = dict(state.others)
     for name in others.keys() & {name for cohort in sums for name in cohort.others}:
         others[name] = average_tensor(others[name], name, sums, layout.plan)
     return FlatState(result, layout, others)
 
 
-def _put(result: Tensor, total: Tensor, cohort: FlatSum) -> None:
-    """Average one cohort into the state; `total` is the weight each element has so far."""
-    assert cohort.flat_mean is not None
-    share = _share(total, cohort)
-    part = result[cohort.where]
-    interpolate(part, cohort.flat_mean, share)
-    result[cohort.where] = part
+@dataclass(frozen=True)
+class Positions:
+    """Elements of a vector by their positions."""
+
+    positions: Tensor
+
+    def take(self, full: Tensor) -> Tensor:
+        """A copy of them."""
+        return full[self.positions]
+
+    def put(self, full: Tensor, part: Tensor) -> None:
+        """Write them back."""
+        full[self.positions] = part
 
 
-def _share(total: Tensor, cohort: FlatSum) -> Weight:
-    """What the cohort weighs in each of its elements, among all cohorts so far; its weight is added to `total`."""
-    after = total[cohort.where]
+def _add_weight(cohort: FlatSum, after: Tensor) -> Weight:
+    """Add the cohort's weight in each of its elements to that of all cohorts before; what share of it that is."""
     if cohort.label_weight is None:
         after += cohort.flat_weight
-        total[cohort.where] = after
         return ratio(cohort.flat_weight, after)
     labelled = cohort.sub.take_labelled(after).add_(cohort.label_weight)
     after += cohort.flat_weight
     cohort.sub.put_labelled(after, labelled)
-    total[cohort.where] = after
     labelled_share = ratio(cohort.label_weight, labelled)
     del labelled  # in a language model nearly all elements: no more than needed at a time
     share = ratio(cohort.flat_weight, after)

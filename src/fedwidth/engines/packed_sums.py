@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import RoundSums, Weight, ratio
+from fedwidth.aggregation import RoundSums, Weight, add_share, blend_into, ratio
 from fedwidth.client import Trainer, weigh_client
 from fedwidth.engines.flat import FlatState, SubLayout
-from fedwidth.engines.flat_sums import FlatSum, average_flat
+from fedwidth.engines.flat_sums import FlatSum, Positions, average_flat
 from fedwidth.methods import Task
 
 
@@ -144,11 +144,8 @@ def _put(flats: Tensor, total: Tensor, member: Members, cohorts: Sequence[_Cohor
     rows = _at(member, [cohort.rows[0] for cohort in cohorts])
     positions = member.where[member.which[rows]] + member.run[rows, None] * flats.shape[1]
     weights = _spread(member, [cohort.total for cohort in cohorts])
-    after = total.view(-1)[positions] + weights
-    part = flats.view(-1)[positions]
-    part.lerp_(member.rows[rows], ratio(weights, after).to(part.dtype))  # type: ignore[union-attr]
-    flats.view(-1)[positions] = part
-    total.view(-1)[positions] = after
+    add = partial(add_share, weight=weights)
+    blend_into(flats.view(-1), total.view(-1), member.rows[rows], Positions(positions), add)
 
 
 def _sum_of(cohort: _Cohort, member: Members) -> FlatSum:

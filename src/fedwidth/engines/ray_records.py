@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -205,9 +205,9 @@ class Answer:
 
     sums: tuple[PackedSum, ...]
     report: Report
-    kept: dict[int, dict[str, dict[str, Packed]]]
-    """What clients keep for themselves, by client, name and tensor."""
     seconds: float
+    kept: dict[int, dict[str, dict[str, Packed]]] = field(default_factory=dict)
+    """What clients keep for themselves, by client, name and tensor."""
 
 
 @dataclass(frozen=True)

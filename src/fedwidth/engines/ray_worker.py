@@ -52,7 +52,7 @@ class Worker:
         keys = dict.fromkeys(task.cohort for task in tasks)
         packed = tuple(PackedSum.of(cohort, key) for cohort, key in zip(sums, keys, strict=True))
         kept = {c: {name: pack(tensors) for name, tensors in own.items()} for c, own in report.kept.items()}
-        return Answer(packed, replace(report, kept={}), kept, time.perf_counter() - began)
+        return Answer(packed, replace(report, kept={}), time.perf_counter() - began, kept)
 
     def _take(self, packed: Mapping[str, Packed]) -> Mapping[str, Tensor]:
         """A round's state as the engine wants it, made once for all parcels of the round."""
