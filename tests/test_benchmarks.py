@@ -1,5 +1,6 @@
 """The measuring scripts start: they use the library from within, where names change."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -46,3 +47,71 @@ def test_what_the_clock_watches_is_there(start, monkeypatch):
     clock.watch_all()
     assert watched
     assert all(hasattr(owner, name) for owner, name in watched)
+
+
+def test_a_tree_against_itself(start, capsys, tmp_path):
+    options = [
+        "--device",
+        "cpu",
+        "--pairs",
+        "2",
+        "--seconds",
+        "0.01",
+        "--limit",
+        "1000",
+        "--json",
+        str(tmp_path / "found"),
+    ]
+    with pytest.raises(SystemExit) as ended:
+        start(FOLDER / "regress.py", "--old", str(FOLDER.parent), *options, "--only", "extract fedrolex", "serial")
+    assert ended.value.code == 0
+    assert "slower than the limit: none" in capsys.readouterr().out
+    found = json.loads((tmp_path / "found").read_text())
+    assert [row["case"] for row in found["cases"]] == ["extract fedrolex", "digits serial"]
+    assert all(row["alike"] and row["ratio"] > 0 for row in found["cases"])
+    assert not found["failed"]
+
+
+class Recorded:
+    """A side of a comparison whose rounds take so many seconds, turn by turn."""
+
+    def __init__(self, name, journal, rounds):
+        self.name, self.journal, self.rounds = name, journal, iter(rounds)
+
+    def ask(self, **request):
+        if "end" in request:
+            return {}
+        if "case" not in request:
+            self.journal.append(self.name)
+        seconds = [next(self.rounds)] * request["repetitions"]
+        return {"seconds": [3 * seconds[0], *seconds], "processor": seconds, "note": None}
+
+
+def test_sides_take_turns_and_the_median_of_the_pairs_counts():
+    space = runpy.run_path(str(FOLDER / "regress.py"))
+    journal = []
+    old = Recorded("old", journal, [1.0, 1.0, 1.0, 2.0])
+    new = Recorded("new", journal, [1.0, 1.1, 1.2, 2.0])
+    row = space["Row"].of("any", space["take_turns"]("any", old, new, pairs=3, seconds=1.0))
+    assert journal == ["old", "new", "new", "old", "old", "new"]
+    assert row.ratio == pytest.approx(1.1)  # of 1.1, 1.2 and 1: a slow start of a turn does not count
+    assert row.quartiles == pytest.approx((1.05, 1.15))
+
+
+def test_a_case_that_fails_is_ended_on_both_sides():
+    space = runpy.run_path(str(FOLDER / "regress.py"))
+    ended = []
+
+    class Side:
+        name = "old"
+
+        def ask(self, **request):
+            if "end" not in request:
+                raise space["Failed"]("old: no memory")
+            ended.append(self)
+            return {}
+
+    old, new = Side(), Side()
+    with pytest.raises(space["Failed"], match="no memory"):
+        space["take_turns"]("any", old, new, pairs=1, seconds=1.0)
+    assert ended == [old, new]
