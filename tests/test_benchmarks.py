@@ -1,5 +1,6 @@
 """The measuring scripts start: they use the library from within, where names change."""
 
+import json
 import re
 import runpy
 import sys
@@ -60,3 +61,98 @@ def test_what_the_clock_watches_is_there(start, monkeypatch):
     clock.watch_all()
     assert watched
     assert all(hasattr(owner, name) for owner, name in watched)
+
+
+def test_a_tree_against_itself(start, capsys, tmp_path):
+    options = [
+        "--device",
+        "cpu",
+        "--pairs",
+        "2",
+        "--seconds",
+        "0.01",
+        "--limit",
+        "1000",
+        "--json",
+        str(tmp_path / "found"),
+    ]
+    with pytest.raises(SystemExit) as ended:
+        start(FOLDER / "regress.py", "--old", str(FOLDER.parent), *options, "--only", "extract fedrolex")
+    assert ended.value.code == 0
+    assert "slower than the limit: none" in capsys.readouterr().out
+    found = json.loads((tmp_path / "found").read_text())
+    assert [(row["case"], row["alike"]) for row in found["cases"]] == [("extract fedrolex", True)]
+    assert not found["failed"]
+
+
+@pytest.mark.parametrize("name", ["aggregate", "serial", "vectorised", "digits cuda", "stacks", "slots"])
+def test_cases_go_on_until_they_are_ended(name):
+    known = runpy.run_path(str(FOLDER / "regress" / "cases.py"))["cases"]
+    case = next(case for case in known("cpu") if name in case)
+    assert case in known("cuda")
+    notes = []
+
+    def over(note):
+        notes.append(note)
+        if len(notes) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        known("cpu")[case](over)
+    assert len(notes) == 2
+
+
+class Recorded:
+    """A side of a comparison whose rounds take so many seconds, turn by turn."""
+
+    def __init__(self, name, journal, rounds):
+        self.name, self.journal, self.rounds = name, journal, iter(rounds)
+
+    def ask(self, **request):
+        if "end" in request:
+            return {}
+        if "case" not in request:
+            self.journal.append(self.name)
+        seconds = [next(self.rounds)] * request["repetitions"]
+        return {"seconds": [3 * seconds[0], *seconds], "processor": seconds, "note": None}
+
+
+def test_sides_take_turns_and_the_median_of_the_pairs_counts():
+    space = runpy.run_path(str(FOLDER / "regress.py"))
+    journal = []
+    old = Recorded("old", journal, [1.0, 1.0, 1.0, 2.0])
+    new = Recorded("new", journal, [1.0, 1.1, 1.2, 2.0])
+    row = space["Row"].of("any", [space["take_turns"]("any", [old, new], pairs=3, seconds=1.0)])
+    assert journal == ["old", "new", "new", "old", "old", "new"]
+    assert row.ratio == pytest.approx(1.1)  # of 1.1, 1.2 and 1: a slow start of a turn does not count
+    assert row.quartiles == pytest.approx((1.05, 1.15))
+
+
+def test_which_process_was_started_first_does_not_count():
+    space = runpy.run_path(str(FOLDER / "regress.py"))
+
+    def answers(*seconds):
+        return tuple({"seconds": [each], "processor": [each], "note": None} for each in seconds)
+
+    new_later = [answers(1.0, 0.8), answers(1.0, 0.9)]
+    old_later = [answers(0.8, 1.0), answers(0.9, 1.0)]
+    assert space["Row"].of("any", [new_later, old_later]).ratio == pytest.approx(1)
+
+
+def test_a_case_that_fails_is_ended_on_both_sides():
+    space = runpy.run_path(str(FOLDER / "regress.py"))
+    ended = []
+
+    class Side:
+        name = "old"
+
+        def ask(self, **request):
+            if "end" not in request:
+                raise space["Failed"]("old: no memory")
+            ended.append(self)
+            return {}
+
+    old, new = Side(), Side()
+    with pytest.raises(space["Failed"], match="no memory"):
+        space["take_turns"]("any", [old, new], pairs=1, seconds=1.0)
+    assert ended == [old, new]
