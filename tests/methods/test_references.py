@@ -24,7 +24,7 @@ def test_a_choice_with_a_rule_of_ones_own_is_found_again(tmp_path, monkeypatch):
 
 def test_looking_for_a_method_disturbs_no_other_package(tmp_path, monkeypatch):
     """Some packages have objects that warn, or import more, when they are asked for their class."""
-    (tmp_path / "own_rule_beside_others.py").write_text(RULE)
+    (tmp_path / "own_rule_beside_others.py").write_text(RULE.replace("doubled", "beside"))
     monkeypatch.syspath_prepend(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
