@@ -11,7 +11,6 @@ picture: the way that `step.take_step` goes on two small quadratic losses.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -134,18 +133,11 @@ def draw_overview(methods: list[Method]) -> str:
     return _svg(height, title, parts)
 
 
-@dataclass(frozen=True)
-class Client:
-    """One with the loss 1/2 sum of curvature (w - best)^2."""
-
-    best: Tensor
-    curvature: Tensor
-
-
 CLIENTS = (
-    Client(torch.tensor([-1.0, -0.6]), torch.tensor([1.0, 0.2])),
-    Client(torch.tensor([1.0, 0.6]), torch.tensor([0.2, 1.0])),
+    (torch.tensor([-1.0, -0.6]), torch.tensor([1.0, 0.2])),
+    (torch.tensor([1.0, 0.6]), torch.tensor([0.2, 1.0])),
 )
+"""Where each is best off, and its curvature there: the loss is 1/2 sum of curvature (w - best)^2."""
 LOCAL_STEPS, SERVER_STEPS, RATE = 30, 12, 0.1
 PLAIN_SGD = TrainingSettings(momentum=0.0, weight_decay=0.0, clip=0.0)
 
@@ -157,12 +149,12 @@ def walk(method: Method) -> list[tuple[Tensor, list[Tensor]]]:
     found = []
     for _ in range(SERVER_STEPS):
         ways, reports = [], []
-        for number, client in enumerate(CLIENTS):
+        for number, (best, curvature) in enumerate(CLIENTS):
             weights = Weights([place.clone()], [None], start=[place.clone()], rate=RATE)
             weights.sent = {"control": [server], "own": [own[number]]}
             way = [place.clone()]
             for _ in range(LOCAL_STEPS):
-                weights.gradients = [client.curvature * (weights.values[0] - client.best)]
+                weights.gradients = [curvature * (weights.values[0] - best)]
                 take_step(weights, rule, PLAIN_SGD, 1.0)
                 way.append(weights.values[0].clone())
             reports.append(report_of(weights, rule, capacity=1.0, rate=RATE, steps=LOCAL_STEPS))
@@ -193,7 +185,7 @@ def draw_steps(method: Method) -> str:
 
 def _common() -> Tensor:
     """Where the sum of the clients' losses is least."""
-    return sum(c.curvature * c.best for c in CLIENTS) / sum(c.curvature for c in CLIENTS)
+    return sum(curvature * best for best, curvature in CLIENTS) / sum(curvature for _, curvature in CLIENTS)
 
 
 def _ways(left: float, top: float, side: float, rounds: list[tuple[Tensor, list[Tensor]]]) -> str:
@@ -211,8 +203,8 @@ def _ways(left: float, top: float, side: float, rounds: list[tuple[Tensor, list[
     for place, _ in rounds:
         x, y = at(place).split()
         parts.append(f'<circle cx="{x}" cy="{y}" r="2.2" fill="{_shade(1)}"/>')
-    for client in CLIENTS:
-        x, y = at(client.best).split()
+    for best, _ in CLIENTS:
+        x, y = at(best).split()
         parts.append(f'<circle cx="{x}" cy="{y}" r="5" fill="none" stroke="#b45309" stroke-width="1.6"/>')
     x, y = at(_common()).split()
     parts.append(f'<path stroke="#b45309" stroke-width="1.8" d="M{x} {y}m-5-5l10 10m0-10l-10 10"/>')
