@@ -2,8 +2,10 @@
 
     python docs/make_pictures.py
 
-Nothing is made up: the windows come from `Method.assign`, what is changed elsewhere from `Method.aggregate`. The layer
-has 8 units in and 8 out, so a picture is a few kilobytes of SVG; a test compares the files with what this draws.
+Nothing is made up: the windows come from `Method.assign`, what is changed elsewhere from `Method.finish`, weights that
+begin at 0 from `Method.first_state`. The layer has 8 units in and 8 out, so a picture is a few kilobytes of SVG; a test
+compares the files with what this draws. Methods that hold everything, and differ in the local step alone, have another
+picture: the way that `step.take_step` goes on two small quadratic losses.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 import fedwidth
-from fedwidth.methods import Method, Task
+from fedwidth.methods import Beginning, Closing, Method, Task
 from fedwidth.methods.fjord import local_widths
 from fedwidth.methods.replay import replay
+from fedwidth.settings import TrainingSettings
+from fedwidth.step import Rule, Weights, report_of, take_step
 
 FOLDER = Path(__file__).parent / "images" / "methods"
 UNITS, SHOWN, ROUNDS = 8, 4, 64
@@ -27,7 +31,14 @@ ROWS = (
     ("one client of capacity 1/4", (1 / 4,)),
     ("four clients of capacity 1/4", (1 / 4,) * 4),
 )
+MORE_ROWS = {"fedmosaic": ("clients of capacity 1/2, 1/4, 1/4, 1/8", (1 / 2, 1 / 4, 1 / 4, 1 / 8))}
+"""Cohorts that only the picture of this method has."""
+ELSEWHERE = {"fedbrb": "dots: changed by the broadcast alone", "fedtile": "dots: changed as copies, nobody held them"}
+"""What it means that a weight nobody trained has changed."""
 ORDER = ("fedavg", "heterofl", "fjord", "feddropout", "fedminoccurances", "fedrolex", "fedcover", "fedstack", "fedbrb")
+ORDER += ("fedtile", "fedmosaic", "fedprox", "scaffold")
+STEPS = {"fedprox": {"mu": 1.0}, "scaffold": {}}
+"""Methods that hold everything and change the step: they are drawn by their way, with these options."""
 CELL, GAP, EDGE, TOP = 10, 16, 14, 34
 SIDE = UNITS * CELL
 WIDTH = 2 * EDGE + (SHOWN + 1) * SIDE + SHOWN * GAP
@@ -60,35 +71,46 @@ def trained(method: Method, tasks: list[Task], round: int) -> Tensor:
     return grid / len(tasks)
 
 
-def changed(method: Method, tasks: list[Task]) -> Tensor:
+def changed(method: Method, tasks: list[Task], round: int, enrolled: tuple[float, ...]) -> Tensor:
     """The weights of the layer that are not what they were after clients that add 1 to all they hold."""
     state = {name: torch.zeros_like(tensor) for name, tensor in fedwidth.state_of(MODEL).items()}
     sums = {}
     for task in tasks:
         held = {name: tensor + 1 for name, tensor in fedwidth.extract(state, PLAN, task.index).items()}
         sums.setdefault(task.index.key, fedwidth.CohortSum(task.index)).add(fedwidth.Update(held, task.index, 1.0))
-    return method.aggregate(state, list(sums.values()), PLAN)[LAYER] != 0
+    told = {"tasks": tasks, "round": round, "rounds": ROUNDS, "enrolled": enrolled, "options": method.values}
+    return method.finish(Closing(state, list(sums.values()), PLAN, **told))[LAYER] != 0
+
+
+def empty(method: Method, enrolled: tuple[float, ...]) -> Tensor:
+    """The weights of the layer that are 0 before the first round."""
+    ones = {name: torch.ones_like(tensor) for name, tensor in fedwidth.state_of(MODEL).items()}
+    return method.first_state(Beginning(ones, PLAN, enrolled, options=method.values))[LAYER] == 0
 
 
 def draw_method(method: Method) -> str:
     """The picture of one method: a row for each cohort, a column for each of the first rounds, and the sum of all."""
-    height = TOP + len(ROWS) * STEP
+    rows = [*ROWS, *([MORE_ROWS[method.name]] if method.name in MORE_ROWS else [])]
+    height = TOP + len(rows) * STEP
     parts = [_text(_left(column) + SIDE / 2, 20, f"round {column}", "m") for column in range(SHOWN)]
     parts.append(_text(_left(SHOWN) + SIDE / 2, 20, f"{ROUNDS} rounds", "m b"))
-    for row, (title, capacities) in enumerate(ROWS):
+    for row, (title, capacities) in enumerate(rows):
         top = TOP + row * STEP
         parts.append(_text(EDGE, top + 14, title, "b"))
-        total = torch.zeros(UNITS, UNITS)
+        total, zeros = torch.zeros(UNITS, UNITS), empty(method, capacities)
         for round, tasks in enumerate(rounds_of(method, capacities)):
             share = trained(method, tasks, round)
             total += share
             if round < SHOWN:
-                parts.append(_grid(_left(round), top + 22, share, changed(method, tasks) & (share == 0)))
-        parts.append(_grid(_left(SHOWN), top + 22, total / total.max()))
+                dots = changed(method, tasks, round, capacities) & (share == 0)
+                parts.append(_grid(_left(round), top + 22, share, dots, zeros=zeros))
+        parts.append(_grid(_left(SHOWN), top + 22, total / total.max(), zeros=zeros))
         parts.append(_text(WIDTH - EDGE, top + 36 + SIDE, _summary(total), "s e"))
     parts.append(_text(EDGE, height - 10, "columns: units in, rows: units out", "s"))
-    if _broadcasts(method):
-        parts.append(_text(EDGE, height + 8, "dots: changed by the broadcast alone", "s"))
+    notes = [ELSEWHERE[method.name]] if _broadcasts(method) else []
+    notes += ["grey: 0 at the start"] if bool(empty(method, ROWS[0][1]).any()) else []
+    for note in notes:
+        parts.append(_text(EDGE, height + 8, note, "s"))
         height += 18
     return _svg(height, f"{method.title}: the weights of one layer that clients train, round by round", parts)
 
@@ -111,10 +133,89 @@ def draw_overview(methods: list[Method]) -> str:
     return _svg(height, title, parts)
 
 
+CLIENTS = (
+    (torch.tensor([-1.0, -0.6]), torch.tensor([1.0, 0.2])),
+    (torch.tensor([1.0, 0.6]), torch.tensor([0.2, 1.0])),
+)
+"""Where each is best off, and its curvature there: the loss is 1/2 sum of curvature (w - best)^2."""
+LOCAL_STEPS, SERVER_STEPS, RATE = 30, 12, 0.1
+PLAIN_SGD = TrainingSettings(momentum=0.0, weight_decay=0.0, clip=0.0)
+
+
+def walk(method: Method) -> list[tuple[Tensor, list[Tensor]]]:
+    """Round by round: where the server stands, and the clients' ways from there [steps + 1, 2]."""
+    rule, place = Rule.of(method), torch.tensor([-0.2, 1.1])
+    server, own = torch.zeros(2), [torch.zeros(2) for _ in CLIENTS]
+    found = []
+    for _ in range(SERVER_STEPS):
+        ways, reports = [], []
+        for number, (best, curvature) in enumerate(CLIENTS):
+            weights = Weights([place.clone()], [None], start=[place.clone()], rate=RATE)
+            weights.sent = {"control": [server], "own": [own[number]]}
+            way = [place.clone()]
+            for _ in range(LOCAL_STEPS):
+                weights.gradients = [curvature * (weights.values[0] - best)]
+                take_step(weights, rule, PLAIN_SGD, 1.0)
+                way.append(weights.values[0].clone())
+            reports.append(report_of(weights, rule, capacity=1.0, rate=RATE, steps=LOCAL_STEPS))
+            ways.append(torch.stack(way))
+        found.append((place, ways))
+        place = torch.stack([way[-1] for way in ways]).mean(0)
+        if "own" in reports[0]:
+            own = [report["own"][0] for report in reports]
+            server = server + sum(report["change"][0] for report in reports) / len(CLIENTS)
+    return [*found, (place, [])]
+
+
+def draw_steps(method: Method) -> str:
+    """FedAvg and the method side by side, on the way to what is best for two clients together."""
+    side, top = 225, 30
+    parts = []
+    for number, each in enumerate((fedwidth.method("fedavg"), method)):
+        left = EDGE + number * (WIDTH - 2 * EDGE - side)
+        set_ = ", ".join(f"{name} {value:g}" for name, value in STEPS.get(each.name, {}).items())
+        parts.append(_text(left, 20, each.title + (f", {set_}" if set_ else ""), "b"))
+        parts.append(_ways(left, top, side, walk(each)))
+        away = float((walk(each)[-1][0] - _common()).norm())
+        parts.append(_text(left, top + side + 16, f"after {SERVER_STEPS} rounds {away:.2f} from the best", "s"))
+    note = f"rings: best for each client; cross: for both; {LOCAL_STEPS} local steps a round"
+    parts.append(_text(EDGE, top + side + 36, note, "s"))
+    return _svg(top + side + 46, f"{method.title} and FedAvg on two quadratic losses", parts)
+
+
+def _common() -> Tensor:
+    """Where the sum of the clients' losses is least."""
+    return sum(curvature * best for best, curvature in CLIENTS) / sum(curvature for _, curvature in CLIENTS)
+
+
+def _ways(left: float, top: float, side: float, rounds: list[tuple[Tensor, list[Tensor]]]) -> str:
+    """The plane from -1.3 to 1.3: pale the clients' ways, dark the server's."""
+
+    def at(point: Tensor) -> str:
+        x, y = ((float(value) / 1.3 + 1) * side / 2 for value in (point[0], -point[1]))
+        return f"{x:.1f} {y:.1f}"
+
+    parts = [f'<g transform="translate({left:g} {top:g})">', f'<path fill="#fff" d="M0 0h{side}v{side}h-{side}z"/>']
+    ways = "".join(f"M{at(way[0])}" + "".join(f"L{at(p)}" for p in way[3::3]) for _, each in rounds for way in each)
+    parts.append(f'<path stroke="#9db9ee" stroke-width="1" fill="none" d="{ways}"/>')
+    line = "L".join(at(place) for place, _ in rounds)
+    parts.append(f'<path stroke="{_shade(1)}" stroke-width="1.6" fill="none" d="M{line}"/>')
+    for place, _ in rounds:
+        x, y = at(place).split()
+        parts.append(f'<circle cx="{x}" cy="{y}" r="2.2" fill="{_shade(1)}"/>')
+    for best, _ in CLIENTS:
+        x, y = at(best).split()
+        parts.append(f'<circle cx="{x}" cy="{y}" r="5" fill="none" stroke="#b45309" stroke-width="1.6"/>')
+    x, y = at(_common()).split()
+    parts.append(f'<path stroke="#b45309" stroke-width="1.8" d="M{x} {y}m-5-5l10 10m0-10l-10 10"/>')
+    parts.append(f'<path stroke="#cbd5e1" fill="none" d="M0 0h{side}v{side}h-{side}z"/></g>')
+    return "".join(parts)
+
+
 def _broadcasts(method: Method) -> bool:
     """Whether the first round changes weights that nobody trained."""
     tasks = next(rounds_of(method, ROWS[0][1]))
-    return bool((changed(method, tasks) & (trained(method, tasks, 0) == 0)).any())
+    return bool((changed(method, tasks, 0, ROWS[0][1]) & (trained(method, tasks, 0) == 0)).any())
 
 
 def _summary(total: Tensor) -> str:
@@ -124,10 +225,20 @@ def _summary(total: Tensor) -> str:
     return f"{100 * share:.0f} %, evenness {evenness:.2f}"
 
 
-def _grid(left: float, top: float, share: Tensor, dots: Tensor | None = None, *, cell: int = CELL) -> str:
-    """Cells from pale to dark by their share, none where it is zero; a dot where a weight changed untrained."""
+def _grid(
+    left: float, top: float, share: Tensor, dots: Tensor | None = None, *, zeros: Tensor | None = None, cell: int = CELL
+) -> str:
+    """Cells from pale to dark by their share, none where it is zero; a dot where a weight changed untrained, and grey
+    where one began at 0 and is not trained.
+    """
     side = UNITS * cell
     parts = [f'<g transform="translate({left:g} {top:g})">', f'<path fill="#fff" d="M0 0h{side}v{side}h-{side}z"/>']
+    if zeros is not None and bool((zeros & (share == 0)).any()):
+        path = "".join(
+            f"M{column * cell} {row * cell}h{cell}v{cell}h-{cell}z"
+            for row, column in (zeros & (share == 0)).nonzero().tolist()
+        )
+        parts.append(f'<path fill="#d1d5db" d="{path}"/>')
     for value in sorted({round(float(each), 2) for each in share.flatten() if each > 0}):
         cells = (share * 100).round() == round(value * 100)
         path = "".join(f"M{column * cell} {row * cell}h{cell}v{cell}h-{cell}z" for row, column in cells.nonzero())
@@ -167,8 +278,11 @@ def draw_all() -> dict[str, str]:
     """Every picture by its file name."""
     found = fedwidth.methods()
     ordered = sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
-    pictures = {f"{name}.svg": draw_method(found[name]) for name in ordered}
-    return pictures | {"overview.svg": draw_overview([found[name] for name in ordered])}
+    pictures = {f"{name}.svg": draw_method(found[name]) for name in ordered if name not in STEPS}
+    pictures |= {
+        f"{name}.svg": draw_steps(found[name].with_options(**STEPS[name])) for name in ordered if name in STEPS
+    }
+    return pictures | {"overview.svg": draw_overview([found[name] for name in ordered if name not in STEPS])}
 
 
 def main() -> None:

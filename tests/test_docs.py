@@ -1,6 +1,7 @@
 """The documentation is executed: every block of code on every page. `python tests/doc_runs.py` lists what runs which.
 
-- ```python blocks run, page by page in one namespace; with `>>>` they are doctests.
+- ```python blocks run, page by page in one namespace; with `>>>` they are doctests. One with a title is a file of that
+  name, which the page's other blocks may import.
 - ```toml blocks are recipes: each is saved under its title and trained.
 - ```console blocks: every command runs, page by page in one folder. `fedwidth` commands that train do so with one
   round, a small model and two seeds, on stand-ins for the data sets (doc_data.py). Marked `quick` a command runs as it
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import os
 import re
 import shutil
@@ -50,6 +52,17 @@ def place(data, tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     shutil.copy(ROOT / "results" / "coverage.json", tmp_path / "results")  # which takes a minute to measure
     return tmp_path
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """Modules of the folder can be imported, and are forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @every_page
@@ -105,8 +118,10 @@ def test_packages_are_installed_as_the_pages_say(tmp_path):
 
 
 @every_page
+@pytest.mark.usefixtures("modules")
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    write_modules(page, tmp_path)
     namespace = {"__name__": "__page__"}
     runner = doctest.DocTestRunner(optionflags=LOOSE, verbose=False)
     monkeypatch.setattr(registry, "RULES", dict(registry.RULES))  # a page shows how to add one
@@ -114,6 +129,9 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         torch.manual_seed(0)
         for block in blocks_of(page):
             if block.language != "python":
+                continue
+            if block.title:
+                importlib.import_module(block.title.removesuffix(".py"))
                 continue
             where = f"{page_name(page)}:{block.line}"
             if ">>> " not in block.text:
@@ -126,8 +144,17 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             namespace.update(test.globs)
 
 
+def write_modules(page, place):
+    """Save the page's programs under their titles."""
+    for block in blocks_of(page):
+        if block.language == "python" and block.title:
+            (place / block.title).write_text(block.text, encoding="utf-8")
+
+
 @every_page
+@pytest.mark.usefixtures("modules")
 def test_recipes_and_commands_run_and_print_what_the_page_says(page, place, capsys):
+    write_modules(page, place)
     for block in blocks_of(page):
         if block.language == "toml":
             file = place / (block.title or f"line-{block.line}.toml")

@@ -74,7 +74,7 @@ def combine(choice: Method, rule: Method) -> Method:
         collect="updates" if "updates" in (choice.collect, rule.collect) else "sums",
         needs={**rule.needs, **choice.needs},
         values={**rule.values, **choice.values},
-        rule=rule.name,
+        rule=_reach(rule),
     )
 
 
@@ -123,6 +123,14 @@ def _find(name: object) -> Method:
     return found.with_options()
 
 
+def _reach(rule: Method) -> str:
+    """How other processes find a rule; its name where they cannot."""
+    try:
+        return _path(rule)
+    except OptionError:
+        return rule.name
+
+
 def _path(method: Method) -> str:
     """The name of a method of the package, or the import path of another one."""
     if method.name in methods() and methods()[method.name].choose is method.choose:
@@ -131,6 +139,7 @@ def _path(method: Method) -> str:
     modules = [sys.modules[home]] if home in sys.modules else []
     for module in [*modules, *(m for name, m in list(sys.modules.items()) if name != home)]:
         for name, value in list(getattr(module, "__dict__", {}).items()):
+            # Not isinstance: that asks objects for their class, and some of other packages warn or import when asked.
             if type(value) is Method and value.name == method.name and value.choose is method.choose:
                 return f"{module.__name__}:{name}"
     raise OptionError(
