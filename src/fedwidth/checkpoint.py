@@ -46,6 +46,7 @@ def copy_server(server: Server, *, identity: str, extra: dict[str, Any]) -> Copy
         "on_device": [name for name, t in server.memory.items() if t.device.type != "cpu"],
         **extra,
     }
+    server.clients.pin()
     return Copy(tensors, facts, server.clients)
 
 
@@ -57,7 +58,7 @@ def write_copy(folder: Path, copy: Copy) -> None:
     facts["facts_checksum"] = _facts_checksum(facts)
     write_whole(folder / NAME, save(dict(copy.tensors), metadata={"fedwidth": json.dumps(facts)}))
     if copy.clients:
-        Files(folder / FOLDER).keep_only(set(facts["clients"].values()), before=facts["round"])
+        copy.clients.keep_only(folder / FOLDER, before=facts["round"])
 
 
 def _own(tensor: Tensor) -> Tensor:

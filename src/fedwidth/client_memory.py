@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from weakref import finalize
@@ -36,6 +36,17 @@ class Files:
         self.path = path or Path(tempfile.mkdtemp(prefix="fedwidth-clients-"))
         if path is None:
             finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        self._pinned: set[str] = set()
+        """Files of a checkpoint, or of one that is being written."""
+
+    def pin(self, names: Iterable[str]) -> None:
+        """Keep these files until others are pinned by `keep_only`."""
+        self._pinned.update(names)
+
+    def drop(self, name: str) -> None:
+        """Delete a file that is out of date, unless a checkpoint needs it."""
+        if name not in self._pinned:
+            (self.path / name).unlink(missing_ok=True)
 
     def write(self, name: str, tensors: Tensors) -> None:
         """Write a file whole or not at all."""
@@ -47,10 +58,16 @@ class Files:
         return load_file(self.path / name)
 
     def keep_only(self, names: set[str], *, before: float = math.inf) -> None:
-        """Delete all files of rounds before this one but these."""
+        """Delete all files of rounds before this one but these, and pin none of them any longer."""
+        self._pinned = {name for name in self._pinned if name in names or _round_of(name) >= before}
         for path in self.path.glob("*.safetensors") if self.path.is_dir() else ():
-            if path.name not in names and int(path.stem.partition("-")[2]) < before:
+            if path.name not in names and _round_of(path.name) < before:
                 path.unlink(missing_ok=True)
+
+
+def _round_of(name: str) -> int:
+    """The round in which a file was written."""
+    return int(name.removesuffix(".safetensors").partition("-")[2])
 
 
 @dataclass(frozen=True)
@@ -103,16 +120,30 @@ class ClientMemory(Mapping[int, Tensors]):
             file = f"{task.client}-{round}.safetensors"
             if self.files is not None:
                 self.files.write(file, changed)
+                if task.client in held:
+                    self.files.drop(held[task.client][0])
             held[task.client] = (file, changed if self.files is None else None)
         return replace(self, held=held)
 
+    def pin(self) -> None:
+        """Keep the files as they are now: a checkpoint of them is going to be written."""
+        if self.files is not None:
+            self.files.pin(name for name, _ in self.held.values())
+
     def write(self, folder: Path) -> dict[str, str]:
         """Write what is not yet in the folder; the name of each client's file."""
-        files = self.files if self.files is not None and self.files.path == folder else Files(folder)
+        files = self._files(folder)
         for client, (name, _) in self.held.items():
             if not (files.path / name).exists():
                 files.write(name, self[client])
         return {str(client): name for client, (name, _) in self.held.items()}
+
+    def keep_only(self, folder: Path, *, before: float) -> None:
+        """Of the files of rounds before this one, keep only those that are held; a checkpoint of them was written."""
+        self._files(folder).keep_only({name for name, _ in self.held.values()}, before=before)
+
+    def _files(self, folder: Path) -> Files:
+        return self.files if self.files is not None and self.files.path == folder else Files(folder)
 
     @classmethod
     def read(cls, folder: Path, names: Mapping[str, str], *, files: Files | None) -> ClientMemory:

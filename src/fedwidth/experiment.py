@@ -62,6 +62,7 @@ class Experiment:
         public: Data | None = None,
     ) -> None:
         if method is not None:
+            method = method.with_options()
             settings = name_method(settings, method)
         check_values(settings)
         if partition is None:

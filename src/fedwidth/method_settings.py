@@ -12,6 +12,9 @@ from fedwidth.methods import Method, Reference, method
 from fedwidth.schema import keys
 from fedwidth.settings import LocalSettings, MethodSettings, Settings
 
+UNNAMED = "unnamed"
+"""Stands for the module of a method that has no name in any."""
+
 
 def method_of(settings: Settings) -> Method:
     """The method the settings name, with its local rule and all options."""
@@ -28,8 +31,8 @@ def name_method(settings: Settings, method: Method) -> Settings:
     """The settings with the name of a method that was made in Python, so that they say what was run."""
     try:
         found = Reference.of(method)
-    except OptionError:  # it has no name that another process could import; engines with workers will say so
-        return replace(settings, method=MethodSettings(method.name), local=LocalSettings())
+    except OptionError:  # then nobody can find it by these settings, and engines with workers say so
+        return replace(settings, method=MethodSettings(f"{UNNAMED}:{method.name}"), local=LocalSettings())
     options = {name: list(value) if isinstance(value, tuple) else value for name, value in found.options.items()}
     return replace(settings, method=MethodSettings(found.name, options), local=LocalSettings(found.local or ""))
 
@@ -46,6 +49,6 @@ def with_needs(settings: Settings, method: Method, given: Mapping[str, Any] | No
             continue
         said = key in given.get(section, {}) if given is not None else value != keys()[name].default
         if said:
-            raise OptionError(f"{method.name} needs {name} = {need.value!r}, not {value!r}: {need.why}")
+            raise OptionError(f"{method.title} needs {name} = {need.value!r}, not {value!r}: {need.why}")
         settings = replace(settings, **{section: replace(getattr(settings, section), **{key: need.value})})
     return settings

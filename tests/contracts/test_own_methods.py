@@ -179,7 +179,7 @@ class TestCombinations:
 def test_what_a_method_needs_is_used_where_a_recipe_is_silent():
     settings = read_settings("method.name='scaffold'").main
     assert (settings.training.momentum, settings.training.clip) == (0.0, 0.0)
-    with pytest.raises(OptionError, match=r"scaffold needs training.momentum = 0.0, not 0.9: its control variates"):
+    with pytest.raises(OptionError, match=r"SCAFFOLD needs training.momentum = 0.0, not 0.9: its control variates"):
         read_settings("method.name='scaffold'\ntraining.momentum=0.9")
     combined = read_settings("method.name='heterofl'\nlocal.name='scaffold'").main
     assert combined.training.momentum == 0.0
@@ -191,3 +191,21 @@ def test_the_package_of_methods_can_be_called():
     assert fedwidth.methods() == fedwidth.methods.methods()
     with pytest.raises(AttributeError, match=r"fedwidth.History is gone since 0.2"):
         fedwidth.History  # noqa: B018
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("engine", ["cuda", "vectorised"])
+@pytest.mark.parametrize("name", ["everything", "median", "fedprox", "scaffold", "fedtile", "fedmosaic"])
+def test_on_a_gpu_captured_steps_do_what_the_plain_loop_does(name, engine):
+    own = {"everything": own_method.METHOD, "median": own_method.MEDIAN}
+    base = catalogue_experiment("zoo mlp", device="cuda", optimiser="sgd", momentum=0.0, clip=0.0, lr=0.01)
+    parts = {"model": base.model, "data": base.data, "partition": base.partition}
+    chosen = own.get(name) or method(name)
+    servers = [
+        Experiment(replace(base.settings, engine=each, rounds=4), **parts, method=chosen).run().server
+        for each in ("serial", engine)
+    ]
+    assert worst(*(server.state for server in servers)) <= 1e-9
+    for client, memory in servers[0].clients.items():
+        for tensor, value in memory.items():
+            torch.testing.assert_close(servers[1].clients[client][tensor], value, rtol=0, atol=1e-8)

@@ -134,7 +134,7 @@ def test_steps_are_batches_over_all_epochs():
 
 @pytest.mark.parametrize("change", ["training.momentum=0.5", "training.clip=1.0", "training.optimiser=adam"])
 def test_what_would_make_variates_no_gradients_is_refused(change):
-    with pytest.raises(OptionError, match="scaffold needs training"):
+    with pytest.raises(OptionError, match="SCAFFOLD needs training"):
         small("method.name=scaffold", change)
 
 

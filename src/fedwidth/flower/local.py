@@ -70,6 +70,14 @@ def _train(
     counts = dict(zip(facts["groups"], facts["counts"], strict=True))
     # The node knows how many units it holds, not which: a prefix of that size has the same shapes.
     index = Index.of_units(trainer.plan, {name: range(count) for name, count in counts.items()})
+    if trainer.rule.local.loss is not None:  # it may train narrower sub-models, and must know where they lie
+        found = trainer.method.select(
+            trainer.plan,
+            capacity=float(facts["capacity"]),
+            round=int(facts["round"]),
+            seed=trainer.settings.seed,
+        )
+        index = found if found.key == facts["index"] else index
     task = Task(int(facts["client"]), float(facts["capacity"]), index, 0)
     found = {name: tensor_of(raw) for name, raw in tensors.items()}
     sent: dict[str, Mapping[str, Tensor] | float] = {**sorted_out(found, SENT)}

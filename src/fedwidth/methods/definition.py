@@ -136,8 +136,8 @@ class Method:
     needs: Mapping[str, Need] = field(default_factory=dict)
     """Settings by name: used where a recipe is silent, and a recipe that says otherwise is refused."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    rule: str = ""
-    """The method whose local rule this one took over, where they were combined."""
+    made_of: tuple[Method, ...] = ()
+    """The method that chooses and the one that trains, where two were combined."""
 
     def __post_init__(self) -> None:
         if self.collect not in ("sums", "updates"):

@@ -1,9 +1,9 @@
 """FedTile: tile, then roll. A method of this project; no paper.
 
 The wide model starts as copies of a narrow one, laid side by side: the tile. Clients train rolling windows as in
-FedRolex, and while the ties hold, every update is also made in all copies of what was trained. Then the wide model has
-exactly what the server model of the tile's width would have, trained by the same clients (where activations are scaled
-by the client's width, it also computes the same). When the ties end it goes on as FedRolex from there.
+FedRolex, and while the ties hold, every update is also made in all copies of what was trained. Then every copy is what
+a server model of the tile's width would be, trained by the same clients (with `training.scaler` off, which knows a
+client's width). When the ties end it goes on as FedRolex from there.
 
 The tile is as wide as the widest enrolled client. Where a client has full width there is nothing to copy: FedRolex.
 """

@@ -6,7 +6,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -38,10 +38,13 @@ def method(name: str, /, *, local: str | None = None, **options: Any) -> Method:
     >>> both.title, both.values["mu"], both.values["step"]
     ('FedRolex with FedProx', 0.1, 2)
     """
-    found = _find(name)
-    if local:
-        found = combine(found, _find(local))
-    return found.with_options(**options)
+    choice, rule = _find(name), _find(local) if local else None
+    mine = {name: value for name, value in options.items() if rule is None or name not in rule.options}
+    theirs = {name: value for name, value in options.items() if name not in mine}
+    for name in theirs.keys() & choice.options.keys():  # both have it, and mean the same
+        mine[name] = theirs[name]
+    choice = choice.with_options(**mine)
+    return choice if rule is None else combine(choice, rule.with_options(**theirs))
 
 
 def combine(choice: Method, rule: Method) -> Method:
@@ -74,7 +77,7 @@ def combine(choice: Method, rule: Method) -> Method:
         collect="updates" if "updates" in (choice.collect, rule.collect) else "sums",
         needs={**rule.needs, **choice.needs},
         values={**rule.values, **choice.values},
-        rule=_reach(rule),
+        made_of=(choice, rule),
     )
 
 
@@ -89,16 +92,12 @@ class Reference:
     @classmethod
     def of(cls, method: Method) -> Reference:
         """The way to a method that this process holds; refuses one that no other process could import."""
-        name = _path(method)
-        own = _find(name)
-        local = method.rule or None
-        if local is None and method.local is not own.local:
-            raise OptionError(
-                f"method '{method.name}' was changed after it was defined: other processes cannot find it"
-            )
-        known = combine(own, _find(local)) if local else own
-        changed = {name: value for name, value in method.values.items() if value != known.values.get(name)}
-        return cls(name, local, changed)
+        if not method.made_of:
+            return cls(_path(method), None, _changed(method))
+        choice, rule = method.made_of
+        if not _same(combine(choice, rule), method):
+            raise _nameless(method)
+        return cls(_path(choice), _path(rule), {**_changed(rule), **_changed(choice)})
 
     def find(self) -> Method:
         """The method, in another process."""
@@ -123,26 +122,33 @@ def _find(name: object) -> Method:
     return found.with_options()
 
 
-def _reach(rule: Method) -> str:
-    """How other processes find a rule; its name where they cannot."""
-    try:
-        return _path(rule)
-    except OptionError:
-        return rule.name
-
-
 def _path(method: Method) -> str:
     """The name of a method of the package, or the import path of another one."""
-    if method.name in methods() and methods()[method.name].choose is method.choose:
+    if method.name in methods() and _same(methods()[method.name], method):
         return method.name
     home = getattr(method.choose, "__module__", "")
     modules = [sys.modules[home]] if home in sys.modules else []
     for module in [*modules, *(m for name, m in list(sys.modules.items()) if name != home)]:
         for name, value in list(getattr(module, "__dict__", {}).items()):
             # Not isinstance: that asks objects for their class, and some of other packages warn or import when asked.
-            if type(value) is Method and value.name == method.name and value.choose is method.choose:
+            if type(value) is Method and _same(value, method):
                 return f"{module.__name__}:{name}"
-    raise OptionError(
+    raise _nameless(method)
+
+
+def _same(one: Method, other: Method) -> bool:
+    """Whether two methods differ in the values of their options at the most."""
+    own = {field.name for field in fields(Method)} - {"values", "made_of"}
+    return all(getattr(one, name) == getattr(other, name) for name in own)
+
+
+def _changed(method: Method) -> dict[str, Any]:
+    """The options that are not at their defaults."""
+    return {n: v for n, v in method.values.items() if n in method.options and v != method.options[n].default}
+
+
+def _nameless(method: Method) -> OptionError:
+    return OptionError(
         f"method '{method.name}' has no name in any module, so other processes cannot import it; define it at the top"
         " of a module, or use engine = 'serial'"
     )
