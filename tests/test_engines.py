@@ -230,8 +230,7 @@ def test_a_cut_that_fails_is_named(engine, monkeypatch):
     def fail(*_):
         raise RuntimeError("a broken index")
 
-    monkeypatch.setattr("fedwidth.engines.serial.extract", fail)
-    monkeypatch.setattr("fedwidth.engines.processes.extract", fail)
+    monkeypatch.setattr("fedwidth.index.Index.cut", fail)
     monkeypatch.setattr("fedwidth.engines.flat.SubLayout.where", fail)
     with pytest.raises(
         ClientError, match=r"^round 0, client \d, capacity \S+, stage cut: RuntimeError: a broken index"
@@ -297,7 +296,7 @@ def test_auto_takes_workers_for_heavy_rounds_only(monkeypatch):
         (("training.batch_size=100000",), "serial", "large enough to train alone"),
         (("model.options={hidden=[20000]}", "training.batch_size=1", "devices.per_round=6"), "serial", "too many"),
         ((*UNEQUAL, "training.batch_size=5"), "serial", "twice as many steps"),
-        (("method.name=fjord",), "serial", "another width at every step"),
+        (("method.name=fjord",), "serial", "something else at every step"),
         (("engine=serial",), "serial", "as set"),
     ],
 )
@@ -354,11 +353,11 @@ def test_where_every_client_has_its_own_index_the_sub_models_are_let_go(monkeypa
     held = []
     real = experiment.trainer.train
 
-    def train(sub, task, round):
+    def train(sub, task, round, sent):
         import gc
 
         held.append(sum(type(o).__name__ == "SubState" for o in gc.get_objects()))
-        return real(sub, task, round)
+        return real(sub, task, round, sent)
 
     monkeypatch.setattr(experiment.trainer, "train", train)
     sums_of(experiment, SerialEngine(experiment.trainer))
@@ -386,7 +385,10 @@ def test_the_command_line_says_what_happens_in_one_line_each(tmp_path, capsys):
 
     code, said = run("engine=vectorised", "method.name=fjord")
     assert code == 0
-    assert "warning: the vectorised engine falls back to one client at a time: FjORD trains another width" in said
+    assert (
+        "warning: the vectorised engine falls back to one client at a time: the loss of FjORD may do something else"
+        in said
+    )
     code, said = run("model.name=test_engines:failing", "model.options={}")
     assert code == 1
     assert "Traceback" in said

@@ -105,7 +105,7 @@ def change_facts(path: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"format": 99}, "written by another version of fedwidth (format 99, this one reads 1)"),
+        ({"format": 99}, "written by another version of fedwidth (format 99, this one reads 2)"),
         ({"round": 2}, "is damaged: its checksum does not fit its content"),
         ({"round": -5}, "is damaged: its checksum does not fit its content"),
         ({"round": "two"}, "is damaged: its checksum does not fit its content"),

@@ -22,6 +22,8 @@ OTHER = {
     "name": "x",
     "answers": "12.3",
     "checkpoint_every": 2,
+    "checkpoint_seconds": 5.0,
+    "client_memory": "disk",
     "workers": 3,
     "slots": 4,
     "data.root": "elsewhere",

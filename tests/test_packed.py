@@ -228,7 +228,7 @@ def test_engines_that_cannot_be_packed_are_refused():
     settings = read_settings("quickstart").main
     with pytest.raises(OptionError, match="need engine auto, vectorised or cuda, not serial"):
         check_for_packing(replace(settings, engine="serial"))
-    with pytest.raises(OptionError, match="trains another width at every step"):
+    with pytest.raises(OptionError, match="the loss of FjORD may do something else at every step"):
         run_together(experiments(["seed=1"], ["seed=2", "method.name=fjord"]))
 
 

@@ -203,7 +203,6 @@ def test_the_queue_of_the_project_can_be_built(tmp_path):
         jobs = entry.jobs(["device=cuda", "precision=bf16"], tmp_path)
         assert jobs, entry.name
         for job in jobs:
-            assert job.settings.checkpoint_every == job.settings.rounds
             assert (job.key, job.settings.seed) not in seen, f"{entry.name} asks for what is asked above"
             seen.add((job.key, job.settings.seed))
             assert (job.table == f"queue/{entry.name}") == bool(entry.changes), job.title
@@ -213,7 +212,7 @@ def test_a_change_need_not_make_sense_for_the_other_runs(tmp_path):
     """`method.options.step` is refused for FedAvg, which is another row of the same table."""
     with pytest.raises(OptionError, match="unknown option of method"):
         read_settings("thesis/table3-1", ["method.options.step=0.05"])
-    (entry,) = read_queue(ROOT / "results" / "queue.toml", ["thesis-one-step"])
+    (entry,) = read_queue(ROOT / "results" / "queue.toml", ["thesis-step-of-window"])
     (job,) = entry.jobs([], tmp_path)
     assert job.settings.method.options == {"stagger": True, "step": 0.05}
 

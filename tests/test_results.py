@@ -417,7 +417,7 @@ def test_the_page_in_the_repository_is_up_to_date():
 def test_every_recorded_run_is_a_run_of_its_recipe_and_was_not_cut_short():
     from fedwidth.config import read_settings
 
-    records = read_all(ROOT / "results")
+    records = [made for made in read_all(ROOT / "results") if not made.recipe.startswith("queue/")]
     recipes = {name: {run.label: run for run in read_settings(name).runs} for name in {r.recipe for r in records}}
     for made in records:
         run = recipes[made.recipe][made.label]

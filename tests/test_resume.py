@@ -185,7 +185,7 @@ class TestRefused:
 
     def test_another_format(self, place):
         self.rewrite(place, lambda facts, _: facts.update(format=99))
-        self.refused(place, "another version of fedwidth .format 99, this one reads 1.")
+        self.refused(place, "another version of fedwidth .format 99, this one reads 2.")
 
     def test_a_file_of_something_else(self, place):
         save_file({"weight": torch.zeros(1)}, place / checkpoint.NAME)

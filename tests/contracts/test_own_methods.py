@@ -110,7 +110,10 @@ def test_it_resumes_to_the_same_bits(tmp_path, where):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("nowhere:METHOD", r"method 'nowhere:METHOD' must be package.module:METHOD \(No module named 'nowhere'\)"),
+        (
+            "not_there:METHOD",
+            r"method 'not_there:METHOD' must be package.module:METHOD \(No module named 'not_there'\)",
+        ),
         ("own_method:NOTHING", "has no attribute 'NOTHING'"),
         ("own_method:units", "must be a fedwidth.Method, not a function"),
         ("fedrolx", r"unknown method 'fedrolx' \(did you mean 'fedrolex'\?\)"),

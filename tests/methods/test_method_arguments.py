@@ -43,7 +43,7 @@ def test_what_is_no_whole_number_is_refused(argument, value):
 def test_rounds_seeds_and_clients_have_no_upper_end(name):
     plan = mlp_plan()
     index = method(name).select(plan, capacity=0.5, round=10**40, client=10**30, clients=10**31, seed=10**50)
-    assert index.counts == plan.counts(1.0 if name == "fedavg" else 0.5)
+    assert index.counts == plan.counts(0.5 if "rounding" in methods()[name].options else 1.0)
 
 
 @pytest.mark.parametrize("capacity", [0, -0.5, 1.5, math.nan, math.inf, "0.5", None, True, [0.5], np.float32(0.3), 1j])
@@ -162,7 +162,8 @@ def test_threads_choose_as_one_does():
 @settings(deadline=None, max_examples=120)
 def test_laws_over_random_sizes_capacities_rounds_and_cohorts(name, sizes, cohort, round, rounding, seed):
     plan = mlp_plan(first=sizes[0], second=sizes[1])
-    chosen = method(name, **({} if name == "fedavg" else {"rounding": rounding}))
+    narrows = "rounding" in methods()[name].options
+    chosen = method(name, **({"rounding": rounding} if narrows else {}))
     tasks = chosen.assign(plan, list(enumerate(cohort)), round, seed=seed)
     state = random_state(plan, seed % 1000)
     held = {n: torch.zeros(t.shape, dtype=torch.bool) for n, t in state.items()}
@@ -171,7 +172,7 @@ def test_laws_over_random_sizes_capacities_rounds_and_cohorts(name, sizes, cohor
         assert task.index == chosen.select(
             plan, capacity=capacity, round=round, client=task.place, clients=len(cohort), seed=seed
         )
-        assert task.index.counts == plan.counts(1.0 if name == "fedavg" else capacity, rounding)
+        assert task.index.counts == plan.counts(capacity if narrows else 1.0, rounding)
         for n, dims in task.index.items():
             for kept, size in zip(dims, state[n].shape, strict=True):
                 assert 0 <= int(kept[0]) <= int(kept[-1]) < size

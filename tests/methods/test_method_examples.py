@@ -273,6 +273,10 @@ def test_a_new_method_is_a_function_and_a_record():
     assert index["layer"][0].tolist() == [3, 4]
     assert set(methods()) == {
         "fedavg",
+        "fedprox",
+        "scaffold",
+        "fedtile",
+        "fedmosaic",
         "feddropout",
         "fedrolex",
         "heterofl",

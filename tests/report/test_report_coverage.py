@@ -46,7 +46,7 @@ class Forgetful(SerialEngine):
         super().__init__(trainer)
         self.layer, self.counts = layer, torch.zeros(trainer.plan.shapes[layer])
 
-    def run(self, state, tasks, round):
+    def run(self, state, tasks, round, **_):
         lost = [task.client for task in tasks if task.client == round % 4]
         here = [task for task in tasks if task.client not in lost]
         for task in here:
