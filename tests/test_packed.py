@@ -20,7 +20,7 @@ from fedwidth.experiment import Experiment, Stopped, build_model
 from fedwidth.server import Server
 from fedwidth.submodel import state_of
 from fedwidth.together import check_for_packing, group_for_packing, run_together
-from small_runs import contents, same, write_recipe
+from small_runs import contents, same, small, write_recipe
 
 
 def experiments(*changes_of_each):
@@ -301,3 +301,19 @@ def test_auto_packs_large_steps_in_slots_on_a_gpu_and_stacks_otherwise(tmp_path)
     assert not in_slots(replace(run.trainer, settings=large))
     run_together([run, other], [tmp_path / "1", tmp_path / "2"])
     assert 'engine = "vectorised"' in (tmp_path / "1" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "cuda"])
+def test_runs_with_excluded_devices_can_be_packed(engine):
+    """In some rounds of such a run nobody trains: it goes on beside the others, as it would alone."""
+    changes = ["rounds=6", "devices.per_round=2", f"engine={engine}", "evaluation.every=6"]
+    settings = [small(*changes), small(*changes, "devices.excluded=[0.5, 0.25]"), small(*changes, "seed=2")]
+    alone = [Experiment(each).run() for each in settings]
+    assert any(not line["clients"] for line in alone[1].metrics), "some round is empty"
+    packed = [Experiment(each) for each in settings]
+    for other in packed[1:]:
+        other.data = other.trainer.data = packed[0].data
+    for one, together in zip(alone, run_together(packed), strict=True):
+        assert [line["clients"] for line in one.metrics] == [line["clients"] for line in together.metrics]
+        for name, tensor in one.server.state.items():
+            torch.testing.assert_close(together.server.state[name], tensor, rtol=0, atol=1e-6)

@@ -14,7 +14,6 @@ from fedwidth import checkpoint, folder, saving
 from fedwidth.cli import run_command
 from fedwidth.errors import StateError
 from fedwidth.experiment import Stopped
-from fedwidth.methods import History
 from fedwidth.saving import Saver
 from fedwidth.server import Server
 from fedwidth.submodel import state_of
@@ -61,10 +60,10 @@ def test_what_is_written_late_are_the_bits_of_its_round(engine, changes, tmp_pat
 
 def test_a_copy_shares_nothing_with_what_trains():
     state = {"weight": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last), "steps": torch.tensor(3)}
-    server = Server(state, 1, History({"group": torch.zeros(4)}, 2), {"first.weight": torch.rand(2, 3)})
+    server = Server(state, 1, {"seen.group": torch.zeros(4)}, {"first.weight": torch.rand(2, 3)})
     copy = checkpoint.copy_server(server, identity="mine", extra={})
     before = {name: tensor.clone() for name, tensor in copy.tensors.items()}
-    for tensors in (server.state, server.moments, server.history.seen):
+    for tensors in (server.state, server.moments, server.memory):
         for tensor in tensors.values():
             tensor.add_(1)
     assert same(before, dict(copy.tensors))

@@ -126,7 +126,7 @@ def run_round(
     """
     tasks = rounds.send(server, tasks or rounds.assign(server, cohort))
     if not tasks:  # all were excluded: nothing is learnt in this round
-        return replace(server, round=server.round + 1), [], Report((), ())
+        return server.skip(), [], Report((), ())
     sums, report = engine.run(server.state, tasks, server.round, coming=coming, watch=watch)
     tasks = [task for task in tasks if task.client not in report.absent]
     return rounds.close(server, tasks, sums, report), tasks, report

@@ -31,6 +31,10 @@ class Server:
     clients: ClientMemory = field(default_factory=ClientMemory)
     """What each client remembers."""
 
+    def skip(self) -> Server:
+        """The server after a round in which nobody trained."""
+        return replace(self, round=self.round + 1)
+
     def advance(
         self,
         aggregate: Mapping[str, Tensor],

@@ -33,6 +33,7 @@ from fedwidth.experiment import Course, Experiment, Line, Measured, Result, Stop
 from fedwidth.influence import by_key
 from fedwidth.methods import Memory, Task
 from fedwidth.models.static_norm import norms_of
+from fedwidth.rounds import Report
 from fedwidth.server import Server
 from fedwidth.settings import Settings
 
@@ -89,23 +90,25 @@ def _advance(courses: Sequence[Course], pack: Pack, judge: _Judge, choices: _Cho
     """One round of all runs; what was chosen for the next one meanwhile."""
     coming = _Choices()
     chosen = [choices.choose(course) for course in courses]
-    trained = pack.run(
-        [
-            RunRound(course.experiment.trainer, course.server.state, tasks, course.server.round)
-            for course, tasks in zip(courses, chosen, strict=True)
-        ],
-        lambda: coming.look_ahead(courses),
-    )
+    rounds = [
+        RunRound(course.experiment.trainer, course.server.state, tasks, course.server.round)
+        for course, tasks in zip(courses, chosen, strict=True)
+        if tasks  # of a run all clients may be excluded
+    ]
+    trained = iter(pack.run(rounds, lambda: coming.look_ahead(courses)) if rounds else ())
     closed: dict[object, Server] = {}
-    servers = []
-    for course, tasks, (sums, report) in zip(courses, chosen, trained, strict=True):
+    ended: list[tuple[Server, Report]] = []
+    for course, tasks in zip(courses, chosen, strict=True):
+        if not tasks:
+            ended.append((course.server.skip(), Report((), ())))
+            continue
+        sums, report = next(trained)
         key = _closing_key(course, sums)
         if key not in closed:
             closed[key] = course.experiment.rounds.close(course.server, tasks, sums, report)
-        # Another run's memory of clients is its own; where the key is equal, neither has one.
-        servers.append(closed[key])
-    measured = judge.measure(list(zip(courses, servers, strict=True)))
-    for course, server, tasks, (_, report), found in zip(courses, servers, chosen, trained, measured, strict=True):
+        ended.append((closed[key], report))
+    measured = judge.measure([(course, server) for course, (server, _) in zip(courses, ended, strict=True)])
+    for course, (server, report), tasks, found in zip(courses, ended, chosen, measured, strict=True):
         course.note(server, tasks, report, found)
     return coming
 
@@ -246,8 +249,6 @@ def check_for_packing(settings: Settings) -> None:
     """Refuse settings that no packed run can have."""
     if settings.engine not in ("auto", "cuda", "vectorised"):
         raise OptionError(f"packed runs need engine auto, vectorised or cuda, not {settings.engine}")
-    if settings.devices.excluded:
-        raise OptionError("packed runs need clients in every round, so devices.excluded must be empty")
 
 
 def group_for_packing(all_settings: Sequence[Settings]) -> list[list[int]]:
