@@ -19,7 +19,7 @@ from fedwidth.capacity import Capacities, sample_clients
 from fedwidth.client import Trainer, learning_rate
 from fedwidth.client_memory import FOLDER, ClientMemory, Files
 from fedwidth.config import check, identity, settings_toml
-from fedwidth.cost import Cost
+from fedwidth.cost import Cost, count_bytes
 from fedwidth.course import Course, Line, Measured, Result, Stopped
 from fedwidth.data import Data, Partition
 from fedwidth.device import autocast, on_device
@@ -288,6 +288,16 @@ class Experiment:
             )
             return server, float(facts["seconds"])
         return self.first_server(self._files(place)), 0.0
+
+    def explain_memory(self) -> str:
+        """What clients may come to remember in all, in words; empty where they remember nothing."""
+        local = self.method.local
+        if local is None or not local.own:
+            return ""
+        each = len(local.own) * count_bytes(self.plan, {}, dict(self.model.named_parameters(remove_duplicate=False)))
+        most, clients = each * len(self.partition), len(self.partition)
+        where = "in files" if self.settings.client_memory == "disk" else "in memory; client_memory=disk keeps it in files"
+        return f"clients remember up to {most / 1e9:.2g} GB ({clients} of {each / 1e6:.3g} MB), kept {where}"
 
     def first_server(self, files: Files | None = None) -> Server:
         """The server before the first round; what clients remember is kept in `files`, or in memory."""

@@ -137,6 +137,8 @@ def _run_one(job: Job, number: int, parts: Parts, wishes: Wishes, *, shown: Show
     experiment = parts.experiment(job)
     tracker = make_tracker(wishes.track, job.title, job.settings, job.folder)
     taken = f"{job.title}: {choose_engine(experiment.trainer)}" if job.settings.engine == "auto" else ""
+    if memory := experiment.explain_memory():
+        taken = "\n".join(filter(None, [taken, f"{job.title}: {memory}"]))
     shown.start(number)
     try:
         result = experiment.run(
