@@ -296,7 +296,9 @@ class Experiment:
             return ""
         each = len(local.own) * count_bytes(self.plan, {}, dict(self.model.named_parameters(remove_duplicate=False)))
         most, clients = each * len(self.partition), len(self.partition)
-        where = "in files" if self.settings.client_memory == "disk" else "in memory; client_memory=disk keeps it in files"
+        where = (
+            "in files" if self.settings.client_memory == "disk" else "in memory; client_memory=disk keeps it in files"
+        )
         return f"clients remember up to {most / 1e9:.2g} GB ({clients} of {each / 1e6:.3g} MB), kept {where}"
 
     def first_server(self, files: Files | None = None) -> Server:

@@ -9,6 +9,7 @@ set = ["training.milestones=[100, 150]"]     what differs, as --set takes it
 seeds = [1]                                  none: those of the recipe
 seconds = 70                                 that are expected, from start to end
 packed = false                               whether its runs train as one batch
+answer = "Confirmed: …"                      one sentence, once it has been run: confirmed, refuted or open
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ class Entry:
     changes: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     packed: bool = False
+    answer: str = ""
 
     def jobs(self, changes: Sequence[str], work: Path) -> list[Job]:
         """Its runs, with further `changes` made to each.
 
         A run that is another experiment than the recipe's is recorded under the name of the entry, so that it is never
-        taken for the recipe's. One checkpoint, at the end: a run that is stopped is saved whenever that is.
+        taken for the recipe's.
         """
         find = partial(list_jobs, self.recipes, only=self.only, seeds=self.seeds, work=work)
         try:
@@ -100,6 +102,8 @@ def _read_entry(job: Mapping[str, Any], number: int) -> Entry:
     seconds = job.get("seconds")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
         raise OptionError(f"{where}: seconds must be a number above 0, not {seconds!r}")
+    if not isinstance(job.get("answer", ""), str):
+        raise OptionError(f"{where}: answer must be a sentence")
     if not isinstance(job.get("packed", False), bool):
         raise OptionError(f"{where}: packed must be true or false")
     recipe = job.get("recipe", [])
@@ -118,6 +122,7 @@ def _read_entry(job: Mapping[str, Any], number: int) -> Entry:
         changes=_texts(job.get("set", []), f"{where}: set"),
         seeds=tuple(whole_number(f"{where}: seeds", seed) for seed in seeds),
         packed=job.get("packed", False),
+        answer=job.get("answer", ""),
     )
 
 

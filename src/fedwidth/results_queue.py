@@ -30,7 +30,7 @@ def queue_texts(results: Path, records: Sequence[Record]) -> Iterator[str]:
     )
     rows = [row for standing in standings for row in _rows(standing)]
     if rows:
-        yield markdown(["job", "asks", "run", "last round", "best round", "seeds"], rows, left=3)
+        yield markdown(["job", "asks", "run", "last round", "best round", "seeds", "answer"], rows, left=3)
     left = [standing for standing in standings if len(standing.records) < len(standing.jobs)]
     if left:
         named = ", ".join(f"`{standing.entry.name}`" for standing in left)
@@ -41,7 +41,7 @@ def queue_texts(results: Path, records: Sequence[Record]) -> Iterator[str]:
 def _rows(standing: Standing) -> Iterator[list[str]]:
     entry, labels = standing.entry, list(dict.fromkeys(record.label for record in standing.records))
     if len(labels) > MOST_SHOWN:
-        yield [f"`{entry.name}`", entry.asks, _recipes(entry), "", "", ""]
+        yield [f"`{entry.name}`", entry.asks, _recipes(entry), "", "", "", entry.answer]
         return
     for label in labels:
         mine = [record for record in standing.records if record.label == label]
@@ -52,6 +52,7 @@ def _rows(standing: Standing) -> Iterator[list[str]]:
             over_seeds([100 * record.final_accuracy for record in mine]),
             over_seeds([100 * record.best_accuracy for record in mine]),
             ", ".join(str(record.seed) for record in mine),
+            entry.answer,
         ]
 
 

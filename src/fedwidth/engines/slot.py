@@ -159,7 +159,8 @@ class Slot:
         assert isinstance(self.weights.rate, Tensor)
         assert isinstance(self.weights.share, Tensor)
         self.weights.rate.fill_(rate)
-        self.weights.share.fill_(share)
+        if self.rule.probes:
+            self.weights.share.fill_(share)
 
     def _train(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         if self.place.stream is None:

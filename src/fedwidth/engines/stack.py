@@ -96,8 +96,9 @@ class Stack:
         self._fill(self.rates[:, 0], lot.rates)
         self._fill(self.first, lot.first)
         self._fill(self.steps, lot.steps)
-        self._fill(self.probes, lot.probes)
-        self._fill(self.sizes, lot.samples)
+        if self.rule.probes:
+            self._fill(self.probes, lot.probes)
+            self._fill(self.sizes, lot.samples)
         if any(lacks is not None for lacks in lot.absent):
             none = torch.zeros_like(self.absent[0])
             self.absent[:clients].copy_(torch.stack([none if lacks is None else lacks for lacks in lot.absent]))
@@ -112,6 +113,8 @@ class Stack:
 
     def _reports(self, clients: int) -> dict[str, Tensor]:
         """What the trained clients report beside their sub-models."""
+        if self.rule.local.reports is None:
+            return {}
         weights, steps = self.weights.map(lambda rows: rows[:clients]), (self.steps - self.probes)[:clients, None]
         found = report_of(weights, self.rule, capacity=self.capacity, rate=self.rates[:clients], steps=steps)
         return {name: rows[0] for name, rows in found.items()}
