@@ -81,7 +81,8 @@ class Experiment:
             if self.data.train.inputs.device.type != "cuda":  # several runs may share data that is there already
                 self.data = self.data.to(self.device)
             set_precision(settings.precision)
-        whole = copy.deepcopy(model) if model is not None else build_model(settings, self.data)
+        # It is traced on the CPU, wherever a model of the user's own lies.
+        whole = copy.deepcopy(model).cpu() if model is not None else build_model(settings, self.data)
         self.model, self.plan = plan_model(whole, settings, self.data)
         self.model.to(self.device)
         enrolled = self.capacities.enrolled(settings.devices.excluded)
