@@ -11,14 +11,18 @@ from torch.func import functional_call
 from fedwidth.config import read_settings
 from fedwidth.data import from_tensors
 from fedwidth.engines import stack_trial, stacks
+from fedwidth.engines.flat import Layout, SubLayout
 from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
 from fedwidth.engines.stacked_layers import can_be_layered, merged, stack_layers
 from fedwidth.engines.vectors import make_vectors, reset
 from fedwidth.errors import UpdateError
 from fedwidth.experiment import Experiment, build_model
+from fedwidth.index import Index
 from fedwidth.models import StaticBatchNorm2d, build
+from fedwidth.plan.axis import Units
 from fedwidth.settings import TrainingSettings
 from fedwidth.step import PLAIN, clip
+from hand_plans import plan_of
 from small_runs import same
 
 
@@ -233,7 +237,10 @@ def test_who_sent_what_is_not_finite_is_found_among_merged_neighbours(monkeypatc
 
 def test_a_norm_that_is_no_number_leaves_nothing_behind():
     cpu = torch.device("cpu")
-    weights = make_vectors((2, 4), torch.ones(4), PLAIN, TrainingSettings(), dtype=torch.float32, device=cpu)
+    plan = plan_of({"w": (Units("g", 4),)})
+    layout = Layout(plan, {"w": torch.zeros(4)}, torch.float32)
+    sub = SubLayout(layout, Index.whole(plan), cpu)
+    weights = make_vectors((2, 4), sub, ["w"], PLAIN, TrainingSettings(), dtype=torch.float32, device=cpu)
     (gradient,) = weights.gradients
     gradient[0, 0] = 3.0
     gradient[1, 0] = torch.nan  # the rest may be gaps, which nothing writes to

@@ -37,7 +37,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "History":
-        raise AttributeError(
+        raise ImportError(  # which `from fedwidth import History` shows as it is
             "fedwidth.History is gone since 0.2: what a method remembers is a mapping of tensors, which"
             " Method.advance makes and method.select takes as memory=…"
         )

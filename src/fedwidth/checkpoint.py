@@ -87,12 +87,7 @@ def load_server(
     if facts["format"] == 1 and facts["history_clients"] is not None:
         memory = {f"seen.{n}": t.cpu() for n, t in part("seen.")}
         memory["clients"] = torch.tensor(facts["history_clients"])
-    names = facts.get("clients", {})
-    try:
-        Files(folder / FOLDER).keep_only(set(names.values()))  # a killed run may have left later ones
-        clients = ClientMemory.read(folder / FOLDER, names, files=files)
-    except (SafetensorError, OSError) as error:
-        raise StateError(f"what clients remember, in {folder / FOLDER}, is damaged: {error}") from error
+    clients = ClientMemory.read(folder / FOLDER, facts.get("clients", {}), files=files)
     return Server(dict(part("state.")), facts["round"], memory, dict(part("moment.")), clients), facts
 
 

@@ -31,6 +31,7 @@ from fedwidth.randomness import numpy_generator, torch_generator, torch_seed
 from fedwidth.settings import Settings, TrainingSettings
 from fedwidth.step import Pass, Rule, Weights, loss_of, report_of, take_step
 from fedwidth.submodel import state_of, take
+from fedwidth.updates import check_finite
 
 State = Mapping[str, Tensor]
 
@@ -74,6 +75,7 @@ class Trainer:
         rate, samples = learning_rate(settings, round, self.settings.rounds), self.partition[task.client]
         pass_ = _Pass.of(self, module, task, round)
         weights = self._weights(pass_, self.cut_sent(task) if sent is None else sent, rate)
+        weights.local_steps = float(count_steps(len(samples), settings))
         augments = settings.augment and self.data.transform.augments
         draws = torch_generator(seed, "augment", round, task.client) if augments else None
         precise = torch.promote_types(torch.float32, next(module.parameters()).dtype)
@@ -92,7 +94,7 @@ class Trainer:
                     passes += len(batch)
                 load(module, sub)  # what layers counted on the way is forgotten, and so is the momentum
                 weights.moments(settings)
-                weights.rate, weights.share = rate, 0.0
+                weights.rate, weights.share, weights.steps = rate, 0.0, 0.0
             for batch in batches(samples, settings, order_generator(seed, round, task.client)):
                 losses += step(batch)
                 steps += 1
@@ -100,9 +102,11 @@ class Trainer:
         weight, rows = weigh_client(self, task, steps)
         reports = {
             name: dict(zip(pass_.names, found, strict=True))
-            for name, found in report_of(weights, self.rule, capacity=task.capacity, rate=rate, steps=steps).items()
+            for name, found in report_of(weights, self.rule, task.capacity).items()
         }
         kept = {name: reports.pop(name) for name in self.rule.local.own if name in reports}
+        for tensors_kept in kept.values():
+            check_finite(tensors_kept, f"client {task.client}")
         update = Update(tensors, task.part, weight, labels=rows, client=task.client, reports=reports)
         return Trained(update, passes, float(losses) / steps, kept)
 
@@ -126,7 +130,7 @@ class Trainer:
     def _weights(self, pass_: _Pass, sent: Mapping[str, State | float], rate: float) -> Weights:
         """The sub-model in the skeleton, as the step takes it."""
         values = [parameter.detach() for parameter in pass_.parameters]
-        weights = Weights(values, [None] * len(values), rate=rate)
+        weights = Weights(values, [None] * len(values), rate=rate, learning_rate=rate)
         weights.moments(self.settings.training)
         if self.rule.keeps_start:
             weights.start = [value.clone() for value in values]
@@ -152,6 +156,11 @@ class Trainer:
         with torch.no_grad():
             take_step(weights, self.rule, self.settings.training, pass_.capacity)
         return loss.detach()
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """The names of the parameters that are trained, tied ones once."""
+        return frozenset(name for name, parameter in self.model.named_parameters() if parameter.requires_grad)
 
     @cached_property
     def rule(self) -> Rule:
@@ -292,12 +301,16 @@ def load(module: nn.Module, sub: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def batches(samples: Tensor, settings: TrainingSettings, generator: torch.Generator) -> Iterator[Tensor]:
     """Sample numbers of each local step: shuffled anew each epoch, the last batch of an epoch may be short."""
     per_epoch = math.ceil(len(samples) / settings.batch_size)
-    steps = settings.steps or settings.epochs * per_epoch
-    for step in range(steps):
+    for step in range(count_steps(len(samples), settings)):
         place = step % per_epoch
         if place == 0:
             shuffled = samples[torch.randperm(len(samples), generator=generator)]
         yield shuffled[place * settings.batch_size : (place + 1) * settings.batch_size]
+
+
+def count_steps(samples: int, settings: TrainingSettings) -> int:
+    """Local steps of a client with so many samples."""
+    return settings.steps or settings.epochs * math.ceil(samples / settings.batch_size)
 
 
 def learning_rate(settings: TrainingSettings, round: int, rounds: int) -> float:

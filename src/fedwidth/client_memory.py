@@ -8,23 +8,30 @@ Files are written once and never changed, so that a run that was killed finds th
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from weakref import finalize
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from fedwidth.errors import StateError
 from fedwidth.files import write_whole
 from fedwidth.methods import Task, named, under
 from fedwidth.submodel import put
 
 FOLDER = "clients"
 """Where a run folder has them."""
+
+_NAME = re.compile(r"\d+-\d+\.safetensors", re.ASCII)
 
 Tensors = Mapping[str, Tensor]
 
@@ -38,15 +45,23 @@ class Files:
             finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         self._pinned: set[str] = set()
         """Files of a checkpoint, or of one that is being written."""
+        self._replaced: list[str] = []
+        """Files that the last round has replaced: it may still fail, and then they are needed."""
 
     def pin(self, names: Iterable[str]) -> None:
-        """Keep these files until others are pinned by `keep_only`."""
+        """Keep these files until a later checkpoint has been written."""
         self._pinned.update(names)
 
-    def drop(self, name: str) -> None:
-        """Delete a file that is out of date, unless a checkpoint needs it."""
-        if name not in self._pinned:
-            (self.path / name).unlink(missing_ok=True)
+    def begin_round(self) -> None:
+        """Delete what the round before has replaced, unless a checkpoint needs it."""
+        for name in self._replaced:
+            if name not in self._pinned:
+                (self.path / name).unlink(missing_ok=True)
+        self._replaced.clear()
+
+    def replace(self, name: str) -> None:
+        """A file is out of date once this round has ended."""
+        self._replaced.append(name)
 
     def write(self, name: str, tensors: Tensors) -> None:
         """Write a file whole or not at all."""
@@ -55,13 +70,23 @@ class Files:
 
     def read(self, name: str) -> dict[str, Tensor]:
         """The tensors of a file."""
-        return load_file(self.path / name)
+        try:
+            return load_file(self.path / name)
+        except (SafetensorError, OSError) as error:
+            raise StateError(f"what a client remembers, in {self.path / name}, cannot be read: {error}") from error
 
-    def keep_only(self, names: set[str], *, before: float = math.inf) -> None:
+    def checksum(self, name: str) -> int:
+        """CRC-32 of a file: safetensors notices a short one, but not a flipped bit."""
+        try:
+            return zlib.crc32((self.path / name).read_bytes())
+        except OSError as error:
+            raise StateError(f"what a client remembers, in {self.path / name}, cannot be read: {error}") from error
+
+    def keep_only(self, names: Collection[str], *, before: float = math.inf) -> None:
         """Delete all files of rounds before this one but these, and pin none of them any longer."""
         self._pinned = {name for name in self._pinned if name in names or _round_of(name) >= before}
-        for path in self.path.glob("*.safetensors") if self.path.is_dir() else ():
-            if path.name not in names and _round_of(path.name) < before:
+        for path in self.path.iterdir() if self.path.is_dir() else ():
+            if path.name not in names and _NAME.fullmatch(path.name) and _round_of(path.name) < before:
                 path.unlink(missing_ok=True)
 
 
@@ -103,6 +128,8 @@ class ClientMemory(Mapping[int, Tensors]):
         if not kept:
             return self
         held = dict(self.held)
+        if self.files is not None:
+            self.files.begin_round()
         for task in tasks:
             if task.client not in kept:
                 continue
@@ -121,7 +148,7 @@ class ClientMemory(Mapping[int, Tensors]):
             if self.files is not None:
                 self.files.write(file, changed)
                 if task.client in held:
-                    self.files.drop(held[task.client][0])
+                    self.files.replace(held[task.client][0])
             held[task.client] = (file, changed if self.files is None else None)
         return replace(self, held=held)
 
@@ -130,13 +157,13 @@ class ClientMemory(Mapping[int, Tensors]):
         if self.files is not None:
             self.files.pin(name for name, _ in self.held.values())
 
-    def write(self, folder: Path) -> dict[str, str]:
-        """Write what is not yet in the folder; the name of each client's file."""
+    def write(self, folder: Path) -> dict[str, list[str | int]]:
+        """Write what is not yet in the folder; the name of each client's file, and its checksum."""
         files = self._files(folder)
         for client, (name, _) in self.held.items():
             if not (files.path / name).exists():
                 files.write(name, self[client])
-        return {str(client): name for client, (name, _) in self.held.items()}
+        return {str(client): [name, files.checksum(name)] for client, (name, _) in self.held.items()}
 
     def keep_only(self, folder: Path, *, before: float) -> None:
         """Of the files of rounds before this one, keep only those that are held; a checkpoint of them was written."""
@@ -146,8 +173,21 @@ class ClientMemory(Mapping[int, Tensors]):
         return self.files if self.files is not None and self.files.path == folder else Files(folder)
 
     @classmethod
-    def read(cls, folder: Path, names: Mapping[str, str], *, files: Files | None) -> ClientMemory:
-        """The memory of a checkpoint, of which these are the files."""
-        source = Files(folder)
-        found = {int(client): (name, None if files else source.read(name)) for client, name in names.items()}
-        return cls(found, files)
+    def read(cls, folder: Path, known: Mapping[str, Sequence[str | int]], *, files: Files | None) -> ClientMemory:
+        """The memory of a checkpoint, of which these are the files and their checksums; others are deleted."""
+        source = files or Files(folder)
+        names = {int(client): str(name) for client, (name, _) in known.items()}
+        source.keep_only(set(names.values()))  # a run that was killed may have left later ones
+        for name, checksum in known.values():
+            if source.checksum(str(name)) != checksum:
+                raise StateError(f"what a client remembers, in {folder / str(name)}, is damaged: its checksum differs")
+        found = cls({client: (name, None if files else source.read(name)) for client, name in names.items()}, files)
+        found.pin()
+        return found
+
+
+def forget_clients(folder: Path) -> None:
+    """Delete what clients of another run remembered in a run's folder."""
+    Files(folder / FOLDER).keep_only(())
+    with suppress(OSError):
+        (folder / FOLDER).rmdir()

@@ -32,6 +32,7 @@ __all__ = [
     "explain",
     "identity",
     "parse_override",
+    "read_config",
     "read_settings",
     "recipe_names",
     "settings_hash",
@@ -62,6 +63,11 @@ def read_settings(source: str | Path, overrides: Sequence[str] = (), *, only: st
                 raise
             raise OptionError(f"run '{run.label}': {error}") from None
     return recipe
+
+
+def read_config(path: Path) -> Settings:
+    """The settings a run was started with, as its folder holds them, whether they can be used here or not."""
+    return read_recipe(_parse(path)).main
 
 
 def parse_override(text: str) -> dict[str, Any]:

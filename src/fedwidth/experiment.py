@@ -17,7 +17,7 @@ from torch import nn
 from fedwidth import checkpoint, evaluation, folder
 from fedwidth.capacity import Capacities, sample_clients
 from fedwidth.client import Trainer, learning_rate
-from fedwidth.client_memory import FOLDER, ClientMemory, Files
+from fedwidth.client_memory import FOLDER, ClientMemory, Files, forget_clients
 from fedwidth.config import check, identity, settings_toml
 from fedwidth.cost import Cost, count_bytes
 from fedwidth.course import Course, Line, Measured, Result, Stopped
@@ -288,6 +288,8 @@ class Experiment:
                 place, identity=self._identity(), device=self.device, files=self._files(place)
             )
             return server, float(facts["seconds"])
+        if place:
+            forget_clients(place)
         return self.first_server(self._files(place)), 0.0
 
     def explain_memory(self) -> str:

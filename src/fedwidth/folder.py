@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.checkpoint import NAME, rounds_done, write_whole
-from fedwidth.config import read_settings
+from fedwidth.config import read_config
 from fedwidth.errors import OptionError, StateError
 from fedwidth.influence import influences
 from fedwidth.schema import shown
@@ -79,7 +79,7 @@ def check_same(folder: Path, settings: Settings) -> None:
             raise StateError(f"{folder} holds files of other runs, but no {CONFIG} of one to resume")
         return
     try:
-        there = influences(asdict(read_settings(path).main))
+        there = influences(asdict(read_config(path)))
     except OptionError as error:
         raise StateError(f"{path} was written by another version of fedwidth or changed: {error}") from None
     here = influences(asdict(settings))

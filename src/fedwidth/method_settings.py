@@ -7,13 +7,11 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from fedwidth.errors import OptionError
+from fedwidth.errors import OptionError, unknown
 from fedwidth.methods import Method, Reference, method
+from fedwidth.methods.find import UNNAMED
 from fedwidth.schema import keys
 from fedwidth.settings import LocalSettings, MethodSettings, Settings
-
-UNNAMED = "unnamed"
-"""Stands for the module of a method that has no name in any."""
 
 
 def method_of(settings: Settings) -> Method:
@@ -22,6 +20,8 @@ def method_of(settings: Settings) -> Method:
     options = {**chosen.options, **local.options}
     if local.options and not local.name:
         raise OptionError("local.options are those of a local rule, so local.name must name one")
+    if "local" in options:
+        raise OptionError("a local rule is named by local.name, not by an option 'local'")
     if twice := sorted(chosen.options.keys() & local.options.keys()):
         raise OptionError(f"option '{twice[0]}' stands in method.options and in local.options")
     return method(chosen.name, local=local.name or None, **options)
@@ -44,6 +44,9 @@ def with_needs(settings: Settings, method: Method, given: Mapping[str, Any] | No
     """
     for name, need in method.needs.items():
         section, _, key = name.rpartition(".")
+        if not section or name not in keys():
+            allowed = [known for known in keys() if "." in known]
+            raise unknown(f"setting that {method.title} needs", name, allowed)
         value = reduce(getattr, name.split("."), settings)
         if value == need.value:
             continue

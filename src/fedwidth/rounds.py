@@ -84,7 +84,13 @@ class Rounds:
     def send(self, server: Server, tasks: Sequence[Task]) -> list[Task]:
         """The tasks with what their clients are sent beside their sub-models."""
         return self.method.send(
-            tasks, server.memory, server.clients, round=server.round, seed=self.seed, clients=self.clients
+            tasks,
+            server.memory,
+            server.clients,
+            plan=self.plan,
+            round=server.round,
+            seed=self.seed,
+            clients=self.clients,
         )
 
     def close(self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report) -> Server:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedwidth.errors import OptionError
 from fedwidth.methods import ClientPass, Local, LocalMoment, Method
 from fedwidth.methods.local import FULL_GRADIENT
 from fedwidth.settings import TrainingSettings
@@ -94,14 +95,21 @@ class Weights:
     steps: Number = 0.0
     """Steps taken so far."""
     rate: Number = 0.0
-    """The learning rate; 0 while the gradient over all data is gathered."""
+    """The length of this step: the learning rate, or 0 while the gradient over all data is gathered."""
+    learning_rate: Number = 0.0
+    """The client's learning rate, whatever this step does with it."""
+    local_steps: Number = 1.0
+    """Steps the client takes in the round."""
     share: Number = 0.0
     """What the batch counts in that: its share of the client's samples, and 0 while training."""
     rows: bool = False
     """Whether each row is a client of its own."""
     trainable: Tensor | None = None
-    """In a vector: 1 for what is trained and 0 for buffers, which neither weight decay nor the rule must move. None
-    where all is trained."""
+    """In a vector: 0 for buffers and for parameters the loss does not depend on, which weight decay must not move. None
+    where there are none."""
+    elements: Tensor | None = None
+    """In a vector, where a rule needs it: 1 for the elements of trained parameters, 0 for buffers and for the gaps
+    between tensors."""
 
     def moments(self, settings: TrainingSettings) -> None:
         """Make room for the moments the optimiser needs."""
@@ -111,7 +119,7 @@ class Weights:
             self.second = [torch.zeros_like(value) for value in self.values]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Weights:
-        """The same with every tensor that has clients as its rows changed: `trainable` has not."""
+        """The same with every tensor that has clients as its rows changed; masks have not."""
 
         def each(value: Any) -> Any:
             if isinstance(value, Tensor):
@@ -120,7 +128,8 @@ class Weights:
                 return {name: [change(tensor) for tensor in tensors] for name, tensors in value.items()}
             return [change(tensor) for tensor in value] if isinstance(value, list) else value
 
-        return replace(self, **{f.name: each(getattr(self, f.name)) for f in fields(self) if f.name != "trainable"})
+        shared = ("trainable", "elements")
+        return replace(self, **{f.name: each(getattr(self, f.name)) for f in fields(self) if f.name not in shared})
 
 
 @dataclass
@@ -184,11 +193,14 @@ def take_step(weights: Weights, rule: Rule, settings: TrainingSettings, capacity
         for number, gradient in zip(used, gradients, strict=True):
             weights.gathered[number].add_(gradient * weights.share)
     if rule.local.gradient is not None:
-        at = LocalMoment(rule.options, capacity, weights.rate)
+        at = _moment(weights, rule, capacity)
         for number, gradient in zip(used, gradients, strict=True):
             value, start = weights.values[number], weights.start[number]
             term = rule.local.gradient(gradient, value, start, _sent(weights, number), at)
-            gradient.copy_(term if weights.trainable is None else term * weights.trainable)
+            _check_shape(term, gradient, "gradient", rule)
+            for mask in (weights.elements, weights.trainable):
+                term = term if mask is None else term * mask
+            gradient.copy_(term)
     if settings.clip:
         clip(gradients, settings.clip, rows=weights.rows)
     _optimise(weights, used, settings)
@@ -215,7 +227,9 @@ def _optimise(weights: Weights, used: list[int], settings: TrainingSettings) -> 
     rate, decay = weights.rate, settings.weight_decay
     if decay:
         held = values if weights.trainable is None else _times(values, weights.trainable, scratch)
-        if settings.optimiser == "adamw":
+        if settings.optimiser == "adamw" and not isinstance(rate, Tensor):
+            _apply("mul_", values, 1 - rate * decay)
+        elif settings.optimiser == "adamw":
             _apply("sub_", values, _times(held, rate * decay, scratch))
         else:
             _apply("add_", changes, held, alpha=decay)
@@ -230,11 +244,17 @@ def _optimise(weights: Weights, used: list[int], settings: TrainingSettings) -> 
         else:
             _apply("add_", values, changes, alpha=-rate)
         return
+    values, changes, first, second = (list(map(_real, tensors)) for tensors in (values, changes, first, second))
     weights.steps = weights.steps.add_(1) if isinstance(weights.steps, Tensor) else weights.steps + 1
-    _apply("lerp_", first, changes, 0.1)
+    _apply("lerp_", first, changes, 1 - 0.9)
     _apply("mul_", second, 0.999)
-    _apply("addcmul_", second, changes, changes, value=0.001)
+    _apply("addcmul_", second, changes, changes, value=1 - 0.999)
     size = _roots(second, scratch)
+    if not isinstance(rate, Tensor):  # numbers: to the bit as PyTorch's own
+        _apply("div_", size, _bias(weights.steps, 0.999) ** 0.5)
+        _apply("add_", size, 1e-8)
+        _apply("addcdiv_", values, first, size, value=-(rate / _bias(weights.steps, 0.9)))
+        return
     _apply("mul_", size, _bias(weights.steps, 0.999) ** -0.5)
     _apply("add_", size, 1e-8)
     moves = _quotients(first, size)
@@ -242,27 +262,44 @@ def _optimise(weights: Weights, used: list[int], settings: TrainingSettings) -> 
     _apply("sub_", values, moves)
 
 
-def report_of(
-    weights: Weights, rule: Rule, *, capacity: float, rate: Number, steps: int | Tensor
-) -> dict[str, list[Tensor]]:
-    """What a trained client reports beside its sub-model, tensor by tensor."""
+def report_of(weights: Weights, rule: Rule, capacity: float) -> dict[str, list[Tensor]]:
+    """What a trained client reports beside its sub-model, tensor by tensor: what the rule says it adds or keeps."""
     if rule.local.reports is None:
         return {}
-    at = LocalMoment(rule.options, capacity, rate, steps)
+    at = _moment(weights, rule, capacity)
     found: dict[str, list[Tensor]] = {}
     for number, (value, start) in enumerate(zip(weights.values, weights.start, strict=True)):
         sent = _sent(weights, number)
         if weights.gathered:
             sent[FULL_GRADIENT] = weights.gathered[number]
-        for name, report in rule.local.reports(value, start, sent, at).items():
-            own = report if weights.trainable is None else report * weights.trainable
-            found.setdefault(name, []).append(own.clone() if own is report else own)
+        reports = rule.local.reports(value, start, sent, at)
+        for name in (*rule.local.adds, *rule.local.own):
+            if name not in reports:
+                raise OptionError(f"the rule of {rule.title} must report '{name}', but reports {sorted(reports)}")
+            _check_shape(reports[name], value, f"report '{name}'", rule)
+            own = reports[name] if weights.elements is None else reports[name] * weights.elements
+            found.setdefault(name, []).append(own.clone() if own is reports[name] else own)
     return found
+
+
+def _moment(weights: Weights, rule: Rule, capacity: float) -> LocalMoment:
+    return LocalMoment(rule.options, capacity, weights.learning_rate, weights.local_steps)
+
+
+def _check_shape(found: object, expected: Tensor, what: str, rule: Rule) -> None:
+    if not isinstance(found, Tensor) or found.shape != expected.shape:
+        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise OptionError(f"the {what} of {rule.title} must have the shape {list(expected.shape)}, not {shape}")
 
 
 def _sent(weights: Weights, number: int) -> dict[str, Tensor]:
     """What was sent for one tensor."""
     return {name: tensors[number if len(tensors) > 1 else 0] for name, tensors in weights.sent.items()}
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """A complex tensor as pairs of real numbers, whose moments are apart."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _bias(steps: Number, keep: float) -> Any:

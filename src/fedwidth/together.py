@@ -116,13 +116,11 @@ def _advance(courses: Sequence[Course], pack: Pack, judge: _Judge, choices: _Cho
 def _closing_key(course: Course, sums: Sequence[CohortSum]) -> object:
     """What the state after a round depends on: equal runs then go on with one state."""
     method, server = course.experiment.method, course.server
-    own = (method.close or method.advance) and (
-        id(method.close),
-        id(method.advance),
-        repr(sorted(method.values.items())),
-    )
-    held = (id(server.memory) if server.memory else None, id(server.moments) if server.moments else None)
-    return id(sums), own, held, id(server.clients) if server.clients else None, repr(course.experiment.settings.server)
+    plain = method.close is None and method.advance is None
+    own = () if plain else (id(method.close), id(method.advance), repr(sorted(method.values.items())))
+    held = tuple(id(each) for each in (server.memory, server.moments, server.clients) if each)
+    rounds = course.experiment.rounds
+    return id(sums), own, held, rounds.enrolled, id(rounds.public), repr(rounds.settings)
 
 
 class _Choices:
@@ -150,7 +148,8 @@ class _Choices:
         if cohort not in self._cohorts:
             self._cohorts[cohort] = experiment.cohort(round)
         read = {"memory": server.memory, "state": server.state}
-        key = (cohort, method.name, repr(method.values), *(id(read[name]) for name in method.reads))
+        chosen_by = (id(method.choose), method.collect, repr(method.values))
+        key = (cohort, *chosen_by, *(id(read[name]) for name in method.reads))
         if key not in self._known:
             self._known[key] = experiment.rounds.assign(replace(server, round=round), self._cohorts[cohort])
         ready = self._known[key]

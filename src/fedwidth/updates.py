@@ -72,16 +72,16 @@ def check_update(update: Update, index: Index) -> None:
         classes = index.plan.shapes[name][dim]
         if not 0 <= int(update.labels.min()) <= int(update.labels.max()) < classes:
             raise UpdateError(f"{who} names a label outside 0 to {classes - 1}")
-    _check_finite(update.sub, who)
+    check_finite(update.sub, who)
     index.plan.check_ties(update.sub)
     for reported in update.reports.values():
         for name, tensor in reported.items():
             if tuple(tensor.shape) != index.shapes.get(name):
                 raise UpdateError(f"{who} reports '{name}' with shape {list(tensor.shape)}, which its index has not")
-        _check_finite(reported, who)
+        check_finite(reported, who)
 
 
-def _check_finite(tensors: State, who: str) -> None:
+def check_finite(tensors: State, who: str) -> None:
     """Refuse values that are not finite, or that an average would round."""
     for name, tensor in tensors.items():
         if tensor.is_meta:

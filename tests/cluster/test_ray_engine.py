@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def test_workers_share_a_round_and_all_of_them_report(address, cluster):
     experiment = Experiment(small("devices.per_round=6", "engine=ray", "ray.engine=serial", address))
     seen, puts, real = [], [], ray.put
     engine = make_engine(experiment.trainer)
-    engine.watch = lambda done, clients: seen.append((done, clients))
+    WATCHING[engine] = lambda done, clients: seen.append((done, clients))
     ray.put = lambda value: puts.append(value) or real(value)
     try:
         for round in range(3):
@@ -91,9 +92,22 @@ def test_workers_share_a_round_and_all_of_them_report(address, cluster):
         engine.close()
 
 
+WATCHING = WeakKeyDictionary()
+"""Who is told of the answers of an engine."""
+
+
 def run_once(experiment, engine, round=0):
     tasks = experiment.method.assign(experiment.plan, experiment.cohort(round), round, None, 1)
-    return engine.run(experiment._first_state, tasks, round)
+    tasks = experiment.method.send(
+        tasks,
+        experiment._first_memory,
+        {},
+        plan=experiment.plan,
+        round=round,
+        seed=1,
+        clients=len(experiment.partition),
+    )
+    return engine.run(experiment._first_state, tasks, round, watch=WATCHING.get(engine))
 
 
 def after(experiment, engine, round=0):
@@ -112,7 +126,7 @@ def at_first_answer(engine, act):
             done.append(busy[0])
             act(busy[0])
 
-    engine.watch = watch
+    WATCHING[engine] = watch
     return done
 
 
@@ -129,7 +143,7 @@ def test_a_killed_worker_is_replaced_and_nobody_counts_twice():
         assert engine.lost == 1
         assert same(found, expected)
         assert again == report
-        engine.watch = lambda *_: None
+        del WATCHING[engine]
         assert same(after(experiment, engine)[0], expected), "and the next round is as before"
         assert len(engine.hands) == 2
     finally:

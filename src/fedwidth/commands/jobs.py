@@ -67,7 +67,7 @@ class Parts:
             _, self._plans[model] = plan_model(build_model(settings, data), settings, data)
         chosen = method_of(settings)
         cohort = list(enumerate(Capacities.parse(settings.devices.capacities).values))
-        if "state" not in chosen.reads:  # there is none yet
+        if not chosen.reads:  # there is neither state nor memory yet
             chosen.assign(self._plans[model], cohort, round=0, seed=settings.seed)
 
 

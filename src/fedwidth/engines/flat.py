@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -148,9 +148,9 @@ class SubLayout:
         parts = zip(self._class_axes, self.labelled_parts_of(values), strict=True)
         return {name: self._view(name, part) for name, part in parts}
 
-    def mark(self, names: Sequence[str]) -> Tensor:
-        """1 for the elements of these tensors, and for gaps, which are 0 whatever happens; 0 for other tensors."""
-        marked = torch.ones(self.size, dtype=self.layout.dtype)
+    def mark(self, names: Collection[str], *, gaps: float = 1.0) -> Tensor:
+        """1 for the elements of these tensors, 0 for other tensors, and a number for the gaps between them."""
+        marked = torch.full((self.size,), gaps, dtype=self.layout.dtype)
         for name, view in self.views(marked).items():
             view.fill_(float(name in names))
         return marked

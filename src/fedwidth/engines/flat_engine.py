@@ -19,7 +19,7 @@ from fedwidth.client import Trainer, weigh_client
 from fedwidth.engines.crew import Crew, fitting, if_it_fits, settle
 from fedwidth.engines.faults import named
 from fedwidth.engines.flat import FlatState, Layout, SubLayout, cut_sent, send
-from fedwidth.engines.flat_sums import FlatSum, FlatSums
+from fedwidth.engines.flat_sums import FlatSum, FlatSums, check_finite
 from fedwidth.engines.jobs import Done, Job, Order, Size, make_jobs, orders_of, size_of
 from fedwidth.engines.limits import changing
 from fedwidth.index import Index
@@ -119,12 +119,13 @@ class FlatEngine:
         layout = self.shapes.layout
         if layout is None or not any(job.task.sends for job in jobs):
             return jobs
-        cut: dict[tuple[int, str], Tensor] = {}  # what several clients of one part are sent is cut once
+        cut: dict[object, Tensor] = {}  # what several clients of one part are sent is cut once
         found = []
         for job in jobs:
             sent = {}
             for name, value in job.task.sends.items():
-                key = (id(value), job.task.index.key)
+                parts = map(id, value.values()) if isinstance(value, Mapping) else [value]
+                key = (tuple(parts), job.task.index.key)
                 if key not in cut:
                     cut[key] = cut_sent(value, layout, sums[job.task.cohort].where)
                 sent[name] = cut[key]
@@ -148,9 +149,12 @@ class FlatEngine:
                 self._add(sums[task.cohort], done)
             answers.passes.append(sum(order.lengths))
             answers.losses.append(done.loss_sum / order.steps)
+            if done.reports:
+                vectors = list(done.reports.values())
+                check_finite(vectors, [done.job.sub] * len(vectors), [task.client] * len(vectors))
             own = {name: done.reports[name] for name in self.trainer.rule.local.own if name in done.reports}
             if own:
-                names = self.trainer.plan.parameters
+                names = self.trainer.trained
                 answers.kept[task.client] = {
                     name: {n: t for n, t in done.job.sub.views(vector.cpu()).items() if n in names}
                     for name, vector in own.items()

@@ -27,6 +27,8 @@ class FlatSum(CohortSum):
         self.sub = sub
         self.where = where
         self.flat_mean: Tensor | None = None
+        self._views: dict[str, Tensor] | None = None
+        """The mean by tensor, once it was asked for; the vector is only changed in place."""
         self.flat_weight = 0.0
         """Of every element but the labelled ones: clients differ in those alone."""
         self.label_weight: Tensor | None = None
@@ -73,7 +75,11 @@ class FlatSum(CohortSum):
     @property
     def mean(self) -> Mapping[str, Tensor]:
         """The mean by tensor: views of the vector, and what is not in it."""
-        return self._mean if self.flat_mean is None else {**self.sub.views(self.flat_mean), **self._mean}
+        if self.flat_mean is None:
+            return self._mean
+        if self._views is None:
+            self._views = self.sub.views(self.flat_mean)
+        return {**self._views, **self._mean}
 
     @property
     def weight(self) -> Mapping[str, Weight]:

@@ -20,7 +20,7 @@ from fedwidth.device import autocast
 from fedwidth.engines.capture import Place, record
 from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.flat import SubLayout
-from fedwidth.engines.vectors import changed_by_steps, make_vectors, reset, take_over
+from fedwidth.engines.vectors import changed_by_steps, fill, make_vectors, reset, take_over
 from fedwidth.settings import TrainingSettings
 from fedwidth.step import Pass, Rule, loss_of, report_of, take_step
 
@@ -51,8 +51,7 @@ class Slot:
         self.names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         self.unused: list[str] = []
         dtype = sub.layout.dtype
-        mark = sub.mark(self.names).to(device)
-        self.weights = make_vectors((sub.size,), mark, rule, settings, dtype=dtype, device=device)
+        self.weights = make_vectors((sub.size,), sub, self.names, rule, settings, dtype=dtype, device=device)
         self.flat = self.weights.values[0]
         self.loss_sum = torch.zeros((), dtype=dtype, device=device)
         self.absent = torch.zeros(classes, dtype=torch.bool, device=device)
@@ -81,6 +80,7 @@ class Slot:
         seed: int = 0,
         others: Mapping[str, Tensor] | None = None,
         sent: Mapping[str, Tensor] | None = None,
+        steps: int = 1,
     ) -> None:
         """Take over a client: its sub-model, the round's learning rate, the classes it lacks, the seed of its draws."""
         take_over(self.weights, flat, [sent] if sent else [])
@@ -90,6 +90,9 @@ class Slot:
         reset(self.weights)
         self.loss_sum.zero_()
         self._rate, self._others = learning_rate, dict(others or {})
+        if self.rule.keeps_start:
+            fill(self.weights.learning_rate, learning_rate)
+            fill(self.weights.local_steps, steps)
         self._set(rate=learning_rate, share=0.0)
         if absent is None:
             self.absent.zero_()
@@ -148,19 +151,16 @@ class Slot:
                 self._set(rate=self._rate, share=0.0)
         self._train(batches[probes:])
 
-    def reports(self, steps: int) -> dict[str, Tensor]:
+    def reports(self) -> dict[str, Tensor]:
         """What the trained client reports beside its sub-model, as vectors."""
-        capacity = self.client.capacity
-        found = report_of(self.weights, self.rule, capacity=capacity, rate=self._rate, steps=steps)
+        found = report_of(self.weights, self.rule, self.client.capacity)
         return {name: vectors[0] for name, vectors in found.items()}
 
     def _set(self, *, rate: float, share: float) -> None:
         """Fill the numbers a captured step reads."""
-        assert isinstance(self.weights.rate, Tensor)
-        assert isinstance(self.weights.share, Tensor)
-        self.weights.rate.fill_(rate)
+        fill(self.weights.rate, rate)
         if self.rule.probes:
-            self.weights.share.fill_(share)
+            fill(self.weights.share, share)
 
     def _train(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         if self.place.stream is None:

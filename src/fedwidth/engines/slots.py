@@ -177,6 +177,7 @@ class Slots:
                         seed=seed,
                         others=job.others,
                         sent=job.sent,
+                        steps=job.order.steps,
                     )
                     slot.prepare(own)
                 if at_once:
@@ -206,7 +207,7 @@ class Slots:
 
 def _result(job: Job, slot: Slot) -> Done:
     others = {name: slot.others[name] for name in job.others}
-    return Done(job, slot.flat, slot.loss_sum, others, slot.reports(job.order.steps))
+    return Done(job, slot.flat, slot.loss_sum, others, slot.reports())
 
 
 def _train(job: Job, slot: Slot, batches: Batches) -> None:

@@ -57,8 +57,9 @@ class Stack:
         self.names = [name for name, tensor in trainer.model.named_parameters() if tensor.requires_grad]
         self.sub, self.rows = sub, rows
         dtype = sub.layout.dtype
-        mark = sub.mark(self.names).to(self.device)
-        self.weights = make_vectors((rows, sub.size), mark, self.rule, self.settings, dtype=dtype, device=self.device)
+        self.weights = make_vectors(
+            (rows, sub.size), sub, self.names, self.rule, self.settings, dtype=dtype, device=self.device
+        )
         self.loss_sum = torch.zeros(rows, dtype=dtype, device=self.device)
         self.rates = torch.zeros(rows, 1, dtype=dtype, device=self.device)
         self.absent = torch.zeros(rows, trainer.data.classes, dtype=torch.bool, device=self.device)
@@ -99,6 +100,9 @@ class Stack:
         if self.rule.probes:
             self._fill(self.probes, lot.probes)
             self._fill(self.sizes, lot.samples)
+        if self.rule.keeps_start:
+            cast(Tensor, self.weights.learning_rate).copy_(self.rates)
+            cast(Tensor, self.weights.local_steps)[:, 0].copy_(self.steps - self.probes)
         if any(lacks is not None for lacks in lot.absent):
             none = torch.zeros_like(self.absent[0])
             self.absent[:clients].copy_(torch.stack([none if lacks is None else lacks for lacks in lot.absent]))
@@ -115,8 +119,7 @@ class Stack:
         """What the trained clients report beside their sub-models."""
         if self.rule.local.reports is None:
             return {}
-        weights, steps = self.weights.map(lambda rows: rows[:clients]), (self.steps - self.probes)[:clients, None]
-        found = report_of(weights, self.rule, capacity=self.capacity, rate=self.rates[:clients], steps=steps)
+        found = report_of(self.weights.map(lambda rows: rows[:clients]), self.rule, self.capacity)
         return {name: rows[0] for name, rows in found.items()}
 
     def _fill(self, tensor: Tensor, values: Sequence[Any]) -> None:

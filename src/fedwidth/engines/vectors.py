@@ -7,25 +7,32 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedwidth.engines.flat import SubLayout
+from fedwidth.errors import OptionError
 from fedwidth.settings import TrainingSettings
-from fedwidth.step import Rule, Weights
+from fedwidth.step import Number, Rule, Weights
 
 
 def make_vectors(
     shape: tuple[int, ...],
-    trainable: Tensor,
+    sub: SubLayout,
+    names: Sequence[str],
     rule: Rule,
     settings: TrainingSettings,
     *,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Weights:
-    """Fresh vectors; all keep their addresses, so that a step can be captured. `trainable` is 0 for buffers, else 1."""
+    """Fresh vectors for sub-models of this layout; all keep their addresses, so that a step can be captured.
+
+    `names` are the parameters that are trained.
+    """
 
     def zeros(*sizes: int) -> Tensor:
         return torch.zeros(sizes, dtype=dtype, device=device)
 
     each = (shape[0], 1) if len(shape) == 2 else ()
+    trainable = sub.mark(names)
     weights = Weights(
         [zeros(*shape)],
         [zeros(*shape)],
@@ -34,9 +41,12 @@ def make_vectors(
         gathered=[zeros(*shape)] if rule.probes else [],
         steps=zeros(*each),
         rate=zeros(*each),
+        learning_rate=zeros(*each),
+        local_steps=zeros(*each),
         share=zeros(*each),
         rows=len(shape) == 2,
-        trainable=None if bool(trainable.all()) else trainable,
+        trainable=None if bool(trainable.all()) else trainable.to(device),
+        elements=sub.mark(names, gaps=0.0).to(device) if rule.keeps_start else None,
     )
     weights.moments(settings)
     return weights
@@ -59,12 +69,21 @@ def reset(weights: Weights, *, gathered: bool = True) -> None:
     torch._foreach_zero_([*gradients, *weights.first, *weights.second, *own, weights.steps])
 
 
+def fill(number: Number, value: float) -> None:
+    """Write a number where a captured step reads it."""
+    assert isinstance(number, Tensor)
+    number.fill_(value)
+
+
 def take_over(weights: Weights, values: Tensor, sent: Sequence[Mapping[str, Tensor]]) -> None:
     """Begin with these values ([n], or the first rows) and what each client was sent beside them."""
     rows = slice(len(values)) if weights.rows else slice(None)
     weights.values[0][rows].copy_(values)
     for start in weights.start:
         start[rows].copy_(values)
+    names = set(sent[0]) if sent else set()
+    if any(set(each) != names for each in sent) or (weights.sent and set(weights.sent) != names):
+        raise OptionError("a local rule must send every client the same names in every round")
     for name in sent[0] if sent else ():
         given = [each[name] for each in sent]
         if name not in weights.sent:  # the first time, and before the step is captured

@@ -111,7 +111,7 @@ class FlowerEngine:
             round=round,
             settings=self.trainer.settings.server,
             limits=self.limits,
-            rule=self.trainer.rule,
+            trainer=self.trainer,
         )
 
     def _most_bytes(self, sent: SubState) -> int:

@@ -21,13 +21,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from fedwidth.client import Trainer
 from fedwidth.errors import FedwidthError, UpdateError
 from fedwidth.flower.local import REPORT, SENT, raw_of, sorted_out, tensor_of, with_tied
 from fedwidth.flower.node_app import STYPE
 from fedwidth.flower.wire import CODES
 from fedwidth.methods import Task
 from fedwidth.settings import ServerSettings
-from fedwidth.step import Rule
 from fedwidth.updates import Update, check_update, weigh
 
 
@@ -105,7 +105,7 @@ def read_answer(
     round: int,
     settings: ServerSettings,
     limits: Limits,
-    rule: Rule,
+    trainer: Trainer,
 ) -> Answer:
     """The answer to a task, or `UpdateError` with one sentence about what is wrong with it."""
     if not isinstance(content.get("answer"), ConfigRecord) or not isinstance(content.get("arrays"), ArrayRecord):
@@ -118,13 +118,13 @@ def read_answer(
     for name, expected in (("round", round), ("client", task.client), ("index", task.index.key)):
         if facts.get(name) != expected or isinstance(facts.get(name), bool):
             raise UpdateError(f"it is for {name} {_shown(facts.get(name))}, not {expected}")
-    plan, local = task.index.plan, rule.local
+    plan, local = task.index.plan, trainer.rule.local
     own = {name: t for name, t in sent.items() if name not in plan.tied}
     beside = {
         f"{REPORT}/{report}/{name}": t
         for report in (*local.adds, *local.own)
         for name, t in own.items()
-        if name in plan.parameters
+        if name in trainer.trained
     }
     found = _tensors(arrays, {**own, **beside})
     sub = with_tied({name: found[name] for name in own}, plan.tied)

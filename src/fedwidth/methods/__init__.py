@@ -40,6 +40,14 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> object:
+    if name == "History":
+        from fedwidth import History  # says what has become of it
+
+        return History
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
 class _Callable(ModuleType):
     """This package: importing from it and calling it both work."""
 

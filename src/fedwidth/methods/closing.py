@@ -67,10 +67,9 @@ class Closing:
         """What clients reported under this name, added up in the full model's shapes; 0 where nobody did."""
         cohorts = [cohort.reports[name] for cohort in self.sums if name in cohort.reports]
         totals: dict[str, Tensor] = {}
-        for tensor in dict.fromkeys(tensor for cohort in cohorts for tensor in cohort.mean):
-            total = torch.zeros_like(self.state[tensor])
-            for cohort in (cohort for cohort in cohorts if tensor in cohort.mean):
-                added = take(total, cohort.index, tensor) + cohort.mean[tensor] * cohort.weight[tensor]
-                put(total, added, cohort.index, tensor)
-            totals[tensor] = total
+        for cohort in cohorts:
+            weights = cohort.weight
+            for tensor, mean in cohort.mean.items():
+                total = totals.setdefault(tensor, torch.zeros_like(self.state[tensor]))
+                put(total, take(total, cohort.index, tensor) + mean * weights[tensor], cohort.index, tensor)
         return totals

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.aggregation import CohortSum
-from fedwidth.errors import OptionError, unknown, whole_number
+from fedwidth.errors import FedwidthError, OptionError, unknown, whole_number
 from fedwidth.index import Index
 from fedwidth.methods.closing import Beginning, Closing
 from fedwidth.methods.local import Local, Memory, Sending
@@ -237,17 +237,26 @@ class Method:
         return tasks
 
     def send(
-        self, tasks: Sequence[Task], memory: Memory, own: Mapping[int, Memory], *, round: int, seed: int, clients: int
+        self,
+        tasks: Sequence[Task],
+        memory: Memory,
+        own: Mapping[int, Memory],
+        *,
+        plan: Plan,
+        round: int,
+        seed: int,
+        clients: int,
     ) -> list[Task]:
         """The tasks with what their clients are sent beside their sub-models."""
         if self.local is None or self.local.sends is None:
             return list(tasks)
         at = Sending(0, round, seed, clients, self.values)
-        sends = self.local.sends
-        return [
-            replace(task, sends=sends(memory, own.get(task.client, {}), replace(at, client=task.client)))
-            for task in tasks
-        ]
+        found = []
+        for task in tasks:
+            sends = self.local.sends(memory, own.get(task.client, {}), replace(at, client=task.client))
+            _check_sends(self, sends, plan)
+            found.append(replace(task, sends=sends))
+        return found
 
     def aggregate(self, state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:
         """The new global state from the cohorts' sums, where nothing else matters to the method."""
@@ -255,19 +264,64 @@ class Method:
 
     def first_state(self, beginning: Beginning) -> dict[str, Tensor]:
         """The state a run begins with."""
-        return dict(beginning.state) if self.start is None else self.start(beginning)
+        if self.start is None:
+            return dict(beginning.state)
+        return self._checked_state(self.start(beginning), beginning.plan, "start")
 
     def first_memory(self, beginning: Beginning) -> dict[str, Tensor]:
         """What the server remembers before the first round."""
-        return {} if self.init is None else self.init(beginning)
+        return {} if self.init is None else self._checked_memory(self.init(beginning), "init")
 
     def finish(self, closing: Closing) -> dict[str, Tensor]:
         """The new global state."""
-        return self.close(closing) if self.close is not None else closing.average()
+        if self.close is None:
+            return closing.average()
+        return self._checked_state(self.close(closing), closing.plan, "close")
 
     def remember(self, closing: Closing) -> Memory:
         """What the server remembers after the round."""
-        return self.advance(closing) if self.advance is not None else closing.memory
+        return closing.memory if self.advance is None else self._checked_memory(self.advance(closing), "advance")
+
+    def _checked_memory(self, memory: object, part: str) -> dict[str, Tensor]:
+        if not isinstance(memory, dict) or not all(isinstance(tensor, Tensor) for tensor in memory.values()):
+            raise OptionError(f"{part} of {self.name} must return tensors by name, not {_kinds(memory)}")
+        return memory
+
+    def _checked_state(self, state: object, plan: Plan, part: str) -> dict[str, Tensor]:
+        if not isinstance(state, dict):
+            raise OptionError(f"{part} of {self.name} must return a state, not a {type(state).__name__}")
+        try:
+            plan.check_state(state)
+        except FedwidthError as error:
+            raise type(error)(f"{part} of {self.name}: {error}") from None
+        return state
+
+
+def _kinds(memory: object) -> str:
+    """What was found where tensors by name were expected."""
+    if not isinstance(memory, dict):
+        return f"a {type(memory).__name__}"
+    name, odd = next((name, value) for name, value in memory.items() if not isinstance(value, Tensor))
+    return f"a {type(odd).__name__} as '{name}'"
+
+
+def _check_sends(method: Method, sends: object, plan: Plan) -> None:
+    """Refuse what is neither a number nor has all parameters in the full model's shapes."""
+    if not isinstance(sends, Mapping):
+        raise OptionError(f"{method.name} must send numbers or tensors by name, not a {type(sends).__name__}")
+    for name, value in sends.items():
+        if isinstance(value, (int, float)):
+            continue
+        if not isinstance(value, Mapping):
+            raise OptionError(
+                f"{method.name} sends '{name}' as a {type(value).__name__}: allowed are numbers and tensors by name"
+            )
+        for tensor in (tensor for tensor in plan.parameters if tensor not in plan.tied):
+            if tensor not in value or tuple(value[tensor].shape) != plan.shapes[tensor]:
+                found = f"has shape {list(value[tensor].shape)}" if tensor in value else "is missing"
+                raise OptionError(
+                    f"{method.name} sends '{name}', of which '{tensor}' {found}: it must be {list(plan.shapes[tensor])}"
+                )
 
 
 def _checked_cohort(cohort: Cohort) -> list[tuple[int, float]]:

@@ -49,5 +49,9 @@ METHOD = Method(
         "direction": DIRECTION,
     },
     shared=lambda options: not options["stagger"],
-    nested=lambda options: not options["stagger"] and options["overlap"] is None,
+    nested=lambda options: (
+        not options["stagger"]
+        and options["overlap"] is None
+        and (isinstance(options["step"], int) or options["step_of"] == "layer")
+    ),
 )

@@ -14,7 +14,14 @@ from typing import Any
 from fedwidth.errors import OptionError, unknown
 from fedwidth.methods.definition import Method
 
+UNNAMED = "unnamed"
+"""Stands for the module of a method that has no name in any."""
+
 PACKAGE = __name__.rpartition(".")[0]
+
+
+BOTH = {"change the first state": ("start",), "remember": ("init", "advance"), "close the round": ("close",)}
+"""What only one of two combined methods can do, and the parts that do it."""
 
 
 @cache
@@ -58,9 +65,8 @@ def combine(choice: Method, rule: Method) -> Method:
         raise OptionError(f"'{choice.name}' cannot be trained as '{rule.name}': {reason}")
     if choice.local is not None:
         raise OptionError(f"'{choice.name}' has a local rule of its own, so it cannot be trained as '{rule.name}'")
-    for part in ("start", "init", "advance", "close"):
-        if getattr(choice, part) is not None and getattr(rule, part) is not None:
-            what = {"start": "change the first state", "close": "close the round"}.get(part, "remember")
+    for what, parts in BOTH.items():
+        if all(any(getattr(one, part) is not None for part in parts) for one in (choice, rule)):
             raise OptionError(f"'{choice.name}' cannot be trained as '{rule.name}': both {what} in their own way")
     for name in choice.options.keys() & rule.options.keys():
         if choice.options[name] is not rule.options[name]:
@@ -97,7 +103,7 @@ class Reference:
         choice, rule = method.made_of
         if not _same(combine(choice, rule), method):
             raise _nameless(method)
-        return cls(_path(choice), _path(rule), {**_changed(rule), **_changed(choice)})
+        return cls(_path(choice), _path(rule), _changed(method))
 
     def find(self) -> Method:
         """The method, in another process."""
@@ -111,12 +117,17 @@ def _find(name: object) -> Method:
     if name in methods():
         return methods()[name]
     place, _, attribute = name.partition(":")
+    if place == UNNAMED:
+        raise OptionError(
+            f"method '{attribute}' was made in a program and has no name: only that program can go on with it"
+        )
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.append(here)  # where `python -m` would look too
     try:
         found = getattr(import_module(place), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionError(f"method '{name}' must be package.module:METHOD ({error})") from None
+    except Exception as error:  # a module may do anything when it is imported
+        kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
+        raise OptionError(f"method '{name}' must be package.module:METHOD ({kind}{error})") from error
     if not isinstance(found, Method):
         raise OptionError(f"method '{name}' must be a fedwidth.Method, not a {type(found).__name__}")
     return found.with_options()
@@ -127,8 +138,9 @@ def _path(method: Method) -> str:
     if method.name in methods() and _same(methods()[method.name], method):
         return method.name
     home = getattr(method.choose, "__module__", "")
-    modules = [sys.modules[home]] if home in sys.modules else []
-    for module in [*modules, *(m for name, m in list(sys.modules.items()) if name != home)]:
+    # Where its choice is defined comes first, and the script that runs last: it has no name elsewhere.
+    order = sorted(sys.modules.items(), key=lambda entry: (entry[0] == "__main__", entry[0] != home))
+    for _, module in order:
         for name, value in list(getattr(module, "__dict__", {}).items()):
             # Not isinstance: that asks objects for their class, and some of other packages warn or import when asked.
             if type(value) is Method and _same(value, method):

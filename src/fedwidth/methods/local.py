@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from fedwidth.errors import OptionError
+
 if TYPE_CHECKING:
     from fedwidth.methods.definition import Method
 
@@ -37,7 +39,7 @@ class LocalMoment:
     capacity: float
     rate: float | Tensor = 0.0
     """The learning rate."""
-    steps: int | Tensor = 1
+    steps: float | Tensor = 1
     """Local steps the client takes in the round, over all its epochs."""
 
 
@@ -112,6 +114,12 @@ class Local:
     pass over them, without a step, before training."""
     refuses: Callable[[Method], str | None] = lambda _: None
     """Why it cannot be combined with the way this method chooses sub-models, or None."""
+
+    def __post_init__(self) -> None:
+        if (self.adds or self.own) and self.reports is None:
+            raise OptionError("a local rule that adds or keeps something needs a function `reports` that says what")
+        if self.reports is not None and not (self.adds or self.own):
+            raise OptionError("a local rule with reports must name them: those it `adds`, and those that are its `own`")
 
 
 def under(memory: Memory, prefix: str) -> dict[str, Tensor]:

@@ -26,6 +26,8 @@ def replay(
     """
     if "state" in method.reads:
         raise OptionError(f"{method.name} looks at the trained weights, so its choices cannot be foreseen")
+    if "memory" in method.reads and method.init is not None:
+        raise OptionError(f"{method.name} remembers more than who held what, so its choices cannot be foreseen")
     memory: Memory = {}
     for round, cohort in enumerate(cohorts):
         tasks = method.assign(plan, cohort, round, memory, seed)
