@@ -98,15 +98,6 @@ WATCHING = WeakKeyDictionary()
 
 def run_once(experiment, engine, round=0):
     tasks = experiment.method.assign(experiment.plan, experiment.cohort(round), round, None, 1)
-    tasks = experiment.method.send(
-        tasks,
-        experiment._first_memory,
-        {},
-        plan=experiment.plan,
-        round=round,
-        seed=1,
-        clients=len(experiment.partition),
-    )
     return engine.run(experiment._first_state, tasks, round, watch=WATCHING.get(engine))
 
 
