@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -76,6 +77,11 @@ class Rounds:
     model: nn.Module | None = None
     public: Data | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @cached_property
+    def server_step(self) -> str:
+        """The settings of the server's step, to be compared with those of other runs."""
+        return repr(self.settings)
 
     def assign(self, server: Server, cohort: Sequence[tuple[int, float]]) -> list[Task]:
         """A task for every (client, capacity) of the server's next round."""

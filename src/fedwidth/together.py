@@ -120,7 +120,7 @@ def _closing_key(course: Course, sums: Sequence[CohortSum]) -> object:
     own = () if plain else (id(method.close), id(method.advance), repr(sorted(method.values.items())))
     held = tuple(id(each) for each in (server.memory, server.moments, server.clients) if each)
     rounds = course.experiment.rounds
-    return id(sums), own, held, rounds.enrolled, id(rounds.public), repr(rounds.settings)
+    return id(sums), own, held, rounds.enrolled, id(rounds.public), rounds.server_step
 
 
 class _Choices:

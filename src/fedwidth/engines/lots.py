@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -89,7 +90,7 @@ class Portion:
         """Their vectors."""
         return self.group.rows[self.part]
 
-    @property
+    @cached_property
     def lot(self) -> Lot:
         """What their training needs."""
         return self.group.lot[self.part]
