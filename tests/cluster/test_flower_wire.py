@@ -120,7 +120,7 @@ def test_a_node_never_holds_the_values_of_the_global_model():
     assert not any(tensor.is_meta for tensor in whole.model.parameters())
     assert trainer.plan.axes == whole.plan.axes
     assert trainer.channels_last == whole.channels_last
-    small = trainer.skeleton(trainer.plan.counts(0.25))
+    small = trainer.skeleton(trainer.method.select(trainer.plan, capacity=0.25))
     assert not any(tensor.is_meta for tensor in small.parameters())
 
 
