@@ -63,6 +63,13 @@ def embedded(text: str):
         ("fedbrb", ""),
         ("fjord", ""),
         ("fedminoccurances", ""),
+        ("fedprox", ""),
+        ("scaffold", ""),
+        ("fedrolex", 'local.name = "scaffold"\nlocal.options = { option = "I" }\n'),
+        ("fedrolex", 'local.name = "fjord"\n'),
+        ("fedtile", ""),
+        ("fedmosaic", ""),
+        ("own_method:METHOD", "training.momentum = 0.0\ntraining.clip = 0.0\n"),
         ("fedrolex", 'model.name = "cnn"\nmodel.options = { widths = [4, 6] }\n'),
     ],
 )

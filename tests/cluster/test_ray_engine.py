@@ -27,7 +27,7 @@ from small_runs import contents, same, small, write_recipe
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 pytestmark = pytest.mark.slow
 
-METHODS = ("fedrolex", "heterofl", "fedbrb")
+METHODS = ("fedrolex", "heterofl", "fedbrb", "fedmosaic", "scaffold", "own_method:METHOD")
 MANY = ("devices.per_round=6", "rounds=3")
 
 
