@@ -150,14 +150,15 @@ def walk(method: Method) -> list[tuple[Tensor, list[Tensor]]]:
     for _ in range(SERVER_STEPS):
         ways, reports = [], []
         for number, (best, curvature) in enumerate(CLIENTS):
-            weights = Weights([place.clone()], [None], start=[place.clone()], rate=RATE)
+            numbers = {"rate": RATE, "learning_rate": RATE, "local_steps": LOCAL_STEPS}
+            weights = Weights([place.clone()], [None], start=[place.clone()], **numbers)
             weights.sent = {"control": [server], "own": [own[number]]}
             way = [place.clone()]
             for _ in range(LOCAL_STEPS):
                 weights.gradients = [curvature * (weights.values[0] - best)]
                 take_step(weights, rule, PLAIN_SGD, 1.0)
                 way.append(weights.values[0].clone())
-            reports.append(report_of(weights, rule, capacity=1.0, rate=RATE, steps=LOCAL_STEPS))
+            reports.append(report_of(weights, rule, 1.0))
             ways.append(torch.stack(way))
         found.append((place, ways))
         place = torch.stack([way[-1] for way in ways]).mean(0)
