@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+import copy
+import types
+from dataclasses import dataclass
 
+import torch
+from torch import nn
+
+from fedwidth.cost import Cost
 from fedwidth.index import Index
 from fedwidth.methods import Local, Method, Option, named, per_group, under
 from fedwidth.selection import rolling
@@ -103,4 +109,83 @@ MEDIAN = Method(
     shared=lambda _: True,
     collect="updates",
     close=close_median,
+)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A part that is no slice: the first hidden layer of an MLP as a product of two matrices of some rank."""
+
+    rank: int
+
+    @property
+    def key(self):
+        return f"rank {self.rank}"
+
+    @property
+    def size(self):
+        return self.rank
+
+    @property
+    def number_of_units(self):
+        return self.rank
+
+    @property
+    def is_whole(self):
+        return False
+
+    def cut(self, state, plan):
+        rows, values, columns = torch.linalg.svd(state[LAYER], full_matrices=False)
+        root = values[: self.rank].sqrt()
+        down, up = root[:, None] * columns[: self.rank], rows[:, : self.rank] * root
+        rest = {name: tensor.clone() for name, tensor in state.items() if name != LAYER}
+        return {**rest, "hidden.1.0.weight": down, "hidden.1.1.weight": up}
+
+    def module(self, model, plan):
+        small = copy.deepcopy(model)
+        old = small.hidden[1]
+        down = nn.Linear(old.in_features, self.rank, bias=False)
+        up = nn.Linear(self.rank, old.out_features, bias=False)
+        small.hidden[1] = nn.Sequential(down, up)
+        # The bias keeps its name: the layer that had it is gone.
+        small.hidden[1].register_parameter("bias", nn.Parameter(torch.zeros(old.out_features)))
+        small.hidden[1].forward = types.MethodType(lambda self, x: self[1](self[0](x)) + self.bias, small.hidden[1])
+        return small
+
+    def accumulator(self):
+        return Products(self)
+
+    def cost(self, model, plan, example, *, capacity):
+        return Cost(capacity, 1, 4, 0, 1, 1, 1, 0.5)
+
+
+class Products:
+    """The mean of clients' products, not of their factors."""
+
+    def __init__(self, part):
+        self.part, self.mean, self.clients, self.reports = part, {}, 0, {}
+
+    def add(self, update, *, copy=True):
+        whole = {
+            n: t.detach().clone() for n, t in update.sub.items() if not n.startswith("hidden.1.") or n.endswith("bias")
+        }
+        whole[LAYER] = update.sub["hidden.1.1.weight"] @ update.sub["hidden.1.0.weight"]
+        self.clients += 1
+        for name, tensor in whole.items():
+            before = self.mean.get(name, torch.zeros_like(tensor))
+            self.mean[name] = before + (tensor - before) / self.clients
+
+
+LAYER = "hidden.1.weight"
+
+FACTORS = Method(
+    name="factors",
+    title="Factors",
+    paper="a test",
+    equation="-",
+    choose=lambda plan, counts, at: Factors(max(1, int(8 * at.capacity))),
+    slices=False,
+    close=lambda closing: {
+        name: sum(one.mean[name] * one.clients for one in closing.sums) / len(closing.tasks) for name in closing.state
+    },
 )

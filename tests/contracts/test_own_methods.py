@@ -16,7 +16,7 @@ from fedwidth.experiment import Experiment
 from fedwidth.methods import Method, Reference, combine, method
 from fedwidth.settings import MethodSettings
 from fedwidth.together import run_together
-from small_runs import contents, same
+from small_runs import contents, same, small
 
 PATH = "own_method:METHOD"
 MODELS = ["zoo mlp", "cnn", "zoo resnet-bn", "transformer"]
@@ -213,3 +213,17 @@ def test_on_a_gpu_captured_steps_do_what_the_plain_loop_does(name, engine):
     for client, memory in servers[0].clients.items():
         for tensor, value in memory.items():
             torch.testing.assert_close(servers[1].clients[client][tensor], value, rtol=0, atol=1e-8)
+
+
+def test_a_part_that_is_no_slice():
+    """Factors of different rank, averaged as products, one client at a time and in worker processes."""
+    changes = ["model.options={hidden=[8]}", "rounds=6", "workers=2", "data.partition_options={per_client=10}"]
+    runs = {
+        engine: Experiment(small(f"engine={engine}", *changes), method=own_method.FACTORS).run()
+        for engine in ("serial", "processes")
+    }
+    assert same(runs["serial"].server.state, runs["processes"].server.state)
+    assert runs["serial"].summary["global_accuracy"] > 0.4, "chance is 0.1"
+    with pytest.warns(UserWarning, match="the sub-models of Factors are no slices of the model"):
+        found = Experiment(small("engine=vectorised", *changes), method=own_method.FACTORS).run()
+    assert same(found.server.state, runs["serial"].server.state)
