@@ -13,9 +13,8 @@ value in every dtype, and training that changes nothing changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -204,7 +203,7 @@ def _average_part(result: Tensor, total: Tensor, mean: Tensor, weight: Weight, i
         return
     for full, narrow in pieces:
         own = weight[narrow] if isinstance(weight, Tensor) else weight
-        blend_into(result, total, mean[narrow], _Rectangle(full), partial(add_share, weight=own))
+        blend_into(result[full], total[full], mean[narrow], EVERYWHERE, partial(add_share, weight=own))
 
 
 class Where(Protocol):
@@ -239,31 +238,30 @@ def add_share(before: Tensor, weight: Weight) -> Weight:
     return ratio(weight, before.add_(weight))
 
 
-@dataclass(frozen=True)
-class _Rectangle:
-    """A part that is a view of the full tensor, and changed there."""
-
-    slices: tuple[slice, ...]
+class _Everywhere:
+    """All elements: a view, which is changed where it lies."""
 
     def take(self, full: Tensor) -> Tensor:
-        return full[self.slices]
+        return full
 
     def put(self, full: Tensor, part: Tensor) -> None:
-        del full, part
+        pass
 
 
-@dataclass(frozen=True)
-class _Gathered:
+EVERYWHERE = _Everywhere()
+
+
+class _Gathered(NamedTuple):
     """The positions of an index in one tensor."""
 
-    index: Index
+    kept: Index
     name: str
 
     def take(self, full: Tensor) -> Tensor:
-        return take(full, self.index, self.name)
+        return take(full, self.kept, self.name)
 
     def put(self, full: Tensor, part: Tensor) -> None:
-        put(full, part, self.index, self.name)
+        put(full, part, self.kept, self.name)
 
 
 def weight_shape(plan: Plan, name: str) -> list[int]:
