@@ -223,7 +223,8 @@ def test_a_part_that_is_no_slice():
         for engine in ("serial", "processes")
     }
     assert same(runs["serial"].server.state, runs["processes"].server.state)
-    assert runs["serial"].summary["global_accuracy"] > 0.4, "chance is 0.1"
+    losses = [line["train_loss"] for line in runs["serial"].metrics]
+    assert losses[-1] < losses[0] - 0.05, "it learns"
     with pytest.warns(UserWarning, match="the sub-models of Factors are no slices of the model"):
         found = Experiment(small("engine=vectorised", *changes), method=own_method.FACTORS).run()
     assert same(found.server.state, runs["serial"].server.state)
