@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -199,7 +199,10 @@ def _average_part(result: Tensor, total: Tensor, mean: Tensor, weight: Weight, i
     """Blend one cohort's narrow mean into `result` and add its weight to `total`, in place."""
     pieces = index.pieces(name)
     if pieces is None:
-        blend_into(result, total, mean, _Gathered(index, name), partial(add_share, weight=weight))
+        weights, part = take(total, index, name), take(result, index, name)
+        blend_into(part, weights, mean, EVERYWHERE, partial(add_share, weight=weight))
+        put(total, weights, index, name)
+        put(result, part, index, name)
         return
     for full, narrow in pieces:
         own = weight[narrow] if isinstance(weight, Tensor) else weight
@@ -249,19 +252,6 @@ class _Everywhere:
 
 
 EVERYWHERE = _Everywhere()
-
-
-class _Gathered(NamedTuple):
-    """The positions of an index in one tensor."""
-
-    kept: Index
-    name: str
-
-    def take(self, full: Tensor) -> Tensor:
-        return take(full, self.kept, self.name)
-
-    def put(self, full: Tensor, part: Tensor) -> None:
-        put(full, part, self.kept, self.name)
 
 
 def weight_shape(plan: Plan, name: str) -> list[int]:
