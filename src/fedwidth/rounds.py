@@ -69,9 +69,9 @@ class Rounds:
     settings: ServerSettings
     seed: int
     number: int = 1
-    """How many there are."""
+    """How many rounds the run has."""
     clients: int = 1
-    """How many there are in all."""
+    """How many clients there are in all."""
     enrolled: Sequence[float] = (1.0,)
     """The capacities they may have."""
     model: nn.Module | None = None

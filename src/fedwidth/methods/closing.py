@@ -43,10 +43,10 @@ class Closing:
     plan: Plan
     memory: Memory = field(default_factory=dict)
     tasks: Sequence[Task] = ()
-    """Of those whose work counts."""
+    """The tasks of those clients whose work counts."""
     round: int = 0
     rounds: int = 1
-    """Of the whole run."""
+    """How many rounds the whole run has."""
     seed: int = 0
     clients: int = 1
     """How many there are in all, taking part in this round or not."""
