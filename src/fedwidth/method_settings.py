@@ -42,6 +42,11 @@ def with_needs(settings: Settings, method: Method, given: Mapping[str, Any] | No
 
     `given` is what a recipe says; without it, a setting that has its default value counts as not given.
     """
+    if settings.server.holders_exponent != 1.0 and method.close is not None:
+        raise OptionError(
+            f"server.holders_exponent is {settings.server.holders_exponent:g}, but {method.title} does not average over"
+            " holders: with it only 1 is possible"
+        )
     for name, need in method.needs.items():
         section, _, key = name.rpartition(".")
         if not section or name not in keys():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.aggregation import CohortSum
+from fedwidth.holders import damp
 from fedwidth.methods import Closing, Method, Task
 from fedwidth.plan.plan import Plan
 from fedwidth.server import Server
@@ -118,6 +119,8 @@ class Rounds:
             options=self.method.values,
         )
         closed, memory = self.method.finish(closing), self.method.remember(closing)
+        if (exponent := self.settings.holders_exponent) != 1.0:
+            closed = damp(server.state, closed, sums, self.plan, exponent)
         server = replace(server, clients=server.clients.after(tasks, report.kept, server.state, server.round))
         return server.advance(closed, memory, self.settings, self.plan.parameters)
 

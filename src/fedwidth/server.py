@@ -43,7 +43,7 @@ class Server:
         trained: frozenset[str],
     ) -> Server:
         """The server after this round; `trained` names the parameters (buffers take the aggregate as it is)."""
-        rate = settings.lr * settings.lr_decay**self.round
+        rate = step_size(settings, self.round)
         if settings.optimiser == "plain" and rate == 1.0:
             return replace(self, state=aggregate, round=self.round + 1, memory=memory)
         state, moments = dict(aggregate), dict(self.moments)
@@ -51,6 +51,16 @@ class Server:
             step = _step(name, aggregate[name] - self.state[name], moments, settings)
             state[name] = self.state[name] + rate * step
         return replace(self, state=state, round=self.round + 1, memory=memory, moments=moments)
+
+
+def step_size(settings: ServerSettings, round: int) -> float:
+    """The server step of a round: it shrinks every `lr_every` rounds, up to round `lr_until`.
+
+    >>> [step_size(ServerSettings(lr_decay=0.5, lr_every=10, lr_until=20), round) for round in (0, 9, 10, 20, 90)]
+    [1.0, 1.0, 0.5, 0.25, 0.25]
+    """
+    last = min(round, settings.lr_until) if settings.lr_until else round
+    return settings.lr * settings.lr_decay ** (last // settings.lr_every)
 
 
 def _step(name: str, delta: Tensor, moments: dict[str, Tensor], settings: ServerSettings) -> Tensor:

@@ -112,7 +112,12 @@ class ServerSettings:
     momentum: float = key(0.9, "momentum of fedavgm, first moment of fedadam and fedyogi", least=0)
     second_moment: float = key(0.99, "second moment of fedadam and fedyogi", least=0)
     epsilon: float = key(1e-3, "adaptivity of fedadam and fedyogi", least=0)
-    lr_decay: float = key(1.0, "factor on the server step each round", least=0)
+    lr_decay: float = key(1.0, "factor on the server step every `lr_every` rounds", least=0)
+    lr_every: int = key(1, "rounds after which the server step is multiplied by `lr_decay` again", least=1)
+    lr_until: int = key(0, "round after which the server step stays as it is; 0: it never does", least=0)
+    holders_exponent: float = key(
+        1.0, "1: an element is averaged over the clients that hold it; 0: over all of the round; or between", least=0
+    )
 
 
 @dataclass(frozen=True)

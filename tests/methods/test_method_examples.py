@@ -277,6 +277,8 @@ def test_a_new_method_is_a_function_and_a_record():
         "scaffold",
         "fedtile",
         "fedmosaic",
+        "fedecover",
+        "fedimportance",
         "feddropout",
         "fedrolex",
         "heterofl",

@@ -138,3 +138,24 @@ def tiling(axis: Axis, counts: Mapping[str, int]) -> Tensor:
                 found.append(tiling(part, counts) + offset)
                 offset += kept(part, counts)
             return torch.cat(found)
+
+
+def owners(axis: Axis, group: str) -> Tensor:
+    """The unit of this group that every position belongs to, -1 where it belongs to none.
+
+    >>> owners(Concat((Product((Units("a", 2), Fixed(2, "pixels"))), Fixed(1, "bias"))), "a").tolist()
+    [0, 0, 1, 1, -1]
+    """
+    match axis:
+        case Units(name, size):
+            return torch.arange(size) if name == group else torch.full((size,), -1)
+        case Fixed(size, _):
+            return torch.full((size,), -1)
+        case Product(parts):
+            result = torch.full((1,), -1)
+            for part in parts:
+                outer, inner = result[:, None].expand(-1, part.size), owners(part, group)[None, :]
+                result = torch.where(outer < 0, inner, outer).flatten()
+            return result
+        case Concat(parts):
+            return torch.cat([owners(part, group) for part in parts])
