@@ -256,7 +256,7 @@ class _Pass(Pass):
 def weigh_client(trainer: Trainer, task: Task, steps: int) -> tuple[float, Tensor | None]:
     """What a client's update weighs, and the classes whose rows it counts for; None: all of them."""
     server, client = trainer.settings.server, task.client
-    samples = len(trainer.partition[client])
+    samples = trainer.partition.size(client)
     weight = weigh(server.weighting, samples=samples, index=task.part, updates=steps)
     return weight, trainer.partition.labels[client] if server.label_rows else None
 

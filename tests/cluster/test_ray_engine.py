@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -27,6 +28,7 @@ from small_runs import contents, same, small, write_recipe
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 pytestmark = pytest.mark.slow
 
+TESTS = str(Path(__file__).parent.parent)
 METHODS = ("fedrolex", "heterofl", "fedbrb", "fedmosaic", "scaffold", "own_method:METHOD")
 MANY = ("devices.per_round=6", "rounds=3")
 
@@ -39,10 +41,12 @@ def start_cluster():
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one node", "three nodes"])
 def cluster(request):
-    """So many emulated nodes: each has processes and an object store of its own."""
-    made = start_cluster()
-    for _ in range(request.param - 1):
-        made.add_node(num_cpus=1)
+    """So many emulated nodes: each has processes and an object store of its own, and finds the modules of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]))
+        made = start_cluster()
+        for _ in range(request.param - 1):
+            made.add_node(num_cpus=1)
     yield made
     ray.shutdown()
     made.shutdown()

@@ -42,13 +42,18 @@ class Shares:
         return cls(torch.from_numpy(order.astype(np.int64)), torch.from_numpy(offsets.astype(np.int64)))
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return int(self.offsets.shape[0]) - 1
 
     def __getitem__(self, client: int) -> Tensor:
-        if not 0 <= client < len(self):
+        bounds = self.offsets.numpy()  # asked several times for every client of a round, so what is fastest
+        if not 0 <= client < len(bounds) - 1:
             raise IndexError(f"client {client} of {len(self)}")
-        start, end = self.offsets[client : client + 2].tolist()
-        return self.samples[start:end]
+        return self.samples[bounds[client] : bounds[client + 1]]
+
+    def size(self, client: int) -> int:
+        """Samples of one client."""
+        bounds = self.offsets.numpy()
+        return int(bounds[client + 1] - bounds[client])
 
     @property
     def sizes(self) -> Tensor:
@@ -100,6 +105,10 @@ class Partition:
 
     def __getitem__(self, client: int) -> Tensor:
         return self.train[client]
+
+    def size(self, client: int) -> int:
+        """Training samples of one client."""
+        return self.train.size(client)
 
     @property
     def sizes(self) -> Tensor:

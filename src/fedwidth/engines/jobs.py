@@ -125,8 +125,9 @@ def drawn_by(trainer: Trainer, client: int, round: int) -> tuple[Tensor, tuple[i
 
 def probes_of(trainer: Trainer, client: int) -> int:
     """Batches over which a client's gradient is gathered before it trains: one epoch, or none."""
-    samples = len(trainer.partition[client])
-    return math.ceil(samples / trainer.settings.training.batch_size) if trainer.rule.probes else 0
+    if not trainer.rule.probes:
+        return 0
+    return math.ceil(trainer.partition.size(client) / trainer.settings.training.batch_size)
 
 
 def _augmentation(order: Tensor, lengths: Sequence[int], trainer: Trainer, client: int, round: int) -> Tensor | None:

@@ -125,7 +125,7 @@ class RayEngine:
         """Training samples of a parcel by capacity."""
         training, found = self.trainer.settings.training, Counter[float]()
         for task in (tasks[number] for number in parcel.tasks):
-            size = len(self.trainer.partition[task.client])
+            size = self.trainer.partition.size(task.client)
             found[task.capacity] += training.steps * training.batch_size or training.epochs * size
         return dict(found)
 

@@ -44,6 +44,11 @@ class Own:
     def __getitem__(self, client: int) -> Tensor:
         return torch.arange(len(self.data.train))
 
+    def size(self, client: int) -> int:
+        """How many samples that is."""
+        del client
+        return len(self.data.train)
+
     @cached_property
     def labels(self) -> Mapping[int, Tensor]:
         """The labels there are, for every client."""
