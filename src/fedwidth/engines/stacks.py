@@ -81,7 +81,7 @@ class Stacks:
                 [job.learning_rate for job in members],
                 [job.order.absent for job in members],
                 [job.order.probes for job in members],
-                [self.trainer.partition.size(job.task.client) for job in members],
+                [self.trainer.partition.size(job.task.client) for job in members] if self.trainer.rule.probes else [],
                 [job.sent for job in members],
                 batches or (max(max(lengths[n]) for n in numbers),),
             )
