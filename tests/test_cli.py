@@ -565,3 +565,26 @@ class TestLooking:
         found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)
         assert found.stdout.startswith("Settings of a run")
         assert "Traceback" not in found.stderr
+
+
+class TestValidation:
+    def test_a_column_of_its_own(self, recipe, capsys, tmp_path):
+        main = ["run", recipe, "--set", "data.validation=0.1", "--seeds", "1,2", "--out", str(tmp_path / "a")]
+        assert run_command(main) == 0
+        out = capsys.readouterr().out
+        assert "validation %" in out
+        summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+        runs = [run["validation_accuracy"] for run in summary["runs"]]
+        assert summary["validation_accuracy"] == pytest.approx(sum(runs) / 2)
+
+    def test_without_the_test_set(self, recipe, capsys, tmp_path):
+        changes = ["--set", "data.validation=0.1", "--set", "evaluation.test=false"]
+        assert run_command(["run", recipe, *changes, "--out", str(tmp_path / "a")]) == 0
+        said = capsys.readouterr()
+        assert "validation " in said.err
+        assert "accuracy nan" not in said.err + said.out
+        assert "–" in said.out
+        assert json.loads((tmp_path / "a" / "summary.json").read_text())["global_accuracy"] is None
+        assert (tmp_path / "a" / "report.html").exists()
+        assert run_command(["reproduce", recipe, *changes, "--results", str(tmp_path), "--work", str(tmp_path)]) == 2
+        assert "published accuracies are of the test set" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Evaluation on models whose answers are known: accuracy and loss can be counted by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ from torch import nn
 
 from fedwidth import evaluation
 from fedwidth.data import IGNORE, Partition, Shares, from_tensors
+from fedwidth.data.records import Split
 from fedwidth.data.vocabulary import EOS, OOV, PAD
+from fedwidth.errors import OptionError
 from fedwidth.evaluation import local_scores, prepare, score
 from fedwidth.experiment import Experiment
 from fedwidth.models import StaticBatchNorm2d
 from fedwidth.settings import EvaluationSettings
-from small_runs import small
+from small_runs import same, small
 
 CPU = torch.device("cpu")
 E = math.e
@@ -230,3 +233,60 @@ class TestCapacities:
         logits = hidden @ state["classifier.weight"][:, :4].T + state["classifier.bias"]
         expected = (logits.argmax(1) == targets).double().mean().item()
         assert result.summary["capacity_accuracy"]["0.5"] == pytest.approx(expected)
+
+
+class TestValidation:
+    def test_measured_by_hand_beside_the_test_set(self):
+        experiment = Experiment(small("data.validation=0.1"))
+        result = experiment.run()
+        data, held = experiment.data, experiment.partition.validation
+        assert len(held) == 144  # a tenth of 1,442
+        inputs, targets = data.batch(data.train, held)
+        logits = result.model(inputs)
+        summary = result.summary
+        assert summary["validation_accuracy"] == pytest.approx((logits.argmax(1) == targets).double().mean().item())
+        assert summary["validation_loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item())
+        measured = {line["round"]: line["validation_accuracy"] for line in result.metrics if "global_accuracy" in line}
+        assert list(measured) == [2, 3]
+        assert summary["best_validation_accuracy"] == max(measured.values())
+        assert measured[summary["best_validation_round"]] == max(measured.values())
+
+    def test_the_test_set_is_never_touched_where_it_is_not_asked_for(self):
+        settings = small("data.validation=0.1", "evaluation.test=false", "evaluation.capacities=[1, 0.5]")
+        whole = Experiment(small("data.validation=0.1", "evaluation.capacities=[1, 0.5]"))
+        nothing = replace(whole.data, test=Split(torch.full_like(whole.data.test.inputs, 255), whole.data.test.targets))
+        one, other = (Experiment(settings, data=data).run() for data in (whole.data, nothing))
+        assert one.metrics[-1]["validation_accuracy"] == other.metrics[-1]["validation_accuracy"]
+        assert one.summary["capacity_accuracy"] == other.summary["capacity_accuracy"]
+        assert one.summary["capacity_accuracy"]["1"] == one.summary["validation_accuracy"]
+        assert not {"global_accuracy", "global_loss", "local_accuracy"} & set(one.metrics[-1])
+        names = ("global_accuracy", "global_loss", "local_accuracy", "best_global_accuracy", "best_round")
+        assert [one.summary[name] for name in names] == [None] * 5
+        assert same(one.server.state, whole.run().server.state), "looking changes nothing"
+
+    def test_clients_that_test_on_training_samples_still_do(self):
+        changes = ("data.partition=random_labels", "data.partition_options={per_client=2}", "data.validation=0.1")
+        one, other = (Experiment(small(*changes, *more)).run() for more in ((), ("evaluation.test=false",)))
+        assert one.summary["local_accuracy"] == other.summary["local_accuracy"] is not None
+
+    def test_statistics_of_batch_norms_are_of_samples_that_clients_may_train_on(self):
+        settings = small("model.name=cnn", "model.options={widths=[4]}", "data.validation=0.3", "rounds=1")
+        experiment = Experiment(settings)
+        held, data = experiment.partition.validation, experiment.data
+        inputs = data.train.inputs.clone()
+        inputs[held] = 255  # as unlike the others as can be
+        other = Experiment(settings, data=replace(data, train=Split(inputs, data.train.targets)))
+        one, two = (each.run().model.state_dict() for each in (experiment, other))
+        assert any("running_mean" in name for name in one)
+        assert same(one, two)
+
+    def test_without_it_nothing_is_said_of_it(self):
+        result = Experiment(small()).run()
+        assert not any("validation" in name for name in (*result.summary, *result.metrics[-1]))
+
+    def test_a_partition_that_holds_nothing_out_is_refused(self):
+        partition = Experiment(small()).partition
+        with pytest.raises(OptionError, match="data.validation is 0.1, but the partition given holds nothing out"):
+            Experiment(small("data.validation=0.1"), partition=partition)
+        with pytest.raises(OptionError, match="nothing would be measured"):
+            Experiment(replace(small(), evaluation=EvaluationSettings(test=False)), partition=partition)

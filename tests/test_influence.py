@@ -35,10 +35,13 @@ OTHER = {
     "ray.gpus": 0.5,
     "precision": "bf16",
     "evaluation.every": 1,
+    "evaluation.test": "false",
     "evaluation.local": "false",
     "evaluation.capacities": "[0.5]",
 }
 RAY = "engine=ray"
+ALSO = {"evaluation.test": ["data.validation=0.2"]}
+"""What a setting is refused without."""
 
 
 def changed(name, *more):
@@ -97,13 +100,17 @@ def test_settings_of_ray_mean_nothing_where_it_does_not_train(tmp_path, name):
 
 @pytest.mark.parametrize("name", [*PRECISION, *MEASURING])
 def test_precision_and_measuring_fill_the_same_cell_but_are_other_lines_of_a_report(tmp_path, name):
-    one, other = small(), changed(name)
+    also = ALSO.get(name, [])
+    one, other = small(*also), changed(name, *also)
     assert identity(one) != identity(other)
     assert key_of(asdict(one)) == key_of(asdict(other))
-    assert entries(tmp_path, one, changed(name, "seed=2")) == 2
+    assert entries(tmp_path, one, changed(name, *also, "seed=2")) == 2
 
 
-@pytest.mark.parametrize("change", ["training.lr=0.2", "rounds=4", "method.name=heterofl", "evaluation.norm=batch"])
+OTHERWISE = ("training.lr=0.2", "rounds=4", "method.name=heterofl", "evaluation.norm=batch", "data.validation=0.1")
+
+
+@pytest.mark.parametrize("change", OTHERWISE)
 def test_everything_else_is_another_experiment(tmp_path, change):
     one, other = small(), small(change)
     assert settings_hash(one) != settings_hash(other)
@@ -119,6 +126,12 @@ def test_a_run_of_a_version_without_a_setting_is_a_repetition_of_one_with_its_de
     assert "\nlr_decay = 1.0" in text
     (folders[1] / folder.CONFIG).write_text(text.replace("\nlr_decay = 1.0", ""))
     assert len(group_runs(read_runs(folders))) == 1
+
+
+def test_fingerprints_of_earlier_versions_hold():
+    """As 0.2.0 computed them before there were the settings that `ADDED` names."""
+    assert identity(small()).startswith("bdd93d4af52bc677")
+    assert identity(small("data.validation=0.1")) != identity(small())
 
 
 def test_a_cell_is_filled_by_runs_on_any_number_of_ray_cpus(tmp_path):

@@ -57,6 +57,23 @@ def test_packed_runs_equal_single_runs(tmp_path):
     assert (tmp_path / "2" / "summary.json").exists()
 
 
+def test_validation_samples_are_measured_together_as_one_by_one():
+    variants = (
+        ["data.validation=0.1"],
+        ["data.validation=0.1", "method.name=heterofl", "evaluation.test=false"],
+        ["data.validation=0.2", "seed=2", "data.partition=random_labels"],
+        ["data.partition=random_labels", "data.validation=0.2", "evaluation.test=false"],
+        [],
+    )
+    names = ("global_accuracy", "validation_accuracy", "local_accuracy", "capacity_accuracy", "clients")
+    single = [run.run() for run in experiments(*variants)]
+    for one, other in zip(single, run_together(experiments(*variants)), strict=True):
+        assert one.summary.keys() == other.summary.keys()
+        for line, packed in zip(one.metrics, other.metrics, strict=True):
+            assert line.keys() == packed.keys()
+            assert [line.get(name) for name in names] == [packed.get(name) for name in names]
+
+
 def test_runs_of_different_length_do_not_wait_for_ever():
     runs = experiments(["rounds=1"], ["rounds=3", "seed=2"])
     results = run_together(runs)
@@ -216,7 +233,7 @@ def test_stacked_evaluation_is_evaluation_one_by_one(mask, partition):
     states = stack_states([server.state for server in servers], {})
     expected = [run.measure(server) for run, server in zip(runs, servers, strict=True)]
     for score, local, measured in zip(
-        judge.scores(states), judge.local(states, runs[0].partition), expected, strict=True
+        judge.scores(states, runs[0].data.test), judge.local(states, runs[0].partition), expected, strict=True
     ):
         assert score.accuracy == measured.line["global_accuracy"]
         assert score.loss == pytest.approx(measured.line["global_loss"], rel=1e-9)

@@ -109,6 +109,10 @@ def check(settings: Settings, method: Method | None = None) -> None:
             f"devices.per_round must be at most data.clients ({settings.data.clients}),"
             f" not {settings.devices.per_round}"
         )
+    if not settings.data.validation < 1:
+        raise OptionError(f"data.validation must be a share from 0 to below 1, not {settings.data.validation:g}")
+    if not settings.evaluation.test and not settings.data.validation:
+        raise OptionError("evaluation.test is false, so data.validation must be above 0: nothing would be measured")
     if not _DEVICE.fullmatch(settings.device):
         raise OptionError(f"device must be cpu, cuda or cuda:N, not '{settings.device}'")
     try:

@@ -132,9 +132,8 @@ class Course:
             if clients:
                 checkpoint.write_whole(self.place / "clients.json", json.dumps(clients) + "\n")
             checkpoint.write_whole(self.place / "summary.json", json.dumps(summary, indent=2) + "\n")
-        settings, data = experiment.settings.evaluation, experiment.data
-        evaluation.prepare(experiment.model, server.state, data, settings, experiment.device)
-        model = experiment.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        model = experiment.prepare(experiment.model, server.state, precise=True)
+        model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         return Result(summary, self.lines, server, model)
 
     def _write(self) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation: the global model on the test set, on each client's share of it, and its sub-models.
+"""Evaluation: the global model on test and validation samples, on each client's own, and its sub-models.
 
 Static batch norm (default): before measuring, the model's batch norms, PyTorch's own included, get the cumulative
 statistics of one pass over training data. `norm="batch"` uses the statistics of each test batch instead, as the
@@ -69,9 +69,17 @@ class LocalScores:
 
 @torch.no_grad()
 def prepare(
-    model: nn.Module, state: Mapping[str, Tensor], data: Data, settings: EvaluationSettings, device: torch.device
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    data: Data,
+    settings: EvaluationSettings,
+    device: torch.device,
+    trained_on: Tensor | None = None,
 ) -> nn.Module:
-    """Load a state into the model and give its batch norms the statistics they are evaluated with."""
+    """Load a state into the model and give its batch norms the statistics they are evaluated with.
+
+    Static ones are those of the training samples `trained_on`, by their numbers, or of all.
+    """
     load(model, state)
     model.eval()
     if settings.norm == "batch":
@@ -80,7 +88,8 @@ def prepare(
             if not isinstance(norm, StaticBatchNorm2d):
                 norm.train()  # PyTorch's own norms use the batch at hand in this mode only
     elif norms_of(model):
-        samples = settings.statistics_samples or len(data.train)
+        samples = _all(data.train) if trained_on is None else trained_on
+        samples = samples[: settings.statistics_samples or len(samples)]
         collect_statistics(
             model, (inputs for inputs, _ in _batches(data, data.train, settings.batch_size, device, samples))
         )
@@ -89,9 +98,17 @@ def prepare(
 
 @torch.no_grad()
 def score(
-    model: nn.Module, data: Data, split: Split, settings: EvaluationSettings, device: torch.device
+    model: nn.Module,
+    data: Data,
+    split: Split,
+    settings: EvaluationSettings,
+    device: torch.device,
+    samples: Tensor | None = None,
 ) -> tuple[Score, Tensor]:
-    """Score of a prepared model on a split, and its logits (images) or right answers per sample (text) for `local`."""
+    """Score of a prepared model on a split, and its logits (images) or right answers per sample (text) for `local`.
+
+    `samples` are the numbers of those that count; without them all do.
+    """
     # Summed on the device: asking for every batch would make it wait.
     right, counted = torch.zeros(2, dtype=torch.long, device=device)
     loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -100,7 +117,7 @@ def score(
     per_sample = math.prod(split.targets.shape[1:]) * data.classes
     size = max(1, min(settings.batch_size, MOST_LOGITS // per_sample))
     with settled:
-        for inputs, targets in _batches(data, split, size, device, len(split)):
+        for inputs, targets in _batches(data, split, size, device, _all(split) if samples is None else samples):
             logits = model(inputs)
             valid = targets != IGNORE
             hits = (logits.argmax(-1) == targets) & valid
@@ -147,12 +164,16 @@ def absent_by_client(partition: Partition, classes: int, mask: str) -> Tensor | 
     return ~present.view(len(partition), classes)
 
 
+def _all(split: Split) -> Tensor:
+    return torch.arange(len(split))
+
+
 def _batches(
-    data: Data, split: Split, size: int, device: torch.device, samples: int
+    data: Data, split: Split, size: int, device: torch.device, samples: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    number = min(samples, len(split))
+    number = len(samples)
     starts = list(range(0, number, size))
     if len(starts) > 1 and number % size == 1:
         starts.pop()  # one sample alone has no batch statistics: it goes with the batch before
     for start, end in zip(starts, [*starts[1:], number], strict=True):
-        yield data.batch(split, torch.arange(start, end), device=device)
+        yield data.batch(split, samples[start:end], device=device)

@@ -31,19 +31,19 @@ class PackedEvaluation:
         self._tests: dict[int, _Tests] = {}
 
     @torch.no_grad()
-    def scores(self, states: Mapping[str, Tensor]) -> list[Score]:
-        """Of every model on the test set; `states` are stacked, [models, …] each."""
-        split = self.data.test
+    def scores(self, states: Mapping[str, Tensor], split: Split, samples: Tensor | None = None) -> list[Score]:
+        """Of every model on a split, or on these samples of it; `states` are stacked, [models, …] each."""
+        samples = torch.arange(len(split)) if samples is None else samples
         models = len(next(iter(states.values())))
         right = torch.zeros(models, dtype=torch.long, device=self.device)
         loss = torch.zeros(models, dtype=torch.float64, device=self.device)
-        for logits, targets in self._answers(states, split, torch.arange(len(split))):
+        for logits, targets in self._answers(states, split, samples):
             valid = targets != IGNORE
             right += ((logits.argmax(-1) == targets) & valid).flatten(1).sum(1)
             answers = targets.expand(logits.shape[:-1])
             parts = functional.cross_entropy(logits.flatten(0, -2), answers.flatten(), reduction="none")
             loss += parts.view(len(logits), -1).double().sum(1)
-        counted = int((split.targets != IGNORE).sum())
+        counted = int((split.targets[samples.to(split.targets.device)] != IGNORE).sum())
         if not counted:
             raise DataError(f"data set '{self.data.name}' has no target to evaluate on")
         pairs = torch.stack([right.double(), loss], dim=1).tolist()

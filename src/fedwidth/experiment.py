@@ -28,7 +28,16 @@ from fedwidth.errors import OptionError
 from fedwidth.method_settings import method_of, name_method, with_needs
 from fedwidth.methods import Beginning, Method, Task
 from fedwidth.part import Part
-from fedwidth.parts import build_model, check_values, find_device, load_data, plan_model, set_precision, split_data
+from fedwidth.parts import (
+    build_model,
+    check_validation,
+    check_values,
+    find_device,
+    load_data,
+    plan_model,
+    set_precision,
+    split_data,
+)
 from fedwidth.randomness import torch_seed
 from fedwidth.representative import LastRound, accuracy_by_capacity
 from fedwidth.rounds import Engine, Report, Rounds, run_round
@@ -77,6 +86,7 @@ class Experiment:
             raise OptionError(
                 f"devices.per_round is {settings.devices.per_round}, but there are only {len(self.partition)} clients"
             )
+        check_validation(settings, self.partition)
         if self.device.type == "cuda":
             if self.data.train.inputs.device.type != "cuda":  # several runs may share data that is there already
                 self.data = self.data.to(self.device)
@@ -207,7 +217,7 @@ class Experiment:
         return chosen[round], round
 
     def evaluate(self, server: Server) -> Line:
-        """Global, local and per-capacity accuracy of a server's state."""
+        """Global, validation, local and per-capacity accuracy of a server's state."""
         return self.measure(server).line
 
     def measure(
@@ -219,24 +229,46 @@ class Experiment:
         stands for a capacity. Without `before` the method's memory is taken as the server holds it now, and without a
         cohort it is the one that the settings draw.
         """
-        settings = self.settings.evaluation
-        with autocast(self.device, self.settings.precision):  # statistics as in training; the scores are more precise
-            model = evaluation.prepare(self.model, server.state, self.data, settings, self.device)
-        score, kept = evaluation.score(model, self.data, self.data.test, settings, self.device)
-        local = self._local(kept) if settings.local else None
-        return self.describe(server, score, local, before=before, cohort=cohort)
+        settings, data, scores = self.settings.evaluation, self.data, {}
+        model = self.prepare(self.model, server.state)
+        kept: torch.Tensor | None = None
+        if settings.test:
+            scores["global"], kept = evaluation.score(model, data, data.test, settings, self.device)
+        if len(held := self.partition.validation):
+            scores["validation"], _ = evaluation.score(model, data, data.train, settings, self.device, held)
+        local = self._local(kept) if self.is_local else None
+        return self.describe(server, scores, local, before=before, cohort=cohort)
+
+    def prepare(self, model: nn.Module, state: Mapping[str, torch.Tensor], *, precise: bool = False) -> nn.Module:
+        """The model with this state, ready to be measured; `precise` is for those who take it away."""
+        settings, samples = self.settings.evaluation, self.partition.trained_on
+        precision = "float32" if precise else self.settings.precision
+        with autocast(self.device, precision):  # statistics as in training; the scores are more precise
+            return evaluation.prepare(model, state, self.data, settings, self.device, samples)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the clients' own test data are measured; where they are of the test set, only if that is."""
+        settings, partition = self.settings.evaluation, self.partition
+        held_out = partition.tested_on == "train" and len(partition.test.samples) > 0
+        return settings.local and (settings.test or held_out)
 
     def describe(
         self,
         server: Server,
-        score: evaluation.Score,
+        scores: Mapping[str, evaluation.Score],
         local: evaluation.LocalScores | None,
         *,
         before: Server | None = None,
         cohort: Sequence[tuple[int, float]] = (),
     ) -> Measured:
-        """What was measured, as a line of the metrics has it; `before` and `cohort` as for `measure`."""
-        line: Line = {"global_accuracy": score.accuracy, "global_loss": score.loss}
+        """What was measured, as a line of the metrics has it; `before` and `cohort` as for `measure`.
+
+        `scores` are of the test set ("global") and of the validation samples ("validation"), where measured.
+        """
+        line: Line = {}
+        for name, score in scores.items():
+            line |= {f"{name}_accuracy": score.accuracy, f"{name}_loss": score.loss}
         if local is not None:
             line |= {"local_accuracy": local.mean, "local_quantiles": local.quantiles}
         if capacities := self.settings.evaluation.capacities:
@@ -253,22 +285,22 @@ class Experiment:
             )
         return Measured(line, local)
 
-    def _local(self, kept: torch.Tensor) -> evaluation.LocalScores:
-        """What the prepared model scores on each client's own test data; `kept` is of the test set."""
+    def _local(self, kept: torch.Tensor | None) -> evaluation.LocalScores:
+        """What the prepared model scores on each client's own test data; `kept` is of the test set, if measured."""
         partition, mask = self.partition, self.settings.training.mask
-        if partition.tested_on == "test" or not len(partition.test.samples):
+        if kept is not None and (partition.tested_on == "test" or not len(partition.test.samples)):
             return evaluation.local_scores(kept, partition, self.data, mask)
         split = self.data.train.take(partition.test.samples)
         _, kept = evaluation.score(self.model, self.data, split, self.settings.evaluation, self.device)
         return evaluation.local_scores_of(kept, partition, self.data, mask)
 
     def _accuracy_of(self, server: Server, part: Part) -> float:
-        """What this part of the model scores on the test set."""
+        """What this part of the model scores on the test set, or on the validation samples where that is not seen."""
         small = part.module(self.model, self.plan).to(self.device)
-        state = part.cut(server.state, self.plan)
-        with autocast(self.device, self.settings.precision):
-            evaluation.prepare(small, state, self.data, self.settings.evaluation, self.device)
-        score, _ = evaluation.score(small, self.data, self.data.test, self.settings.evaluation, self.device)
+        self.prepare(small, part.cut(server.state, self.plan))
+        settings, data = self.settings.evaluation, self.data
+        split, samples = (data.test, None) if settings.test else (data.train, self.partition.validation)
+        score, _ = evaluation.score(small, data, split, settings, self.device, samples)
         return score.accuracy
 
     def _capacity(self, client: int, round: int) -> float:
@@ -381,7 +413,7 @@ class Experiment:
     def clients(self, server: Server, measured: Measured | None) -> list[dict[str, Any]]:
         """Every client as it is described in clients.json; none where they are too many or not measured."""
         clients = len(self.partition)
-        if not self.settings.evaluation.local or clients > MOST_CLIENTS_LISTED:
+        if not self.is_local or clients > MOST_CLIENTS_LISTED:
             return []
         local = (measured or self.measure(server)).local
         assert local is not None

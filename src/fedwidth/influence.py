@@ -32,7 +32,9 @@ WITHOUT_INFLUENCE = (
 ROUNDING = ("engine", "device", "ray.engine", "ray.gpus")
 """The settings of Ray are among them only where it trains, and of its GPUs only whether there are any."""
 PRECISION = ("precision",)
-MEASURING = ("evaluation.every", "evaluation.local", "evaluation.capacities")
+MEASURING = ("evaluation.every", "evaluation.test", "evaluation.local", "evaluation.capacities")
+ADDED = ("data.validation", "evaluation.test")
+"""Settings that version 0.1.0 lacked. At their default they are no part of a fingerprint, and earlier ones hold."""
 
 
 def by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,6 +98,10 @@ def _fingerprint(settings: Settings, without: Collection[str] = ()) -> str:
             everything[section][key] = keys()[name].default
         else:
             del everything[name]
+    for name in ADDED:
+        section, _, key = name.rpartition(".")
+        if everything[section][key] == keys()[name].default:
+            del everything[section][key]
     if not settings.local.name:  # as it was before there were local rules
         del everything["local"]
     ray = everything.pop("ray")

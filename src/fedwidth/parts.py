@@ -56,7 +56,27 @@ def load_data(settings: Settings) -> Data:
 def split_data(settings: Settings, data: Data) -> Partition:
     """The clients' shares of it."""
     wanted = settings.data
-    return make_partition(data, wanted.partition, wanted.clients, settings.seed, **wanted.partition_options)
+    return make_partition(
+        data,
+        wanted.partition,
+        wanted.clients,
+        settings.seed,
+        validation=wanted.validation,
+        **wanted.partition_options,
+    )
+
+
+def check_validation(settings: Settings, partition: Partition) -> None:
+    """There are validation samples where the settings count on them, also in a partition made elsewhere."""
+    if len(partition.validation):
+        return
+    if settings.data.validation:
+        raise OptionError(
+            f"data.validation is {settings.data.validation:g}, but the partition given holds nothing out:"
+            " make it with make_partition(…, validation=…)"
+        )
+    if not settings.evaluation.test:
+        raise OptionError("evaluation.test is false and there are no validation samples: nothing would be measured")
 
 
 def build_model(settings: Settings, data: Data) -> nn.Module:

@@ -73,8 +73,10 @@ def run_jobs(
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run those of the jobs that the results do not hold yet, until a time on the monotonic clock (`ends`)."""
-    if packed:
-        for job in jobs:
+    for job in jobs:
+        if not job.settings.evaluation.test:
+            raise OptionError(f"{job.title}: evaluation.test is false, but published accuracies are of the test set")
+        if packed:
             check_for_packing(job.settings)
     open_jobs = find_open(jobs, read_all(results))
     for device in {job.settings.device for job in open_jobs}:

@@ -27,7 +27,7 @@ def count_steps(settings: Settings, samples: float | None = None) -> int | None:
     """Local steps of a whole run, `samples` being those of a client on average; None where they are not known."""
     training, data = settings.training, settings.data
     if samples is None and data.name in SAMPLES:
-        samples = SAMPLES[data.name] / data.clients
+        samples = SAMPLES[data.name] * (1 - data.validation) / data.clients
     if not training.steps and samples is None:
         return None
     own = training.steps or training.epochs * math.ceil((samples or 0) / training.batch_size)

@@ -58,6 +58,9 @@ class DataSettings:
     clients: int = key(100, "number of clients", least=1)
     partition: str = key("iid", "iid, labels, random_labels (the thesis), dirichlet, natural")
     partition_options: dict[str, Any] = key({}, "options of the partition, e.g. {per_client = 2}")
+    validation: float = key(
+        0.0, "share of the training data that no client trains on, to choose settings by; below 1", least=0
+    )
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ class EvaluationSettings:
     norm: str = key(
         "static", "batch norm: statistics from training data, or of each test batch", choices=("static", "batch")
     )
+    test: bool = key(True, "accuracy of the global model on the test set; false: on the validation samples alone")
     local: bool = key(True, "accuracy of the global model on each client's own test data")
     capacities: list[float] = key([], "also measure the global model's sub-model at these capacities", share=True)
     batch_size: int = key(500, "samples a step", least=1)

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from fedwidth.aggregation import CohortSum
 from fedwidth.client import Trainer
+from fedwidth.data import Partition
 from fedwidth.device import on_device
 from fedwidth.engines.packed import Pack
 from fedwidth.engines.packed_clients import RunRound
 from fedwidth.engines.packed_limits import SHARED, in_slots
 from fedwidth.errors import OptionError
-from fedwidth.evaluation import LocalScores, Score
 from fedwidth.evaluation_packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Course, Experiment, Line, Measured, Result, Stopped
 from fedwidth.influence import by_key
@@ -177,38 +177,58 @@ class _Judge:
             return [None] * len(ended)
         rows = dict(zip(states, range(len(states)), strict=True))
         stacked = stack_states(list(states.values()), self.tied)
-        scores = self.together.scores(stacked)
-        local = self._local(stacked, rows, [pair for pair, is_due in zip(ended, due, strict=True) if is_due])
+        owed = [pair for pair, is_due in zip(ended, due, strict=True) if is_due]
+        found = self._scores(stacked, rows, owed)
         return [
-            self._describe(course, server, scores[rows[id(server.state)]], local) if is_due else None
+            self._describe(course, server, found) if is_due else None
             for (course, server), is_due in zip(ended, due, strict=True)
         ]
 
-    def _local(
+    def _scores(
         self, stacked: Mapping[str, Tensor], rows: Mapping[int, int], ended: Sequence[tuple[Course, Server]]
-    ) -> dict[tuple[int, int], LocalScores]:
-        """Local scores by (partition, state), for the runs that ask for them; partition by partition."""
+    ) -> dict[tuple[str, int, int], Any]:
+        """Scores by (kind, partition, state), of each kind for the runs that ask for it; partition by partition."""
         assert self.together is not None
-        wanted: dict[int, tuple[Any, dict[int, int]]] = {}
+        wanted: dict[tuple[str, int], tuple[Any, dict[int, int]]] = {}
         for course, server in ended:
-            if course.experiment.settings.evaluation.local:
-                partition = course.experiment.partition
-                wanted.setdefault(id(partition), (partition, {}))[1][id(server.state)] = rows[id(server.state)]
+            experiment = course.experiment
+            for kind, key in _kinds(experiment):
+                mine = wanted.setdefault((kind, key), (experiment.partition, {}))[1]
+                mine[id(server.state)] = rows[id(server.state)]
         found = {}
-        for key, (partition, mine) in wanted.items():
+        for (kind, key), (partition, mine) in wanted.items():
             chosen = torch.tensor(list(mine.values()))
-            part = {name: tensor[chosen.to(tensor.device)] for name, tensor in stacked.items()}
-            for state, scores in zip(mine, self.together.local(part, partition), strict=True):
-                found[key, state] = scores
+            part = stacked
+            if len(chosen) < len(rows):
+                part = {name: tensor[chosen.to(tensor.device)] for name, tensor in stacked.items()}
+            for state, scores in zip(mine, self._score(kind, part, partition), strict=True):
+                found[kind, key, state] = scores
         return found
 
+    def _score(self, kind: str, states: Mapping[str, Tensor], partition: Partition) -> Sequence[Any]:
+        """One kind of score of every state."""
+        assert self.together is not None
+        data = self.together.data
+        if kind == "local":
+            return self.together.local(states, partition)
+        if kind == "validation":
+            return self.together.scores(states, data.train, partition.validation)
+        return self.together.scores(states, data.test)
+
     @staticmethod
-    def _describe(
-        course: Course, server: Server, score: Score, local: Mapping[tuple[int, int], LocalScores]
-    ) -> Measured:
+    def _describe(course: Course, server: Server, found: Mapping[tuple[str, int, int], Any]) -> Measured:
         experiment = course.experiment
-        own = local.get((id(experiment.partition), id(server.state)))
-        return experiment.describe(server, score, own, before=course.server)  # which has not moved on yet
+        own = {kind: found[kind, key, id(server.state)] for kind, key in _kinds(experiment)}
+        local = own.pop("local", None)
+        return experiment.describe(server, own, local, before=course.server)  # which has not moved on yet
+
+
+def _kinds(experiment: Experiment) -> list[tuple[str, int]]:
+    """The kinds of scores a run asks for, each with what it depends on beside the state: its partition, or nothing."""
+    partition = experiment.partition
+    asked = {"global": experiment.settings.evaluation.test, "validation": len(partition.validation) > 0}
+    asked["local"] = experiment.is_local
+    return [(kind, 0 if kind == "global" else id(partition)) for kind, wanted in asked.items() if wanted]
 
 
 def _share_states(courses: Sequence[Course], pack: Pack) -> None:

@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from fedwidth.summary import describe_accuracy
+
 Line = dict[str, Any]
 
 
@@ -34,8 +36,8 @@ class Shown:
 
         def call(line: Line) -> None:
             fields: dict[str, Any] = {"completed": line["round"], "clients": ""}
-            if "global_accuracy" in line:
-                fields["accuracy"] = f"accuracy {100 * line['global_accuracy']:.2f} %"
+            if accuracy := describe_accuracy(line):
+                fields["accuracy"] = accuracy
             self.progress.update(self.tasks[number], **fields)
 
         return call
@@ -53,9 +55,8 @@ class Shown:
         self.update(number)(line)
         console = self.progress.console
         if not console.is_terminal:
-            accuracy = 100 * line["global_accuracy"]
             console.print(
-                f"{self.titles[number]}: {line['round']} rounds, accuracy {accuracy:.2f} %, {line['seconds']:.1f} s",
+                f"{self.titles[number]}: {line['round']} rounds, {describe_accuracy(line)}, {line['seconds']:.1f} s",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,

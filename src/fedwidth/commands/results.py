@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from fedwidth.commands.jobs import Job
 
 ACCURACIES = ("global_accuracy", "best_global_accuracy", "local_accuracy")
+VALIDATION = "validation_accuracy"
 
 Summary = Mapping[str, Any]
 
 
 def print_results(jobs: Sequence[Job], summaries: Sequence[Summary]) -> None:
     """One row for every label, with the spread over its seeds."""
+    keys, columns = list(ACCURACIES), ["test accuracy %", "best %", "clients' own data %"]
+    if any(VALIDATION in summary for summary in summaries):
+        keys, columns = [VALIDATION, *keys], ["validation %", *columns]
     rows = []
     for mine in by_label(jobs, summaries).values():
         settings = mine[0][0].settings
@@ -29,13 +33,12 @@ def print_results(jobs: Sequence[Job], summaries: Sequence[Summary]) -> None:
             [
                 mine[0][0].title,
                 settings.devices.capacities if settings.method.name != "fedavg" else f"all {settings.model.width:g}",
-                *(_shown([summary[key] for _, summary in mine]) for key in ACCURACIES),
+                *(_shown([summary.get(key) for _, summary in mine]) for key in keys),
                 f"{statistics.mean(summary['bytes_up'] for _, summary in mine) / 2**20:.1f}",
                 f"{sum(summary['seconds'] for _, summary in mine):.0f}",
             ]
         )
-    columns = ["run", "devices", "test accuracy %", "best %", "clients' own data %", "MB sent up", "seconds"]
-    print_table(columns, rows)
+    print_table(["run", "devices", *columns, "MB sent up", "seconds"], rows)
     seeds = sorted({job.settings.seed for job in jobs})
     print(
         f"Seeds: {', '.join(map(str, seeds))}." + (" ± is the standard deviation over seeds." if len(seeds) > 1 else "")
@@ -51,7 +54,7 @@ def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary
         {
             "label": job.label,
             "folder": str(job.folder.relative_to(folder)),
-            **{key: summary[key] for key in ("method", "seed", "rounds", *ACCURACIES)},
+            **{key: summary[key] for key in ("method", "seed", "rounds", *_accuracies(summary))},
         }
         for job, summary in zip(jobs, summaries, strict=True)
     ]
@@ -61,7 +64,7 @@ def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary
     else:
         whole = {"seconds": round(sum(s["seconds"] for s in summaries), 3), "version": fedwidth.__version__}
         if len(table) == 1:  # one run with several seeds: what a plain run says, as means
-            means = {key: table[0][key] for key in ACCURACIES}
+            means = {key: table[0][key] for key in _accuracies(summaries[0])}
             whole |= {"method": summaries[0]["method"], "rounds": summaries[0]["rounds"], **means}
             whole["seed"] = table[0]["seeds"]
     write_whole(folder / "summary.json", json.dumps({**whole, "runs": runs, "table": table}, indent=2) + "\n")
@@ -75,9 +78,14 @@ def by_label(jobs: Sequence[Job], summaries: Sequence[Summary]) -> dict[str, lis
     return found
 
 
+def _accuracies(summary: Summary) -> tuple[str, ...]:
+    """The accuracies a summary gives."""
+    return (*ACCURACIES, VALIDATION) if VALIDATION in summary else ACCURACIES
+
+
 def _spread(label: str, mine: Sequence[tuple[Job, Summary]]) -> dict[str, Any]:
     row: dict[str, Any] = {"label": label, "seeds": [job.settings.seed for job, _ in mine]}
-    for key in ACCURACIES:
+    for key in _accuracies(mine[0][1]):
         known = [summary[key] for _, summary in mine if summary[key] is not None]
         row[key] = statistics.mean(known) if known else None
         row[f"{key}_std"] = statistics.stdev(known) if len(known) > 1 else None

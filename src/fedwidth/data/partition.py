@@ -17,6 +17,7 @@ from torch import Tensor
 from fedwidth.data.deal import NOBODY, deal_labels, deal_shards, holders, proportional, spread
 from fedwidth.data.records import Data
 from fedwidth.data.shares import Partition, Shares
+from fedwidth.data.validation import hold_out, in_the_whole, without
 from fedwidth.errors import DataError, OptionError, unknown
 from fedwidth.randomness import numpy_generator
 
@@ -154,15 +155,26 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 }
 
 
-def make_partition(data: Data, kind: str, clients: int | None = None, seed: int = 0, **options: Any) -> Partition:
-    """A partition by name; only `natural` may leave the number of clients open."""
+def make_partition(
+    data: Data, kind: str, clients: int | None = None, seed: int = 0, *, validation: float = 0.0, **options: Any
+) -> Partition:
+    """A partition by name; only `natural` may leave the number of clients open.
+
+    `validation` is the share of the training set that is held out first, for nobody to train on.
+    """
     if kind not in PARTITIONS:
         raise unknown("partition", kind, PARTITIONS)
     allowed = partition_options(kind)
     for option in options:
         if option not in allowed:
             raise unknown(f"option of partition '{kind}'", option, allowed)
-    return PARTITIONS[kind](data, clients, seed, **options)
+    if not isinstance(validation, int | float) or not 0 <= validation < 1:
+        raise OptionError(f"validation must be a share from 0 to below 1, not {validation!r}")
+    if not validation:
+        return PARTITIONS[kind](data, clients, seed, **options)
+    held = hold_out(data, validation, seed, by_user=kind == "natural")
+    rest, numbers = without(data, held)
+    return in_the_whole(PARTITIONS[kind](rest, clients, seed, **options), data, numbers, held)
 
 
 def partition_options(kind: str) -> dict[str, Any]:

@@ -94,6 +94,8 @@ class Partition:
     test: Shares
     targets: Tensor = field(repr=False)
     tested_on: Literal["train", "test"] = "test"
+    validation: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long), repr=False)
+    """Training samples that no client has, held out to choose settings by."""
 
     def __post_init__(self) -> None:
         empty = torch.nonzero(self.train.sizes == 0)
@@ -122,9 +124,16 @@ class Partition:
 
     @property
     def used(self) -> float:
-        """The share of the training set that some client has, held-out samples included."""
+        """The share of the training set that some client has or validation takes, held-out samples included."""
         held_out = len(self.test.samples) if self.tested_on == "train" else 0
-        return (len(self.train.samples) + held_out) / len(self.targets)
+        return (len(self.train.samples) + held_out + len(self.validation)) / len(self.targets)
+
+    @cached_property
+    def trained_on(self) -> Tensor:
+        """The numbers of the training samples that are not for validation."""
+        left = torch.ones(len(self.targets), dtype=torch.bool)
+        left[self.validation] = False
+        return torch.nonzero(left).flatten()
 
     def test_split(self, data: Data) -> Split:
         """The split whose samples the test shares number."""

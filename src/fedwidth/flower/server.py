@@ -25,6 +25,7 @@ from fedwidth.flower.local import load_parts
 from fedwidth.flower.records import Limits
 from fedwidth.flower.roll import Node, Roll, budgets_to_capacity
 from fedwidth.settings import Settings
+from fedwidth.summary import describe_accuracy
 
 LOCK = ".serve.lock"
 """Held from before nodes are waited for until the run ends; the run's own lock is let go between attempts."""
@@ -149,9 +150,7 @@ def server_app(recipe: str) -> ServerApp:
         deployment = Deployment.of(context.run_config)
         out = deployment.out
         result = serve(grid, recipe, deployment)
-        print(
-            f"finished: accuracy {100 * result.summary['global_accuracy']:.2f} %; see fedwidth report {out}", flush=True
-        )
+        print(f"finished: {describe_accuracy(result.metrics[-1])}; see fedwidth report {out}", flush=True)
 
     return app
 

@@ -1,0 +1,79 @@
+"""Samples of the training set that no client trains on, to choose settings and rounds by without the test set.
+
+They are taken before the clients' shares are dealt, and the rest is dealt as a training set of that size would be. The
+labels a client draws, its proportions and, of natural partitions, the users are drawn as without validation samples:
+the same clients hold the same kinds of data, each about `share` less of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedwidth.data.deal import proportional
+from fedwidth.data.records import Data, Split
+from fedwidth.data.shares import Partition, Shares
+from fedwidth.errors import DataError
+from fedwidth.randomness import numpy_generator
+
+
+def hold_out(data: Data, share: float, seed: int, *, by_user: bool = False) -> Tensor:
+    """The numbers of so large a share of the training samples, in rising order, drawn from the seed.
+
+    Every class gives its share of them where a sample has one label, or every user with `by_user`, as nearly as whole
+    numbers allow; none gives its last sample.
+    """
+    generator = numpy_generator(seed, "validation")
+    wanted = round(share * len(data.train))
+    _, strata, counts = np.unique(_strata(data, by_user), return_inverse=True, return_counts=True)
+    order = generator.permutation(len(counts))  # the rounding favours no label and no user
+    sizes = np.empty_like(counts)
+    sizes[order] = proportional(wanted, counts[order] / counts.sum())
+    sizes = np.minimum(sizes, counts - 1)
+    if not sizes.sum():
+        raise DataError(
+            f"data.validation = {share:g} of {len(data.train)} training samples leaves none to validate on:"
+            " take a larger share"
+        )
+    shuffled = generator.permutation(len(strata))
+    grouped = shuffled[np.argsort(strata[shuffled], kind="stable")]
+    place = np.arange(len(grouped)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return torch.from_numpy(np.sort(grouped[place < np.repeat(sizes, counts)]))
+
+
+def without(data: Data, held: Tensor) -> tuple[Data, Tensor]:
+    """The data to deal, and the numbers of its training samples in the whole training set.
+
+    In place of inputs, which no partition looks at, it has these numbers.
+    """
+    left = torch.ones(len(data.train), dtype=torch.bool)
+    left[held] = False
+    numbers = torch.nonzero(left).flatten()
+    users = None if data.train.users is None else data.train.users[numbers]
+    return replace(data, train=Split(numbers, data.train.targets.cpu()[numbers], users)), numbers
+
+
+def in_the_whole(partition: Partition, data: Data, numbers: Tensor, held: Tensor) -> Partition:
+    """A partition of what was left, numbering the samples as the whole training set does."""
+
+    def renumber(shares: Shares) -> Shares:
+        return Shares(numbers[shares.samples], shares.offsets)
+
+    return replace(
+        partition,
+        train=renumber(partition.train),
+        test=renumber(partition.test) if partition.tested_on == "train" else partition.test,
+        targets=data.train.targets.cpu(),
+        validation=held,
+    )
+
+
+def _strata(data: Data, by_user: bool) -> np.ndarray:
+    """What each training sample is a case of: its user, its label, or all of one kind."""
+    if by_user and data.train.users is not None:
+        return data.train.users.numpy()
+    targets = data.train.targets
+    return targets.cpu().numpy() if targets.dim() == 1 else np.zeros(len(targets), np.int64)
