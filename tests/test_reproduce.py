@@ -353,3 +353,15 @@ def test_unknown_tables_and_labels_are_refused_before_anything_runs(table, tmp_p
         reproduce([table, "fedrolex/table33"], results=tmp_path / "r", work=tmp_path / "w", say=lambda text: None)
     assert not (tmp_path / "w").exists()
     assert read_settings(table).labels == ("fedrolex", "heterofl")
+
+
+def test_a_run_that_does_not_look_at_the_test_set_is_recorded_by_its_validation_accuracy(go, tmp_path):
+    changes = ["data.validation=0.2", "evaluation.test=false"]
+    (found,) = go(only=["fedrolex"], changes=changes).done
+    assert found.samples == "validation"
+    assert found.local_accuracy is None
+    (metrics,) = (tmp_path / "work").rglob("metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    measured = [line for line in lines if "validation_accuracy" in line]
+    assert found.final_accuracy == measured[-1]["validation_accuracy"]
+    assert not any("global_accuracy" in line for line in lines)

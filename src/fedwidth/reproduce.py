@@ -74,7 +74,7 @@ def run_jobs(
 ) -> Outcome:
     """Run those of the jobs that the results do not hold yet, until a time on the monotonic clock (`ends`)."""
     for job in jobs:
-        if not job.settings.evaluation.test:
+        if job.settings.answers and not job.settings.evaluation.test:
             raise OptionError(f"{job.title}: evaluation.test is false, but published accuracies are of the test set")
         if packed:
             check_for_packing(job.settings)
@@ -162,7 +162,7 @@ def _run(
 def _note(job: Job, results: Path, make: Callable[..., Record]) -> None:
     """Write down how far a stopped run got, if it was evaluated at all."""
     lines = folders.read_metrics(job.folder)
-    if any("global_accuracy" in line for line in lines):
+    if any("global_loss" in line or "validation_loss" in line for line in lines):
         append_record(results / UNFINISHED, make(job, lines))
 
 

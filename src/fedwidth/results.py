@@ -25,6 +25,7 @@ from fedwidth.results_clients import Clients, read_clients
 from fedwidth.settings import Settings
 
 UNFINISHED = "unfinished"
+MEASURED_BY_VALIDATION = ("validation_accuracy", "validation_loss")
 
 MAY_DIFFER = ("seed", *ROUNDING, *PRECISION, *MEASURING)
 """What runs of one cell may differ in besides what has no influence at all: where, and how often it is looked at."""
@@ -70,6 +71,8 @@ class Record:
     """Why it was not the engine that was chosen or asked for, where that one could not train the run."""
     commit: str = ""
     """Of the source, with a plus where that was changed since; earlier records do not say."""
+    samples: str = "test"
+    """What the global accuracies are of: the test set, or the validation samples where that was not looked at."""
 
 
 def make_record(
@@ -92,9 +95,11 @@ def make_record(
     What the run left in its `folder` says how it serves single clients.
     """
     lines = list(metrics)
-    measured = [line for line in lines if "global_accuracy" in line]
-    best = max(measured, key=lambda line: line["global_accuracy"])
-    columns = ("round", "global_accuracy", "local_accuracy", "global_loss")
+    samples = "test" if settings.evaluation.test else "validation"
+    accuracy, loss = ("global_accuracy", "global_loss") if samples == "test" else MEASURED_BY_VALIDATION
+    measured = [line for line in lines if accuracy in line]
+    best = max(measured, key=lambda line: line[accuracy])
+    columns = ("round", accuracy, "local_accuracy", loss)
     return Record(
         recipe=recipe,
         label=label,
@@ -105,8 +110,8 @@ def make_record(
         rounds=settings.rounds,
         steps=steps,
         evaluations=[[_short(line.get(column)) for column in columns] for line in measured],
-        final_accuracy=measured[-1]["global_accuracy"],
-        best_accuracy=best["global_accuracy"],
+        final_accuracy=measured[-1][accuracy],
+        best_accuracy=best[accuracy],
         best_round=best["round"],
         local_accuracy=measured[-1].get("local_accuracy"),
         seconds=lines[-1]["seconds"],
@@ -121,6 +126,7 @@ def make_record(
         engine=engine,
         fell_back=fell_back,
         commit=commit,
+        samples=samples,
     )
 
 

@@ -75,7 +75,8 @@ def _written(title: str, text: Path) -> list[str]:
 def find_tables(records: Sequence[Record], stopped: Sequence[Record] = ()) -> dict[str, list[Cell]]:
     """The cells of every recipe that answers to a paper."""
     done, parts = by_experiment(records), by_experiment(stopped)
-    return {name: find_cells(name, done, parts) for name in recipe_names() if name != "quickstart"}
+    names = [name for name in recipe_names() if read_settings(name).paper.table]
+    return {name: find_cells(name, done, parts) for name in names}
 
 
 def _exact(results: Path) -> Iterator[str]:

@@ -12,6 +12,8 @@ from fedwidth.results import Record
 from fedwidth.results_markdown import markdown, over_seeds, plural
 
 QUEUE = "queue.toml"
+BENCHMARK = "benchmark/"
+"""Recipes that answer to no paper and have a page of their own."""
 MOST_SHOWN = 6
 """Runs of a job up to which each has a line; those of a larger one stand in the tables of their recipes."""
 
@@ -22,7 +24,8 @@ def queue_texts(results: Path, records: Sequence[Record]) -> Iterator[str]:
     if not path.exists():
         return
     # Runs that are under way on this machine are nobody's business but its own.
-    standings = [find_standing(entry, records, work=path / "none") for entry in read_queue(path)]
+    asked = [entry for entry in read_queue(path) if not entry.recipes[0].startswith(BENCHMARK)]
+    standings = [find_standing(entry, records, work=path / "none") for entry in asked]
     yield "## Asked beside the tables"
     yield (
         "Experiments that change one thing in a recipe to find out what explains a difference, in the order of"

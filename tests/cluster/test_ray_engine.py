@@ -83,14 +83,16 @@ def test_workers_share_a_round_and_all_of_them_report(address, cluster):
     WATCHING[engine] = lambda done, clients: seen.append((done, clients))
     ray.put = lambda value: puts.append(value) or real(value)
     try:
-        for round in range(3):
+        worked = set()
+        for round in range(6):
             run_once(experiment, engine, round)
             assert seen[-6:] == [(n, 6) for n in range(1, 7)]
+            worked |= {id(hand) for hand in engine.hands if hand.busy > 0}
         nodes = len([node for node in ray.nodes() if node["Alive"]])
         assert len(engine.hands) == nodes
-        assert all(hand.busy > 0 for hand in engine.hands)
+        assert len(worked) == nodes, "on a busy machine a worker may be too late for a round, but not for all"
         assert set(engine.costs.measured) == {1.0, 0.5, 0.25}
-        assert len(puts) == 3, "the state once a round, data and model not again"
+        assert len(puts) == 6, "the state once a round, data and model not again"
     finally:
         ray.put = real
         engine.close()
