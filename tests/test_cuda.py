@@ -43,7 +43,7 @@ def test_extract_and_merge_are_exact_on_the_device(name, dtype):
     state = {n: t.to("cuda", dtype) if t.is_floating_point() else t.cuda() for n, t in fedwidth.state_of(model).items()}
     method = fedwidth.method(name)
     updates = []
-    for task in method.assign(plan, list(enumerate((1.0, 0.5, 0.25, 0.25))), round=7, seed=1):
+    for task in method.assign(plan, list(enumerate((1.0, 0.5, 0.25, 0.25))), round=7, seed=1, state=state):
         sub = fedwidth.extract(state, plan, task.index)
         host = fedwidth.extract({n: t.cpu() for n, t in state.items()}, plan, task.index)
         assert all(torch.equal(sub[n].cpu(), host[n]) for n in sub)

@@ -8,6 +8,7 @@ from torch import nn
 
 import fedwidth
 from fedwidth.aggregation import finalise, sum_cohorts
+from fedwidth.cli import run_command
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.holders import damp
@@ -71,6 +72,14 @@ def test_a_pack_gives_what_each_run_gives():
     assert not same(dict(together[0].server.state), dict(together[2].server.state))
 
 
-def test_a_method_that_does_not_average_over_holders_is_refused():
-    with pytest.raises(OptionError, match="FedBRB does not average over holders"):
-        Experiment(small("method.name=fedbrb", "server.holders_exponent=0.5"))
+@pytest.mark.parametrize("change", ["method.name=fedbrb", "method.name=fedtile", "local.name=scaffold"])
+def test_a_method_that_does_not_average_over_holders_is_refused(change):
+    with pytest.raises(OptionError, match="does not average over holders: with it only 1 is possible"):
+        Experiment(small(change, "server.holders_exponent=0.5"))
+
+
+def test_of_a_recipe_only_the_runs_that_are_wanted_are_refused(tmp_path, capsys):
+    arguments = ["run", "--set", "server.holders_exponent=0.5", "--set", "rounds=1", "--set", "training.steps=1"]
+    assert run_command([*arguments, "--only", "fedbrb", "--out", str(tmp_path / "a")]) == 2
+    assert "FedBRB does not average over holders" in capsys.readouterr().err
+    assert run_command([*arguments, "--only", "fedrolex", "--out", str(tmp_path / "b")]) == 0

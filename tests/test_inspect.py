@@ -143,6 +143,7 @@ def test_plan_takes_a_head_policy(capsys):
         ("coverage mlp --option step=0", "fedrolex option step must be"),
         ("coverage mlp --option speed=1", "unknown option of fedrolex 'speed'"),
         ("coverage mlp --method rolex", "unknown method 'rolex'"),
+        ("coverage mlp --method fedimportance", "looks at the trained weights, so its choices cannot be foreseen"),
         ("plan mlp --heads some", "heads must be 'within' or 'whole', not 'some'"),
         ("plan mlp --shape 0x3", "--shape must be whole numbers such as 3x32x32, not '0x3'"),
         ("plan nothing", "unknown model 'nothing'"),

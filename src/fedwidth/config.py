@@ -17,7 +17,7 @@ from fedwidth.data.load import SETS, options_of
 from fedwidth.data.partition import PARTITIONS, partition_options
 from fedwidth.errors import OptionError, unknown
 from fedwidth.influence import identity, settings_hash
-from fedwidth.method_settings import method_of
+from fedwidth.method_settings import check_exponent, method_of
 from fedwidth.methods import Method, method
 from fedwidth.models.catalogue import FACTORIES
 from fedwidth.recipe import PARTS, Paper, Recipe, Variant, read_recipe
@@ -144,7 +144,7 @@ def _check_method(settings: Settings) -> None:
     found = method(chosen.name, local=settings.local.name or None)
     kind = f"option of method '{chosen.name}'" + (f" with '{settings.local.name}'" if settings.local.name else "")
     _refuse_others(kind, [*chosen.options, *settings.local.options], found.options)
-    method_of(settings)  # and the options' values
+    check_exponent(settings, method_of(settings))  # which looks at the options' values too
 
 
 def _refuse_others(kind: str, given: Iterable[str], allowed: Iterable[str]) -> None:

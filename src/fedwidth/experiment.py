@@ -25,7 +25,7 @@ from fedwidth.data import Data, Partition
 from fedwidth.device import autocast, on_device
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
-from fedwidth.method_settings import method_of, name_method, with_needs
+from fedwidth.method_settings import check_exponent, method_of, name_method, with_needs
 from fedwidth.methods import Beginning, Method, Task
 from fedwidth.part import Part
 from fedwidth.parts import (
@@ -77,6 +77,7 @@ class Experiment:
         if partition is None:
             check(settings, method)
         self.method = method or method_of(settings)
+        check_exponent(settings, self.method)
         self.settings = settings = with_needs(settings, self.method)
         self.device = find_device(settings.device)
         self.capacities = Capacities.parse(settings.devices.capacities)

@@ -35,7 +35,7 @@ def damp(
 
 
 def held(name: str, tensor: Tensor, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
-    """The weight of the clients that hold each element of a tensor, with one entry along axes where it cannot differ."""
+    """The weight of the clients that hold each element of a tensor; one entry along axes where it cannot differ."""
     total = torch.zeros(weight_shape(plan, name), dtype=torch.float64, device=tensor.device)
     for cohort in (cohort for cohort in sums if name in cohort.mean):
         weight = cohort.weight[name]

@@ -37,16 +37,20 @@ def name_method(settings: Settings, method: Method) -> Settings:
     return replace(settings, method=MethodSettings(found.name, options), local=LocalSettings(found.local or ""))
 
 
-def with_needs(settings: Settings, method: Method, given: Mapping[str, Any] | None = None) -> Settings:
-    """The settings with those the method needs; one that was given otherwise is refused.
-
-    `given` is what a recipe says; without it, a setting that has its default value counts as not given.
-    """
+def check_exponent(settings: Settings, method: Method) -> None:
+    """Refuse an exponent of holders where the method does not average over them."""
     if settings.server.holders_exponent != 1.0 and method.close is not None:
         raise OptionError(
             f"server.holders_exponent is {settings.server.holders_exponent:g}, but {method.title} does not average over"
             " holders: with it only 1 is possible"
         )
+
+
+def with_needs(settings: Settings, method: Method, given: Mapping[str, Any] | None = None) -> Settings:
+    """The settings with those the method needs; one that was given otherwise is refused.
+
+    `given` is what a recipe says; without it, a setting that has its default value counts as not given.
+    """
     for name, need in method.needs.items():
         section, _, key = name.rpartition(".")
         if not section or name not in keys():

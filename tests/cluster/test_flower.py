@@ -69,6 +69,8 @@ def embedded(text: str):
         ("fedrolex", 'local.name = "fjord"\n'),
         ("fedtile", ""),
         ("fedmosaic", ""),
+        ("fedecover", ""),
+        ("fedimportance", ""),
         ("own_method:METHOD", "training.momentum = 0.0\ntraining.clip = 0.0\n"),
         ("fedrolex", 'model.name = "cnn"\nmodel.options = { widths = [4, 6] }\n'),
     ],

@@ -23,13 +23,15 @@ def state_of(name):
 @pytest.mark.parametrize("name", METHODS)
 class TestLaws:
     def test_indices_are_in_range_distinct_sorted_and_of_the_planned_size(self, name, model_name):
-        _, plan, _ = traced(model_name)
+        _, plan, _, state = state_of(model_name)
         for rounding in ("floor", "ceil"):
             narrows = "rounding" in methods()[name].options
             method = fedwidth.method(name, **({"rounding": rounding} if narrows else {}))
             for capacity in (1.0, 0.5, 1 / 16):
                 for round in (0, 7, 1000):
-                    index = method.select(plan, capacity=capacity, round=round, client=1, clients=3, seed=5)
+                    index = method.select(
+                        plan, capacity=capacity, round=round, client=1, clients=3, seed=5, state=state
+                    )
                     wanted = plan.narrow_shapes(plan.counts(capacity if narrows else 1.0, rounding))
                     for tensor, dims in index.items():
                         assert tuple(len(kept) for kept in dims) == wanted[tensor]
@@ -44,7 +46,7 @@ class TestLaws:
         outcomes = []
         for method in (fedwidth.method("fedavg"), fedwidth.method(name)):
             noise.manual_seed(0)
-            tasks = method.assign(plan, [(c, 1.0) for c in range(3)], round=4, seed=1)
+            tasks = method.assign(plan, [(c, 1.0) for c in range(3)], round=4, seed=1, state=state)
             updates = []
             for task in tasks:
                 sub = fedwidth.extract(state, plan, task.index)
@@ -55,14 +57,14 @@ class TestLaws:
                 updates.append(fedwidth.Update(sub, task.index, weight=1.0 + task.client))
             outcomes.append(method.aggregate(state, fedwidth.aggregation.sum_cohorts(updates, plan), plan))
         assert all(torch.equal(outcomes[0][n], outcomes[1][n]) for n in state)
-        small = fedwidth.narrow(model, plan, fedwidth.method(name).select(plan, capacity=1, round=3))
+        small = fedwidth.narrow(model, plan, fedwidth.method(name).select(plan, capacity=1, round=3, state=state))
         with torch.no_grad():
             assert torch.equal(run(small.eval(), inputs), run(model.eval(), inputs))
 
     def test_training_that_changes_nothing_changes_nothing(self, name, model_name):
         _, plan, _, state = state_of(model_name)
         method = fedwidth.method(name)
-        tasks = method.assign(plan, list(enumerate((*CAPACITIES, 0.5))), round=3, seed=2)
+        tasks = method.assign(plan, list(enumerate((*CAPACITIES, 0.5))), round=3, seed=2, state=state)
         updates = [
             fedwidth.Update(fedwidth.extract(state, plan, t.index), t.index, weight=0.1 + t.client) for t in tasks
         ]
@@ -72,7 +74,7 @@ class TestLaws:
     def test_untouched_elements_keep_their_bits(self, name, model_name):
         _, plan, _, state = state_of(model_name)
         method = fedwidth.method(name, **({"broadcast": 0} if name == "fedbrb" else {}))
-        tasks = method.assign(plan, list(enumerate((0.25, 0.125))), round=5, seed=2)
+        tasks = method.assign(plan, list(enumerate((0.25, 0.125))), round=5, seed=2, state=state)
         updates = []
         for task in tasks:
             sub = {n: t + 1 for n, t in fedwidth.extract(state, plan, task.index).items()}
@@ -86,8 +88,8 @@ class TestLaws:
             assert bool((new[n][held] != tensor[held]).all())
 
     def test_sub_models_run_and_train(self, name, model_name):
-        model, plan, inputs = traced(model_name)
-        index = fedwidth.method(name).select(plan, capacity=0.5, round=2, client=1, clients=2)
+        model, plan, inputs, state = state_of(model_name)
+        index = fedwidth.method(name).select(plan, capacity=0.5, round=2, client=1, clients=2, state=state)
         small = fedwidth.narrow(model, plan, index).train()
         run(small, inputs).square().mean().backward()
         grads = [p.grad for p in small.parameters() if p.grad is not None]
@@ -105,9 +107,10 @@ class TestLaws:
 )
 @settings(deadline=None, max_examples=25)
 def test_the_same_arguments_give_the_same_index(name, capacity, round, clients, seed, data):
-    _, plan, _ = traced("preresnet18")
+    _, plan, _, state = state_of("preresnet18")
     client = data.draw(st.integers(0, clients - 1))
     arguments = {"capacity": capacity, "round": round, "client": client, "clients": clients, "seed": seed}
+    arguments["state"] = state
     first = fedwidth.method(name).select(plan, **arguments)
     torch.manual_seed(data.draw(st.integers(0, 9)))
     second = fedwidth.method(name).select(plan, **arguments)
@@ -117,33 +120,36 @@ def test_the_same_arguments_give_the_same_index(name, capacity, round, clients, 
 
 @pytest.mark.parametrize("name", [name for name, method in methods().items() if method.shared(method.values)])
 def test_clients_of_one_capacity_share_a_window_where_the_paper_says_so(name):
-    _, plan, _ = traced("preresnet18")
-    tasks = fedwidth.method(name).assign(plan, [(c, 0.25) for c in range(4)], round=9, seed=3)
+    _, plan, _, state = state_of("preresnet18")
+    tasks = fedwidth.method(name).assign(plan, [(c, 0.25) for c in range(4)], round=9, seed=3, state=state)
     assert len({task.index.key for task in tasks}) == 1
     by_select = {
-        fedwidth.method(name).select(plan, capacity=0.25, round=9, client=c, clients=4, seed=3).key for c in range(4)
+        fedwidth.method(name).select(plan, capacity=0.25, round=9, client=c, clients=4, seed=3, state=state).key
+        for c in range(4)
     }
     assert by_select == {tasks[0].index.key}
 
 
 @pytest.mark.parametrize("name", [name for name, method in methods().items() if not method.shared(method.values)])
 def test_clients_of_one_capacity_differ_where_the_paper_says_so(name):
-    _, plan, _ = traced("preresnet18")
-    tasks = fedwidth.method(name).assign(plan, [(c, 0.25) for c in range(4)], round=9, seed=3)
+    _, plan, _, state = state_of("preresnet18")
+    tasks = fedwidth.method(name).assign(plan, [(c, 0.25) for c in range(4)], round=9, seed=3, state=state)
     assert len({task.index.key for task in tasks}) > 1
 
 
 def test_the_papers_share_windows_in_these_methods():
     shared = {name for name, method in methods().items() if method.shared(method.values)}
     assert {"fedavg", "heterofl", "fjord", "fedrolex", "fedbrb"} <= shared
-    assert not shared & {"feddropout", "fedcover", "fedstack", "fedminoccurances"}
+    assert not shared & {"feddropout", "fedcover", "fedstack", "fedminoccurances", "fedecover"}
 
 
 @pytest.mark.parametrize("name", [name for name, method in methods().items() if method.nested(method.values)])
 def test_narrower_sub_models_lie_inside_wider_ones_where_a_method_says_so(name):
-    _, plan, _ = traced("preresnet18")
+    _, plan, _, state = state_of("preresnet18")
     for round in (0, 5, 300):
-        narrow, wide = (fedwidth.method(name).select(plan, capacity=c, round=round, seed=3) for c in (0.25, 0.5))
+        narrow, wide = (
+            fedwidth.method(name).select(plan, capacity=c, round=round, seed=3, state=state) for c in (0.25, 0.5)
+        )
         for tensor in plan.shapes:
             for inner, outer in zip(narrow[tensor], wide[tensor], strict=True):
                 assert set(inner.tolist()) <= set(outer.tolist())

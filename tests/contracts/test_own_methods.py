@@ -157,9 +157,11 @@ class TestCombinations:
                 "'heterofl' has no local rule.*; local rules: fedprox, fjord, scaffold",
             ),
             ("feddropout", "fjord", "its narrower sub-models do not lie inside wider ones"),
+            ("fedimportance", "fjord", "depend on the global state, which clients do not hold"),
             ("fedprox", "scaffold", "'fedprox' has a local rule of its own"),
             ("fedbrb", "scaffold", "both close the round in their own way"),
             ("fedminoccurances", "scaffold", "both remember in their own way"),
+            ("fedecover", "scaffold", "both remember in their own way"),
         ],
     )
     def test_what_makes_no_sense_is_refused(self, choice, rule, why):

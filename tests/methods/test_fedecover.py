@@ -12,7 +12,7 @@ import fedwidth
 from fedwidth.errors import SelectionError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.methods import Closing, method
-from fedwidth.methods.fedecover import deal
+from fedwidth.methods.fedecover import draw
 from small_runs import same, small
 
 SIX = fedwidth.trace(nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 3)), torch.randn(2, 2))
@@ -29,10 +29,10 @@ def units_of(task):
     return set(task.index.units[GROUP].tolist())
 
 
-def test_a_deck_that_runs_out_by_hand():
+def test_unused_units_that_run_out_by_hand():
     # Two used already: 1 and 4. Three units for the first client leave one; the second takes it and two of the others;
-    # after it two are used of the new deck, so that the third gets three of the four that are left.
-    first, second, third = map(set, (hand.tolist() for hand in deal(bytes([0, 1, 0, 0, 1, 0]), (3, 3, 3), 0, 0, 0)))
+    # after it all but those two are unused, so that the third gets three of these four.
+    first, second, third = map(set, (own.tolist() for own in draw(bytes([0, 1, 0, 0, 1, 0]), (3, 3, 3), 0, 0, 0)))
     assert first < {0, 2, 3, 5}
     (rest,) = {0, 2, 3, 5} - first
     assert rest in second
@@ -56,7 +56,7 @@ def test_no_unit_is_trained_twice_before_all_are_trained_once():
         assert found in (used, used or set(range(6)))
 
 
-def test_what_an_absent_client_was_dealt_is_dealt_again():
+def test_what_an_absent_client_drew_is_drawn_again():
     tasks = method("fedecover").assign(SIX, [(0, 1 / 3), (1, 1 / 3)], 0, {}, seed=3)
     memory = closed(tasks[1:], {})
     assert set(memory[f"used.{GROUP}"].nonzero().flatten().tolist()) == units_of(tasks[1])
@@ -72,12 +72,27 @@ def test_one_client_alone_is_asked_for_as_the_first_of_equals():
     assert units_of(pair[0]).isdisjoint(units_of(pair[1]))
 
 
+def test_a_client_asked_for_with_another_capacity_draws_in_its_place():
+    # The first of two draws four of six units instead of two; the second, as it is, what the first of two left.
+    cohort = [(0, 1 / 3), (1, 1 / 3)]
+    wide = method("fedecover").select(SIX, capacity=2 / 3, client=0, clients=2, seed=5, cohort=cohort)
+    first, second = method("fedecover").assign(SIX, cohort, 0, {}, seed=5)
+    assert len(wide.units[GROUP]) == 4
+    assert units_of(first) < set(wide.units[GROUP].tolist())
+    assert len(units_of(second)) == 2
+
+
+def test_a_client_outside_the_cohort_is_refused():
+    with pytest.raises(SelectionError, match="client 2 is not one of the 1 of the cohort"):
+        method("fedecover").select(SIX, capacity=0.5, client=2, clients=3, cohort=[(0, 0.5)])
+
+
 def test_a_memory_of_another_model_is_refused():
     with pytest.raises(SelectionError, match="another plan's"):
         method("fedecover").select(SIX, capacity=0.5, memory={f"used.{GROUP}": torch.zeros(4, dtype=torch.bool)})
 
 
-def test_it_goes_on_with_its_deck_after_a_stop(tmp_path):
+def test_what_is_unused_outlasts_a_stop(tmp_path):
     settings = small("method.name=fedecover", "rounds=4")
     whole = Experiment(settings).run(tmp_path / "whole")
     calls = iter((False, True))

@@ -23,12 +23,14 @@ METHODS = sorted(methods())
 @pytest.mark.parametrize("name", METHODS)
 def test_numpy_integers_are_whole_numbers(name):
     plan = mlp_plan()
-    plain = method(name).select(plan, capacity=0.5, round=3, client=1, clients=4, seed=7)
+    state = random_state(plan)
+    plain = method(name).select(plan, capacity=0.5, round=3, client=1, clients=4, seed=7, state=state)
     numpys = dict(round=np.int64(3), client=np.uint8(1), clients=np.int32(4), seed=np.int64(7))
-    assert method(name).select(plan, capacity=np.float64(0.5), **numpys) == plain
-    assert (
-        method(name).assign(plan, [(0, 0.5)], np.int64(3))[0].index == method(name).assign(plan, [(0, 0.5)], 3)[0].index
+    assert method(name).select(plan, capacity=np.float64(0.5), **numpys, state=state) == plain
+    (numpys_task,), (plain_task,) = (
+        method(name).assign(plan, [(0, 0.5)], round, state=state) for round in (np.int64(3), 3)
     )
+    assert numpys_task.index == plain_task.index
 
 
 @pytest.mark.parametrize("argument", ["round", "client", "clients", "seed"])
@@ -42,7 +44,8 @@ def test_what_is_no_whole_number_is_refused(argument, value):
 @pytest.mark.parametrize("name", METHODS)
 def test_rounds_seeds_and_clients_have_no_upper_end(name):
     plan = mlp_plan()
-    index = method(name).select(plan, capacity=0.5, round=10**40, client=10**30, clients=10**31, seed=10**50)
+    large = dict(round=10**40, client=10**30, clients=10**31, seed=10**50)
+    index = method(name).select(plan, capacity=0.5, **large, state=random_state(plan))
     assert index.counts == plan.counts(0.5 if "rounding" in methods()[name].options else 1.0)
 
 
@@ -139,10 +142,11 @@ def test_units_that_differ_between_tensors_cannot_be_counted():
 
 def test_threads_choose_as_one_does():
     plan = heads_plan()
+    state = random_state(plan)
 
     def choose(_):
         return [
-            method(name).select(plan, capacity=0.5, round=round, client=1, clients=3).key
+            method(name).select(plan, capacity=0.5, round=round, client=1, clients=3, state=state).key
             for name in METHODS
             for round in range(4)
         ]
@@ -164,14 +168,13 @@ def test_laws_over_random_sizes_capacities_rounds_and_cohorts(name, sizes, cohor
     plan = mlp_plan(first=sizes[0], second=sizes[1])
     narrows = "rounding" in methods()[name].options
     chosen = method(name, **({"rounding": rounding} if narrows else {}))
-    tasks = chosen.assign(plan, list(enumerate(cohort)), round, seed=seed)
-    state = random_state(plan, seed % 1000)
+    state, everyone = random_state(plan, seed % 1000), list(enumerate(cohort))
+    tasks = chosen.assign(plan, everyone, round, seed=seed, state=state)
     held = {n: torch.zeros(t.shape, dtype=torch.bool) for n, t in state.items()}
     updates = []
     for task, capacity in zip(tasks, cohort, strict=True):
-        assert task.index == chosen.select(
-            plan, capacity=capacity, round=round, client=task.place, clients=len(cohort), seed=seed
-        )
+        known = dict(client=task.place, clients=len(cohort), seed=seed, state=state, cohort=everyone)
+        assert task.index == chosen.select(plan, capacity=capacity, round=round, **known)
         assert task.index.counts == plan.counts(capacity if narrows else 1.0, rounding)
         for n, dims in task.index.items():
             for kept, size in zip(dims, state[n].shape, strict=True):

@@ -102,6 +102,17 @@ def test_the_data_says_what_was_run(tmp_path):
     assert data["coverage"]["skipped"] == []
 
 
+def test_a_method_that_looks_at_the_weights_has_costs_and_says_why_it_has_no_coverage(tmp_path):
+    metrics = lines(12)
+    metrics[-1]["capacity_accuracy"] = {"0.5": 0.6, "1": 0.8}
+    _, _, data = report(tmp_path, write_run(tmp_path / "a", method="fedimportance", metrics=metrics))
+    why = "fedimportance looks at the trained weights, so its choices cannot be foreseen"
+    assert data["coverage"] == {"views": [], "skipped": [{"entry": 0, "reason": why}]}
+    assert [level["capacity"] for level in data["widths"]["views"][0]["levels"]] == [0.5, 1]
+    shares = {level["capacity"]: level["share"] for level in data["devices"][0]["levels"]}
+    assert shares[0.5] < shares[1] == 1
+
+
 def test_paths_in_commands_are_quoted(tmp_path):
     _, _, data = report(tmp_path, write_run(tmp_path / "a; rm -rf x"))
     assert "a; rm -rf x/config.toml'" in data["runs"][0]["command"]

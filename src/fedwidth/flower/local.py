@@ -82,7 +82,8 @@ def _train(
     counts = dict(zip(facts["groups"], facts["counts"], strict=True))
     # The node knows how many units it holds, not which: a prefix of that size has the same shapes.
     index = Index.of_units(trainer.plan, {name: range(count) for name, count in counts.items()})
-    if trainer.rule.local.loss is not None and trainer.method.nested(trainer.method.values):
+    known = trainer.method.nested(trainer.method.values) and "state" not in trainer.method.reads
+    if trainer.rule.local.loss is not None and known:
         # It may train narrower sub-models, and must know where they lie.
         found = trainer.method.select(
             trainer.plan,

@@ -19,6 +19,7 @@ from fedwidth.submodel import State
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
     """The units with the largest scores; of equal ones the first."""
+    del size
     assert at.plan is not None
     assert at.state is not None
     order = scores(at.plan, at.group, at.state).sort(descending=True, stable=True).indices

@@ -45,7 +45,9 @@ def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def refuses(choice: Method) -> str | None:
-    """Only sub-models that hold narrower ones of the same round can train these."""
+    """Only sub-models that hold narrower ones of the same round can train these, and clients must know which."""
+    if "state" in choice.reads:
+        return "its narrower sub-models depend on the global state, which clients do not hold"
     return None if choice.nested(choice.values) else "its narrower sub-models do not lie inside wider ones"
 
 

@@ -22,6 +22,7 @@ from fedwidth.plan import Plan, trace
 from fedwidth.report.runs import Run
 from fedwidth.schema import build
 from fedwidth.settings import Settings
+from fedwidth.submodel import state_of
 
 Built = tuple[nn.Module, Plan, torch.Tensor, dict[tuple[int, ...], Cost]]
 
@@ -40,17 +41,22 @@ class Rebuilt:
 
     def narrows(self, capacity: float) -> bool:
         """True where the method gives a client of this capacity less than the whole model."""
-        counts = self.method.select(self.plan, capacity=capacity).counts
+        counts = self._counts(capacity)
         return any(counts[name] < group.size for name, group in self.plan.groups.items())
 
     def cost(self, capacity: float) -> Cost:
         """What the sub-model of this capacity costs."""
-        counts = self.method.select(self.plan, capacity=capacity).counts
+        counts = self._counts(capacity)
         size = tuple(counts.values())
         if size not in self.costs:
             full = count_parameters(self.plan, {})
             self.costs[size] = cost_at(self.model, self.plan, self.example, counts, capacity=capacity, full=full)
         return self.costs[size]
+
+    def _counts(self, capacity: float) -> dict[str, int]:
+        """How many units of each group a client of this capacity holds; which ones may depend on the trained state."""
+        counts: dict[str, int] = self.method.select(self.plan, capacity=capacity, state=state_of(self.model)).counts
+        return counts
 
 
 class Workshop:
