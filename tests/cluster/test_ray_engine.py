@@ -83,16 +83,16 @@ def test_workers_share_a_round_and_all_of_them_report(address, cluster):
     WATCHING[engine] = lambda done, clients: seen.append((done, clients))
     ray.put = lambda value: puts.append(value) or real(value)
     try:
-        worked = set()
-        for round in range(6):
-            run_once(experiment, engine, round)
+        worked, nodes, rounds = set(), len([node for node in ray.nodes() if node["Alive"]]), 0
+        deadline = time.monotonic() + 90  # on a busy machine some workers are not up before many rounds are over
+        while rounds < 3 or (len(worked) < nodes and time.monotonic() < deadline):
+            run_once(experiment, engine, rounds)
+            rounds += 1
             assert seen[-6:] == [(n, 6) for n in range(1, 7)]
             worked |= {id(hand) for hand in engine.hands if hand.busy > 0}
-        nodes = len([node for node in ray.nodes() if node["Alive"]])
-        assert len(engine.hands) == nodes
-        assert len(worked) == nodes, "on a busy machine a worker may be too late for a round, but not for all"
+        assert len(worked) == len(engine.hands) == nodes
         assert set(engine.costs.measured) == {1.0, 0.5, 0.25}
-        assert len(puts) == 6, "the state once a round, data and model not again"
+        assert len(puts) == rounds, "the state once a round, data and model not again"
     finally:
         ray.put = real
         engine.close()

@@ -24,7 +24,7 @@ def units(size: int, kept: int, at: Moment) -> Tensor:
     if seen is None or len(seen) != size or "clients" not in at.memory:
         raise SelectionError(f"the memory does not count the {size} units of group '{at.group}': it is another plan's")
     clients = int(at.memory["clients"])
-    if not bool(((seen >= 0) & (seen <= clients)).all()):
+    if not 0 <= (counts := seen.numpy()).min() <= counts.max() <= clients:
         raise SelectionError(f"a memory of {clients} clients cannot count {seen.tolist()} for '{at.group}'")
     return least_seen(size, kept, seen, clients=clients, generator=at.generator())
 

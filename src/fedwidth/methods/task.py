@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -27,14 +28,14 @@ class Task:
     single: bool = False
     """Whether its update is wanted by itself, not added to those of others that hold the same."""
 
-    @property
+    @cached_property
     def index(self) -> Index:
         """The part as an index."""
         if not isinstance(self.part, Index):
             raise SelectionError(f"client {self.client} holds a {type(self.part).__name__}, not an index")
         return self.part
 
-    @property
+    @cached_property
     def cohort(self) -> str:
         """Updates of tasks with one cohort are added up."""
         return f"{self.part.key} {self.client}" if self.single else str(self.part.key)
