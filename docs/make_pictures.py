@@ -4,13 +4,15 @@
 
 Nothing is made up: the windows come from `Method.assign`, what is changed elsewhere from `Method.finish`, weights that
 begin at 0 from `Method.first_state`. The layer has 8 units in and 8 out, so a picture is a few kilobytes of SVG; a test
-compares the files with what this draws. Methods that hold everything, and differ in the local step alone, have another
-picture: the way that `step.take_step` goes on two small quadratic losses.
+compares the files with what this draws. For a method that looks at the weights these are trained, on a small task.
+Methods that hold everything, and differ in the local step alone, have another picture: the way that `step.take_step`
+goes on two small quadratic losses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -31,12 +33,15 @@ ROWS = (
     ("one client of capacity 1/4", (1 / 4,)),
     ("four clients of capacity 1/4", (1 / 4,) * 4),
 )
-MORE_ROWS = {"fedmosaic": ("clients of capacity 1/2, 1/4, 1/4, 1/8", (1 / 2, 1 / 4, 1 / 4, 1 / 8))}
+MORE_ROWS = {
+    "fedmosaic": ("clients of capacity 1/2, 1/4, 1/4, 1/8", (1 / 2, 1 / 4, 1 / 4, 1 / 8)),
+    "fedimportance": ("clients of capacity 1, 1/2, 1/4, 1/4", (1.0, 1 / 2, 1 / 4, 1 / 4)),
+}
 """Cohorts that only the picture of this method has."""
 ELSEWHERE = {"fedbrb": "dots: changed by the broadcast alone", "fedtile": "dots: changed as copies, nobody held them"}
 """What it means that a weight nobody trained has changed."""
-ORDER = ("fedavg", "heterofl", "fjord", "feddropout", "fedminoccurances", "fedrolex", "fedcover", "fedstack", "fedbrb")
-ORDER += ("fedtile", "fedmosaic", "fedprox", "scaffold")
+ORDER = ("fedavg", "heterofl", "fjord", "feddropout", "fedminoccurances", "fedecover", "fedrolex", "fedcover")
+ORDER += ("fedstack", "fedbrb", "fedimportance", "fedtile", "fedmosaic", "fedprox", "scaffold")
 STEPS = {"fedprox": {"mu": 1.0}, "scaffold": {}}
 """Methods that hold everything and change the step: they are drawn by their way, with these options."""
 CELL, GAP, EDGE, TOP = 10, 16, 14, 34
@@ -55,7 +60,36 @@ PLAN = fedwidth.trace(MODEL, torch.zeros(2, UNITS))
 
 def rounds_of(method: Method, capacities: tuple[float, ...]) -> Iterator[list[Task]]:
     """The tasks of one round after the other."""
-    return replay(method, PLAN, [list(enumerate(capacities))] * ROUNDS)
+    cohort = list(enumerate(capacities))
+    return rounds_trained(method, cohort) if "state" in method.reads else replay(method, PLAN, [cohort] * ROUNDS)
+
+
+def rounds_trained(method: Method, cohort: list[tuple[int, float]]) -> Iterator[list[Task]]:
+    """The same where it depends on the weights: every client learns to give back its own 32 inputs."""
+    random = torch.Generator().manual_seed(0)
+    state = {
+        name: torch.randn(shape, generator=random, dtype=torch.float64) / UNITS**0.5
+        for name, shape in PLAN.shapes.items()
+    }
+    inputs = [torch.randn(32, UNITS, generator=random, dtype=torch.float64) for _ in cohort]
+    for round in range(ROUNDS):
+        tasks = method.assign(PLAN, cohort, round, state=state)
+        yield tasks
+        updates = [(_learn(state, task, inputs[task.client]), task.index, 1.0) for task in tasks]
+        state = fedwidth.merge(state, updates, PLAN)
+
+
+def _learn(state: dict[str, Tensor], task: Task, inputs: Tensor) -> dict[str, Tensor]:
+    """The client's weights after ten steps of SGD."""
+    model = deepcopy(MODEL).double()
+    model.load_state_dict(state)
+    small = fedwidth.narrow(model, PLAN, task.index)
+    optimiser = torch.optim.SGD(small.parameters(), lr=0.1, weight_decay=0.01)
+    for _ in range(10):
+        optimiser.zero_grad()
+        nn.functional.mse_loss(small(inputs), inputs).backward()
+        optimiser.step()
+    return small.state_dict()
 
 
 def trained(method: Method, tasks: list[Task], round: int) -> Tensor:

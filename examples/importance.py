@@ -4,6 +4,7 @@
 
 `reads=("state",)` says so: `at.state` is then the global model as the round begins, and sub-models are chosen only once
 the round before has ended. In a recipe it is `method.name = "importance:METHOD"`, with this folder on the Python path.
+The package's own method of this kind, with another score, is `fedimportance`.
 """
 
 from __future__ import annotations
