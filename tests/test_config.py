@@ -80,6 +80,21 @@ def test_whole_numbers_are_numbers_and_fractions_are_shares():
         ("data.validation = 1", ["data.validation", "below 1", "not 1"]),
         ("data.validation = -0.1", ["data.validation", "at least 0", "-0.1"]),
         ("evaluation.test = false", ["evaluation.test", "data.validation", "above 0"]),
+        ("devices.capacities = [1, 0.5]", ["devices.capacities", "2 capacities for 100 clients"]),
+        ("devices.capacities = []", ["devices.capacities", "names no client's capacity"]),
+        ("devices.capacities = [0]", ["devices.capacities", "text, or a list of numbers", "above 0", "0"]),
+        ("devices.capacities = 1", ["devices.capacities", "text, or a list of numbers", "1"]),
+        (
+            "data.clients = 2\ndevices = {per_round = 1, capacities = [1, 1], dynamic = true}",
+            ["devices.capacities lists", "devices.dynamic"],
+        ),
+        (
+            'data.clients = 2\ndevices = {per_round = 1, capacities = [1, 1], correlate = "labels"}',
+            ["devices.correlate", "devices.capacities lists"],
+        ),
+        ('devices = {correlate = "labels", dynamic = true}', ["devices.correlate", "devices.dynamic"]),
+        ('devices.correlate = "size"', ["devices.correlate", "few-samples", '"size"']),
+        ("devices.correlate_strength = 1.5", ["devices.correlate_strength", "from 0 to 1", "1.5"]),
         ('device = "gpu"', ["device", "cuda:N", "'gpu'"]),
         ("rounds = \nseed = 1", ["TOML", "line 1"]),
         ("rounds = 1\nrounds = 2", ["TOML"]),
@@ -253,6 +268,7 @@ def values_of(key):
         float: numbers,
         list[int]: st.lists(st.integers(), max_size=4),
         list[float]: st.lists(numbers, max_size=4),
+        str | list[float]: st.text() | st.lists(shares, max_size=4),
         dict[str, Any]: OPTIONS,
     }
     return strategies[key.type]

@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from fedwidth import checkpoint, evaluation, folder
-from fedwidth.capacity import Capacities, sample_clients
+from fedwidth.capacity import sample_clients
 from fedwidth.client import Trainer, learning_rate
 from fedwidth.client_memory import FOLDER, ClientMemory, Files, forget_clients
-from fedwidth.config import check, identity, settings_toml
+from fedwidth.config import check, check_devices, identity, settings_toml
+from fedwidth.correlation import correlate
 from fedwidth.cost import Cost, count_bytes
 from fedwidth.course import Course, Line, Measured, Result, Stopped
 from fedwidth.data import Data, Partition
@@ -79,7 +80,6 @@ class Experiment:
         self.method = method or method_of(settings)
         self.settings = settings = with_needs(settings, self.method)
         self.device = find_device(settings.device)
-        self.capacities = Capacities.parse(settings.devices.capacities)
         self.data = data if data is not None else load_data(settings)
         self.partition = partition if partition is not None else split_data(settings, self.data)
         if settings.devices.per_round > len(self.partition):
@@ -87,6 +87,14 @@ class Experiment:
                 f"devices.per_round is {settings.devices.per_round}, but there are only {len(self.partition)} clients"
             )
         check_validation(settings, self.partition)
+        devices = settings.devices
+        self.capacities = correlate(
+            check_devices(settings, len(self.partition)),
+            self.partition,
+            devices.correlate,
+            devices.correlate_strength,
+            seed=settings.seed,
+        )
         if self.device.type == "cuda":
             if self.data.train.inputs.device.type != "cuda":  # several runs may share data that is there already
                 self.data = self.data.to(self.device)

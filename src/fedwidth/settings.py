@@ -67,15 +67,24 @@ class DataSettings:
 class DeviceSettings:
     """What clients can afford, and who takes part in a round."""
 
-    capacities: str = key(
+    capacities: str | list[float] = key(
         "a1-b1-c1-d1-e1",
-        "letters a…e for 1, 1/2, 1/4, 1/8, 1/16 with sampling weights, or numbers such as '1:1 1/16:9'; or 'household'",
+        "letters a…e for 1, 1/2, 1/4, 1/8, 1/16 with sampling weights, or numbers such as '1:1 1/16:9'; or 'household';"
+        " or each client's own in a list",
+        share=True,
     )
     dynamic: bool = key(False, "draw every client's capacity anew each round instead of once")
     per_round: int = key(10, "clients that take part in a round", least=1)
     excluded: list[float] = key(
         [], "capacities whose clients are left out of every round they are drawn for", share=True
     )
+    correlate: str = key(
+        "none",
+        "what the weakest devices hold, where capacities are fixed: no matter what, some classes alone, fewest or most"
+        " samples",
+        choices=("none", "labels", "few-samples", "many-samples"),
+    )
+    correlate_strength: float = key(1.0, "how closely they do, from 0 (as drawn) to 1 (in order)", least=0)
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class _Choices:
         experiment, server = course.experiment, course.server
         round = server.round if round is None else round
         method, seed, devices = experiment.method, experiment.settings.seed, experiment.settings.devices
-        cohort = (seed, round, len(experiment.partition), repr(devices))
+        cohort = (seed, round, len(experiment.partition), experiment.capacities, repr(devices))
         if cohort not in self._cohorts:
             self._cohorts[cohort] = experiment.cohort(round)
         read = {"memory": server.memory, "state": server.state}

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedwidth
+from fedwidth.capacity import describe_mix
 from fedwidth.checkpoint import write_whole
 from fedwidth.commands.tables import print_table
+from fedwidth.settings import Settings
 
 if TYPE_CHECKING:
     from fedwidth.commands.jobs import Job
@@ -32,7 +34,7 @@ def print_results(jobs: Sequence[Job], summaries: Sequence[Summary]) -> None:
         rows.append(
             [
                 mine[0][0].title,
-                settings.devices.capacities if settings.method.name != "fedavg" else f"all {settings.model.width:g}",
+                _devices(settings),
                 *(_shown([summary.get(key) for _, summary in mine]) for key in keys),
                 f"{statistics.mean(summary['bytes_up'] for _, summary in mine) / 2**20:.1f}",
                 f"{sum(summary['seconds'] for _, summary in mine):.0f}",
@@ -76,6 +78,13 @@ def by_label(jobs: Sequence[Job], summaries: Sequence[Summary]) -> dict[str, lis
     for job, summary in zip(jobs, summaries, strict=True):
         found.setdefault(job.label, []).append((job, summary))
     return found
+
+
+def _devices(settings: Settings) -> str:
+    """What the devices of a run can afford."""
+    if settings.method.name == "fedavg":
+        return f"all {settings.model.width:g}"
+    return describe_mix(settings.devices.capacities)
 
 
 def _accuracies(summary: Summary) -> tuple[str, ...]:

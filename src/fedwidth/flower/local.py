@@ -139,11 +139,12 @@ def load_parts(settings: Settings, load: str, client: int | None) -> tuple[Data,
     if not load:
         data = load_data(settings)
         return data, split_data(settings, data)
-    if settings.data.validation:
-        raise OptionError(
-            "data.validation holds samples out of data that a recipe names; with load each device has its own,"
-            " so it must be 0"
-        )
+    for name, wanted in (
+        ("data.validation", settings.data.validation),
+        ("devices.correlate", settings.devices.correlate),
+    ):
+        if wanted not in (0, "none"):
+            raise OptionError(f"{name} needs data that the recipe names, but load gives each device its own")
     place, _, name = load.partition(":")
     try:
         function: Load = getattr(import_module(place), name)
