@@ -15,6 +15,7 @@ from typing import Any
 from fedwidth.capacity import Capacities, describe_mix
 from fedwidth.data.load import SETS, options_of
 from fedwidth.data.partition import PARTITIONS, partition_options
+from fedwidth.device_time import Paces
 from fedwidth.errors import OptionError, unknown
 from fedwidth.influence import identity, settings_hash
 from fedwidth.method_settings import method_of
@@ -146,6 +147,9 @@ def check_devices(settings: Settings, clients: int) -> Capacities:
         raise OptionError(f"devices.correlate deals fixed capacities, but {anew if devices.dynamic else own}")
     if not devices.correlate_strength <= 1:
         raise OptionError(f"devices.correlate_strength must be from 0 to 1, not {devices.correlate_strength:g}")
+    if not devices.dropout < 1:
+        raise OptionError(f"devices.dropout must be a probability from 0 to below 1, not {devices.dropout:g}")
+    Paces.of(devices, capacities.enrolled(devices.excluded))
     return capacities
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from fedwidth import checkpoint, evaluation, folder
 from fedwidth.capacity import sample_clients
-from fedwidth.client import Trainer, learning_rate
+from fedwidth.client import Trainer, count_passes, learning_rate
 from fedwidth.client_memory import FOLDER, ClientMemory, Files, forget_clients
 from fedwidth.config import check, check_devices, identity, settings_toml
 from fedwidth.correlation import correlate
@@ -24,6 +25,7 @@ from fedwidth.cost import Cost, count_bytes
 from fedwidth.course import Course, Line, Measured, Result, Stopped
 from fedwidth.data import Data, Partition
 from fedwidth.device import autocast, on_device
+from fedwidth.device_time import FAILED, LATE, Paces, fails
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
 from fedwidth.method_settings import method_of, name_method, with_needs
@@ -118,7 +120,9 @@ class Experiment:
             model=self.model,
             public=public,
             device=self.device,
+            attends=self.attends if devices.dropout or devices.deadline else None,
         )
+        self.paces = Paces.of(devices, enrolled)
         self.trainer = Trainer(
             self.model, self.plan, self.data, self.partition, self.method, settings, device=self.device
         )
@@ -150,6 +154,11 @@ class Experiment:
         a round, with which capacity, where that is not for the settings to say (real devices come and go). A run that
         was stopped before its first checkpoint, or never began, is resumed from the beginning.
         """
+        if cohort is not None and (self.paces is not None or self.rounds.attends is not None):
+            raise OptionError(
+                "devices.rates, bandwidth, deadline and dropout are for simulated devices, and these are real:"
+                " leave them out"
+            )
         place = Path(out) if out is not None else None
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -221,8 +230,32 @@ class Experiment:
         """Choose the sub-models of a round that is still to come, while the device trains; None after the last."""
         if round >= self.settings.rounds:
             return None
-        chosen[round] = self.method.assign(self.plan, self.cohort(round), round, seed=self.settings.seed)
+        tasks = self.method.assign(self.plan, self.cohort(round), round, seed=self.settings.seed)
+        chosen[round] = self.rounds.attending(tasks, round)
         return chosen[round], round
+
+    def attends(self, task: Task, round: int) -> bool:
+        """Whether the simulated device of a task neither fails in this round nor comes after the deadline."""
+        devices = self.settings.devices
+        if fails(devices, task.client, round=round, seed=self.settings.seed):
+            return False
+        return not devices.deadline or self.device_seconds(task) <= devices.deadline
+
+    def device_seconds(self, task: Task) -> float:
+        """How long the task would take its device: being sent, training, reporting."""
+        if self.paces is None:
+            return 0.0
+        cost, training = self._cost(task), self.settings.training
+        samples = len(self.partition[task.client])
+        passes = count_passes(samples, training) + (samples if self.trainer.rule.probes else 0)
+        beside = self._beside([replace(task, sends=self._example_sends)])
+        sent = 2 * int(cost.bytes + cost.buffer_bytes) + sum(beside)
+        return self.paces.seconds(task.capacity, macs=3 * int(cost.macs) * passes, sent=sent)
+
+    @cached_property
+    def _example_sends(self) -> Mapping[str, Any]:
+        """What clients are sent beside sub-models, as large as in every round."""
+        return self.trainer.example_sends(self._first_state)
 
     def evaluate(self, server: Server) -> Line:
         """Global, validation, local and per-capacity accuracy of a server's state."""
@@ -387,11 +420,23 @@ class Experiment:
             "bytes_up": size + reported,
             "macs": macs,
         }
-        if report.absent:
-            line["absent"] = {str(client): why for client, why in report.absent.items()}
+        absent = dict(report.absent)
+        if absent or self.rounds.attends is not None:
             drawn = cohort or self.cohort(server.round - 1)
+            absent |= self._left_out([client for client, _ in drawn], [*line["clients"], *absent], server.round - 1)
+        if absent:
+            line["absent"] = {str(client): why for client, why in absent.items()}
             line["cohort"] = [[client, float(capacity)] for client, capacity in drawn]
+        if self.paces is not None:
+            slowest = max((self.device_seconds(task) for task in tasks), default=0.0)
+            line["device_seconds"] = self.settings.devices.deadline if LATE in absent.values() else slowest
         return line
+
+    def _left_out(self, drawn: Sequence[int], known: Collection[int], round: int) -> dict[int, str]:
+        """The clients of a cohort that were left out of the round before it began, and why."""
+        devices, seed = self.settings.devices, self.settings.seed
+        left = [client for client in drawn if client not in known]
+        return {client: FAILED if fails(devices, client, round=round, seed=seed) else LATE for client in left}
 
     def _beside(self, tasks: Sequence[Task]) -> tuple[int, int]:
         """Bytes that clients are sent, and report, beside their sub-models."""

@@ -85,6 +85,12 @@ class DeviceSettings:
         choices=("none", "labels", "few-samples", "many-samples"),
     )
     correlate_strength: float = key(1.0, "how closely they do, from 0 (as drawn) to 1 (in order)", least=0)
+    rates: dict[str, Any] = key(
+        {}, "multiply-adds per second by capacity, e.g. {1 = 4e9, '1/4' = 1e9}, or {all = 1e9}; empty: not simulated"
+    )
+    bandwidth: dict[str, Any] = key({}, "bytes per second, down and up alike, by capacity; empty: not simulated")
+    deadline: float = key(0.0, "seconds after which a client is left out of a round; 0: all are waited for", least=0)
+    dropout: float = key(0.0, "probability that a client fails in a round; below 1", least=0)
 
 
 @dataclass(frozen=True)

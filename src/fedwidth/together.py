@@ -93,7 +93,7 @@ def _advance(courses: Sequence[Course], pack: Pack, judge: _Judge, choices: _Cho
     rounds = [
         RunRound(course.experiment.trainer, course.server.state, tasks, course.server.round)
         for course, tasks in zip(courses, chosen, strict=True)
-        if tasks  # of a run all clients may be excluded
+        if tasks  # of a run all clients may be excluded or absent
     ]
     trained = iter(pack.run(rounds, lambda: coming.look_ahead(courses)) if rounds else ())
     closed: dict[object, Server] = {}
@@ -152,7 +152,7 @@ class _Choices:
         key = (cohort, *chosen_by, *(id(read[name]) for name in method.reads))
         if key not in self._known:
             self._known[key] = experiment.rounds.assign(replace(server, round=round), self._cohorts[cohort])
-        ready = self._known[key]
+        ready = experiment.rounds.attending(self._known[key], round)
         return experiment.rounds.send(server, ready) if round == server.round else ready
 
 
