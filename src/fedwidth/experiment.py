@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +218,10 @@ class Experiment:
         """Whether the state after so many rounds is evaluated."""
         return round % self.settings.evaluation.every == 0 or round == self.settings.rounds
 
+    def is_last(self, round: int) -> bool:
+        """Whether the state after so many rounds is the run's last."""
+        return round >= self.settings.rounds
+
     def cohort(self, round: int) -> list[tuple[int, float]]:
         """Who takes part in a round, with the capacity each has in it."""
         clients = sample_clients(
@@ -272,11 +276,12 @@ class Experiment:
         """
         settings, data, scores = self.settings.evaluation, self.data, {}
         model = self.prepare(self.model, server.state)
+        score = partial(evaluation.score, by_class=self.is_last(server.round))
         kept: torch.Tensor | None = None
         if settings.test:
-            scores["global"], kept = evaluation.score(model, data, data.test, settings, self.device)
+            scores["global"], kept = score(model, data, data.test, settings, self.device)
         if len(held := self.partition.validation):
-            scores["validation"], _ = evaluation.score(model, data, data.train, settings, self.device, held)
+            scores["validation"], _ = score(model, data, data.train, settings, self.device, held)
         local = self._local(kept) if self.is_local else None
         return self.describe(server, scores, local, before=before, cohort=cohort)
 
@@ -310,6 +315,9 @@ class Experiment:
         line: Line = {}
         for name, score in scores.items():
             line |= {f"{name}_accuracy": score.accuracy, f"{name}_loss": score.loss}
+        first = next(iter(scores.values()))
+        if self.is_last(server.round) and first.by_class is not None:
+            line["class_accuracy"] = first.by_class
         if local is not None:
             line |= {"local_accuracy": local.mean, "local_quantiles": local.quantiles}
         if capacities := self.settings.evaluation.capacities:
@@ -322,7 +330,7 @@ class Experiment:
                 capacities,
                 last=last,
                 accuracy=lambda index: self._accuracy_of(server, index),
-                draws=server.round >= self.settings.rounds,  # they take ten times as long
+                draws=self.is_last(server.round),  # they take ten times as long
             )
         return Measured(line, local)
 

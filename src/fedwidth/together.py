@@ -201,19 +201,20 @@ class _Judge:
             part = stacked
             if len(chosen) < len(rows):
                 part = {name: tensor[chosen.to(tensor.device)] for name, tensor in stacked.items()}
-            for state, scores in zip(mine, self._score(kind, part, partition), strict=True):
+            last = any(course.experiment.is_last(server.round) for course, server in ended)
+            for state, scores in zip(mine, self._score(kind, part, partition, by_class=last), strict=True):
                 found[kind, key, state] = scores
         return found
 
-    def _score(self, kind: str, states: Mapping[str, Tensor], partition: Partition) -> Sequence[Any]:
+    def _score(self, kind: str, states: Mapping[str, Tensor], partition: Partition, *, by_class: bool) -> Sequence[Any]:
         """One kind of score of every state."""
         assert self.together is not None
         data = self.together.data
         if kind == "local":
             return self.together.local(states, partition)
         if kind == "validation":
-            return self.together.scores(states, data.train, partition.validation)
-        return self.together.scores(states, data.test)
+            return self.together.scores(states, data.train, partition.validation, by_class=by_class)
+        return self.together.scores(states, data.test, by_class=by_class)
 
     @staticmethod
     def _describe(course: Course, server: Server, found: Mapping[tuple[str, int, int], Any]) -> Measured:
