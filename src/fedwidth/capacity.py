@@ -47,29 +47,18 @@ class Capacities:
     """What each client has, where that is not drawn."""
 
     @classmethod
-    def of(cls, written: str | Sequence[float]) -> Capacities:
-        """Read a mix, or the list of what each client has.
-
-        >>> Capacities.of([1.0, 0.25, 0.25])
-        Capacities(values=(1.0, 0.25), weights=(1.0, 2.0), by_client=(1.0, 0.25, 0.25))
-        """
-        if isinstance(written, str):
-            return cls.parse(written)
-        if not written:
-            raise OptionError("the list names no client's capacity")
-        counts = Counter(written)
-        values = tuple(sorted(counts, reverse=True))
-        return cls(values, tuple(float(counts[value]) for value in values), by_client=tuple(written))
-
-    @classmethod
-    def parse(cls, text: str) -> Capacities:
-        """Read a mix of capacities (see the top of this file).
+    def parse(cls, text: str | Sequence[float]) -> Capacities:
+        """Read a mix of capacities (see the top of this file), or the list of what each client has.
 
         >>> Capacities.parse("a0-e1")
         Capacities(values=(1.0, 0.0625), weights=(0.0, 1.0), by_client=None)
         >>> Capacities.parse("1:1 1/4:3").weights
         (1.0, 3.0)
+        >>> Capacities.parse([1.0, 0.25, 0.25])
+        Capacities(values=(1.0, 0.25), weights=(1.0, 2.0), by_client=(1.0, 0.25, 0.25))
         """
+        if not isinstance(text, str):
+            return cls._of_clients(tuple(text))
         try:
             pairs = _pairs(text.strip())
         except CapacityError as error:
@@ -80,6 +69,14 @@ class Capacities:
         if not any(weights):
             raise OptionError(f"capacities '{text}' give every capacity the weight 0: at least one must be above 0")
         return cls(values, weights)
+
+    @classmethod
+    def _of_clients(cls, own: tuple[float, ...]) -> Capacities:
+        if not own:
+            raise OptionError("the list names no client's capacity")
+        counts = Counter(own)
+        values = tuple(sorted(counts, reverse=True))
+        return cls(values, tuple(float(counts[value]) for value in values), by_client=own)
 
     def enrolled(self, excluded: Sequence[float] = ()) -> tuple[float, ...]:
         """The capacities that clients who take part may have, largest first.

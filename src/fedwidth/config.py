@@ -130,7 +130,7 @@ def check_devices(settings: Settings, clients: int) -> Capacities:
     """The capacities of so many clients, checked with what the settings do with them."""
     devices = settings.devices
     try:
-        capacities = Capacities.of(devices.capacities)
+        capacities = Capacities.parse(devices.capacities)
     except OptionError as error:
         raise OptionError(f"devices.capacities: {error}") from None
     listed = capacities.by_client

@@ -27,7 +27,7 @@ def read_clients(folder: Path, mix: str | Sequence[float]) -> Clients | None:
         return None
     if len(rows) > MOST_CLIENTS:
         return None
-    places = {capacity: place for place, capacity in reversed(list(enumerate(Capacities.of(mix).values)))}
+    places = {capacity: place for place, capacity in reversed(list(enumerate(Capacities.parse(mix).values)))}
     return [
         [None if row["accuracy"] is None else round(row["accuracy"], 4), places.get(row["capacity"])] for row in rows
     ]

@@ -66,7 +66,7 @@ class Parts:
         if model not in self._plans:
             _, self._plans[model] = plan_model(build_model(settings, data), settings, data)
         chosen = method_of(settings)
-        cohort = list(enumerate(Capacities.of(settings.devices.capacities).values))
+        cohort = list(enumerate(Capacities.parse(settings.devices.capacities).values))
         if not chosen.reads:  # there is neither state nor memory yet
             chosen.assign(self._plans[model], cohort, round=0, seed=settings.seed)
 

@@ -93,7 +93,7 @@ class Work:
     def of(cls, trainer: Trainer) -> Work:
         """Counted on the trainer's model."""
         training, devices = trainer.settings.training, trainer.settings.devices
-        mix = Capacities.of(devices.capacities)
+        mix = Capacities.parse(devices.capacities)
         costs = cost(trainer.model, trainer.plan, trainer.data.example(), mix.values)
 
         def mean(numbers: list[float]) -> float:
