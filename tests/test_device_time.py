@@ -133,9 +133,20 @@ class TestAbsence:
                 assert line["device_seconds"] <= deadline
 
     def test_a_round_nobody_attends_changes_nothing(self):
-        result = Experiment(small(BANDWIDTH, "devices.deadline=1e-6")).run()
-        assert [line["clients"] for line in result.metrics] == [[], [], []]
-        assert [line["device_seconds"] for line in result.metrics] == [1e-6] * 3
+        """Only sub-models of 1/4 travel in 0.128 s, and the first round has none of them."""
+        experiment = Experiment(small(BANDWIDTH, "devices.deadline=0.13", "rounds=1"))
+        assert {capacity for _, capacity in experiment.cohort(0)} == {1.0, 0.5}
+        result = experiment.run()
+        (line,) = result.metrics
+        assert (line["clients"], line["train_loss"], line["device_seconds"]) == ([], None, 0.13)
+        assert list(line["absent"].values()) == [LATE] * 3
+        assert same(result.server.state, experiment._first_state)
+
+    def test_a_deadline_that_nobody_can_keep_is_refused(self):
+        """The smallest sub-model has two hidden units: 160 parameters of four bytes, down and up, at 1e4 a second."""
+        with pytest.raises(OptionError, match=r"devices.deadline is 0.1 s, but the fastest client needs 0.128 s"):
+            Experiment(small(BANDWIDTH, "devices.deadline=0.1"))
+        Experiment(small(BANDWIDTH, "devices.deadline=0.13"))
 
     @pytest.mark.parametrize("name", ["fedrolex", "scaffold", "fedminoccurances"])
     def test_engines_and_packs_agree(self, name, tmp_path):
@@ -146,10 +157,11 @@ class TestAbsence:
         others = [Experiment(small(*changes, f"engine={engine}")).run() for engine in ("vectorised", "cuda")]
         if name != "scaffold":
             first = Experiment(small(*changes, "engine=vectorised"))
-            twin = Experiment(small(*changes, "engine=vectorised", "devices.deadline=0.2"), data=first.data)
+            twin = Experiment(small(*changes, "engine=vectorised", "devices.deadline=0.5"), data=first.data)
             packed = run_together([first, twin])
             others.append(packed[0])
             alone = Experiment(twin.settings).run()
+            assert any(LATE in line.get("absent", {}).values() for line in alone.metrics)
             assert [line.get("absent") for line in alone.metrics] == [each.get("absent") for each in packed[1].metrics]
         for other in (processes, *others):
             for line, found in zip(serial.metrics, other.metrics, strict=True):

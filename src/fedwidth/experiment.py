@@ -130,6 +130,8 @@ class Experiment:
         """Whether what clients remember is sent to them and back: where the server keeps it for real devices."""
         self.costs: dict[Hashable, Cost] = {}
         """Of sub-models by size; runs of one model may share them."""
+        if devices.deadline:
+            self._check_deadline(devices.deadline)
 
     def settle(self, engine: str) -> None:
         """Train with this engine where the settings leave the choice; what is saved names it."""
@@ -255,6 +257,14 @@ class Experiment:
         beside = self._beside([replace(task, sends=self._example_sends)])
         sent = 2 * int(cost.bytes + cost.buffer_bytes) + sum(beside)
         return self.paces.seconds(task.capacity, macs=3 * int(cost.macs) * passes, sent=sent)
+
+    def _check_deadline(self, deadline: float) -> None:
+        """Refuse one that nobody can keep, not even with the fewest samples there are."""
+        client = int(self.partition.sizes.argmin())
+        cohort = [(client, capacity) for capacity in self.rounds.enrolled]
+        fastest = min(self.device_seconds(task) for task in self.rounds.assign(self.first_server(), cohort))
+        if fastest > deadline:
+            raise OptionError(f"devices.deadline is {deadline:g} s, but the fastest client needs {fastest:.3g} s")
 
     @cached_property
     def _example_sends(self) -> Mapping[str, Any]:

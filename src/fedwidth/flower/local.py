@@ -139,11 +139,11 @@ def load_parts(settings: Settings, load: str, client: int | None) -> tuple[Data,
     if not load:
         data = load_data(settings)
         return data, split_data(settings, data)
-    for name, wanted in (
-        ("data.validation", settings.data.validation),
-        ("devices.correlate", settings.devices.correlate),
-    ):
-        if wanted not in (0, "none"):
+    devices = settings.devices
+    known = {"data.validation": settings.data.validation, "devices.deadline": devices.deadline}
+    known["devices.correlate"] = devices.correlate != "none"
+    for name, wanted in known.items():
+        if wanted:
             raise OptionError(f"{name} needs data that the recipe names, but load gives each device its own")
     place, _, name = load.partition(":")
     try:
