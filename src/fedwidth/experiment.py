@@ -297,7 +297,8 @@ class Experiment:
 
     def prepare(self, model: nn.Module, state: Mapping[str, torch.Tensor], *, precise: bool = False) -> nn.Module:
         """The model with this state, ready to be measured; `precise` is for those who take it away."""
-        settings, samples = self.settings.evaluation, self.partition.trained_on
+        settings, partition = self.settings.evaluation, self.partition
+        samples = partition.trained_on if len(partition.validation) else None
         precision = "float32" if precise else self.settings.precision
         with autocast(self.device, precision):  # statistics as in training; the scores are more precise
             return evaluation.prepare(model, state, self.data, settings, self.device, samples)

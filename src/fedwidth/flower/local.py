@@ -40,11 +40,6 @@ class Own:
     tested_on = "test"
     validation = torch.zeros(0, dtype=torch.long)
 
-    @property
-    def trained_on(self) -> Tensor:
-        """All samples there are."""
-        return torch.arange(len(self.data.train))
-
     def __len__(self) -> int:
         return self.clients
 
