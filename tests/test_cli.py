@@ -588,3 +588,20 @@ class TestValidation:
         assert (tmp_path / "a" / "report.html").exists()
         assert run_command(["reproduce", recipe, *changes, "--results", str(tmp_path), "--work", str(tmp_path)]) == 2
         assert "published accuracies are of the test set" in capsys.readouterr().err
+
+
+class TestTarget:
+    def test_what_an_accuracy_took(self, recipe, capsys, tmp_path):
+        changes = ["--set", "devices.rates={all=1e3}", "--seeds", "1,2"]
+        assert run_command(["run", recipe, *changes, "--out", str(tmp_path / "a")]) == 0
+        assert "device time" in capsys.readouterr().out
+        for target, reached in (("0.01", "2 of 2"), ("100%", "0 of 2")):
+            assert run_command(["report", str(tmp_path / "a"), "--target", target]) == 0
+            out = capsys.readouterr().out
+            assert reached in out
+            assert ("min" in out or " s" in out.rsplit(reached)[1]) == (reached == "2 of 2")
+
+    @pytest.mark.parametrize("target", ["80", "0", "much", "nan", "120%"])
+    def test_no_accuracy(self, target, capsys, tmp_path):
+        assert run_command(["report", str(tmp_path), "--target", target]) == 2
+        assert "--target must be an accuracy such as 0.8 or 80%" in capsys.readouterr().err

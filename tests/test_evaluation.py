@@ -290,3 +290,36 @@ class TestValidation:
             Experiment(small("data.validation=0.1"), partition=partition)
         with pytest.raises(OptionError, match="nothing would be measured"):
             Experiment(replace(small(), evaluation=EvaluationSettings(test=False)), partition=partition)
+
+
+class TestClasses:
+    def test_by_hand(self):
+        # Answers 0, 1, 0, 1 to 0, 2, 1, 1: class 0 right, of class 1 one of two, class 2 wrong, class 3 unseen.
+        logits = torch.cat([LOGITS, torch.full((4, 1), -9.0)], dim=1)
+        data = from_tensors(logits, TARGETS, logits, TARGETS, classes=4)
+        found, _ = score(nn.Identity(), data, data.test, EvaluationSettings(batch_size=3), CPU, by_class=True)
+        assert found.by_class == [1.0, 0.5, 0.0, None]
+        few, _ = score(nn.Identity(), data, data.test, EvaluationSettings(), CPU, torch.tensor([0, 3]), by_class=True)
+        assert few.by_class == [1.0, 1.0, None, None]
+
+    def test_at_the_end_of_a_run_and_in_its_summary(self):
+        experiment = Experiment(small())
+        result = experiment.run()
+        assert [("class_accuracy" in line) for line in result.metrics] == [False, False, True]
+        found = result.summary["class_accuracy"]
+        assert result.metrics[-1]["class_accuracy"] == found
+        counts = torch.bincount(experiment.data.test.targets)
+        mean = sum(share * int(count) for share, count in zip(found, counts, strict=True)) / len(experiment.data.test)
+        assert result.summary["global_accuracy"] == pytest.approx(mean)
+
+    def test_of_validation_samples_where_the_test_set_is_not_seen(self):
+        experiment = Experiment(small("data.validation=0.2", "evaluation.test=false"))
+        summary = experiment.run().summary
+        counts = torch.bincount(experiment.data.train.targets[experiment.partition.validation])
+        mean = sum(share * int(count) for share, count in zip(summary["class_accuracy"], counts, strict=True))
+        assert summary["validation_accuracy"] == pytest.approx(mean / int(counts.sum()))
+
+    def test_sequences_have_no_class(self):
+        words = torch.zeros(7, 4, dtype=torch.long)
+        data = from_tensors(words, words, words, words, classes=6, kind="tokens")
+        assert score(nn.Embedding(6, 6), data, data.test, EvaluationSettings(), CPU, by_class=True)[0].by_class is None

@@ -65,7 +65,7 @@ def test_validation_samples_are_measured_together_as_one_by_one():
         ["data.partition=random_labels", "data.validation=0.2", "evaluation.test=false"],
         [],
     )
-    names = ("global_accuracy", "validation_accuracy", "local_accuracy", "capacity_accuracy", "clients")
+    names = ("global_accuracy", "validation_accuracy", "local_accuracy", "capacity_accuracy", "class_accuracy")
     single = [run.run() for run in experiments(*variants)]
     for one, other in zip(single, run_together(experiments(*variants)), strict=True):
         assert one.summary.keys() == other.summary.keys()

@@ -133,6 +133,7 @@ def test_samples_are_those_of_the_data():
 def test_steps_and_times_by_hand():
     # 1442 digits on 6 clients: 240 samples and a third, 4 batches of 64; 3 clients, 3 rounds.
     assert count_steps(small()) == 36
+    assert count_steps(small("data.validation=0.5")) == 18  # 120 samples a client, not 240
     assert count_steps(small("training.steps=7", "data.name=text")) == 63
     assert count_steps(small("data.name=text")) is None
     known = [record(small("method.name=heterofl"), seconds=6.0, steps=36), record(small(), seconds=18.0, steps=36)]

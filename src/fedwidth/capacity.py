@@ -8,12 +8,15 @@ A capacity is the share of the server's width that a client trains. `Capacities.
                       A server model gamma times the clients' (FedRolex section 4.4) is 1/gamma: 1/4:1
     rho:0.3           a share of 0.3 at full width and the rest at 1/16 (FedRolex section 4.3)
     household         6, 10, 11, 18 and 55 % at the five letters' capacities (FedRolex Fig. 7)
+
+and a list of numbers is the capacity of each client.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -40,16 +43,22 @@ class Capacities:
 
     values: tuple[float, ...]
     weights: tuple[float, ...]
+    by_client: tuple[float, ...] | None = None
+    """What each client has, where that is not drawn."""
 
     @classmethod
-    def parse(cls, text: str) -> Capacities:
-        """Read a mix of capacities (see the top of this file).
+    def parse(cls, text: str | Sequence[float]) -> Capacities:
+        """Read a mix of capacities (see the top of this file), or the list of what each client has.
 
         >>> Capacities.parse("a0-e1")
-        Capacities(values=(1.0, 0.0625), weights=(0.0, 1.0))
+        Capacities(values=(1.0, 0.0625), weights=(0.0, 1.0), by_client=None)
         >>> Capacities.parse("1:1 1/4:3").weights
         (1.0, 3.0)
+        >>> Capacities.parse([1.0, 0.25, 0.25])
+        Capacities(values=(1.0, 0.25), weights=(1.0, 2.0), by_client=(1.0, 0.25, 0.25))
         """
+        if not isinstance(text, str):
+            return cls._of_clients(tuple(text))
         try:
             pairs = _pairs(text.strip())
         except CapacityError as error:
@@ -60,6 +69,14 @@ class Capacities:
         if not any(weights):
             raise OptionError(f"capacities '{text}' give every capacity the weight 0: at least one must be above 0")
         return cls(values, weights)
+
+    @classmethod
+    def _of_clients(cls, own: tuple[float, ...]) -> Capacities:
+        if not own:
+            raise OptionError("the list names no client's capacity")
+        counts = Counter(own)
+        values = tuple(sorted(counts, reverse=True))
+        return cls(values, tuple(float(counts[value]) for value in values), by_client=own)
 
     def enrolled(self, excluded: Sequence[float] = ()) -> tuple[float, ...]:
         """The capacities that clients who take part may have, largest first.
@@ -73,10 +90,12 @@ class Capacities:
     def of_client(self, client: int, clients: int, *, round: int, seed: int, dynamic: bool) -> float:
         """What this client can afford in this round.
 
-        Fixed: its place in `assign`. Dynamic: drawn anew each round from (seed, round, client) alone.
+        Fixed: its place in the list, else in `assign`. Dynamic: drawn anew each round from (seed, round, client) alone.
         """
         if not 0 <= client < clients:
             raise OptionError(f"client {client} is not one of {clients} clients, counted from 0")
+        if self.by_client is not None:
+            return self.by_client[client]
         if not dynamic:
             return self.values[int(_levels(self, clients, seed)[client])]
         drawn = numpy_generator(seed, "capacity", round, client).random() * sum(self.weights)
@@ -84,7 +103,9 @@ class Capacities:
         return self.values[min(level, self._last)]
 
     def assign(self, clients: int, seed: int) -> np.ndarray:
-        """The fixed capacity of every client: exact shares (by largest remainder), dealt in random order."""
+        """The fixed capacity of every client: the list, else exact shares (by largest remainder) in random order."""
+        if self.by_client is not None:
+            return np.asarray(self.by_client)
         return np.take(np.asarray(self.values), _levels(self, clients, seed))
 
     def shares(self, clients: int) -> tuple[int, ...]:
@@ -105,6 +126,18 @@ class Capacities:
     def _last(self) -> int:
         """The last capacity anybody has: rounding in a sum of weights must not hand out one nobody has."""
         return max(level for level, weight in enumerate(self.weights) if weight)
+
+
+def describe_mix(written: str | Sequence[float]) -> str:
+    """What settings say of capacities in a few characters: a mix as it is written, of a list how many have which.
+
+    >>> describe_mix("a1-e1"), describe_mix([0.25, 1.0, 0.25])
+    ('a1-e1', '1:1 1/4:2')
+    """
+    if isinstance(written, str):
+        return written
+    counts = sorted(Counter(written).items(), reverse=True)
+    return " ".join(f"{Fraction(value).limit_denominator(1000)}:{count}" for value, count in counts)
 
 
 def parse_capacity(text: str) -> float:

@@ -313,6 +313,16 @@ def count_steps(samples: int, settings: TrainingSettings) -> int:
     return settings.steps or settings.epochs * math.ceil(samples / settings.batch_size)
 
 
+def count_passes(samples: int, settings: TrainingSettings) -> int:
+    """Training samples that a client with so many sees in a round, each as often as it is seen.
+
+    >>> count_passes(25, TrainingSettings(batch_size=10, epochs=2)), count_passes(25, TrainingSettings(steps=4))
+    (50, 35)
+    """
+    epochs, steps = divmod(count_steps(samples, settings), math.ceil(samples / settings.batch_size))
+    return epochs * samples + steps * settings.batch_size
+
+
 def learning_rate(settings: TrainingSettings, round: int, rounds: int) -> float:
     """The learning rate of a round (all clients of a round use one).
 

@@ -12,16 +12,17 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from fedwidth.capacity import Capacities
+from fedwidth.capacity import Capacities, describe_mix
 from fedwidth.data.load import SETS, options_of
 from fedwidth.data.partition import PARTITIONS, partition_options
+from fedwidth.device_time import Paces
 from fedwidth.errors import OptionError, unknown
 from fedwidth.influence import identity, settings_hash
 from fedwidth.method_settings import check_exponent, method_of
 from fedwidth.methods import Method, method
 from fedwidth.models.catalogue import FACTORIES
 from fedwidth.recipe import PARTS, Paper, Recipe, Variant, read_recipe
-from fedwidth.schema import keys, sections
+from fedwidth.schema import Key, keys, sections
 from fedwidth.settings import Settings
 
 __all__ = [
@@ -84,12 +85,16 @@ def parse_override(text: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, RecursionError):
         parsed = {}
     value: Any = parsed["value"] if set(parsed) == {"value"} else written
-    if name in keys() and keys()[name].type is str and not isinstance(value, str):
+    if name in keys() and _is_text(keys()[name], value) and not isinstance(value, str):
         value = written  # a capacity mix such as 0.25, or a name that happens to be a number
     for part in reversed(name.split(".")):
         value = {part: value}
     change: dict[str, Any] = value
     return change
+
+
+def _is_text(key: Key, value: Any) -> bool:
+    return key.type is str or (key.type == str | list[float] and not isinstance(value, list))
 
 
 def recipe_names() -> list[str]:
@@ -115,15 +120,37 @@ def check(settings: Settings, method: Method | None = None) -> None:
         raise OptionError("evaluation.test is false, so data.validation must be above 0: nothing would be measured")
     if not _DEVICE.fullmatch(settings.device):
         raise OptionError(f"device must be cpu, cuda or cuda:N, not '{settings.device}'")
-    try:
-        capacities = Capacities.parse(settings.devices.capacities)
-    except OptionError as error:
-        raise OptionError(f"devices.capacities: {error}") from None
-    if not capacities.enrolled(settings.devices.excluded):
-        raise OptionError(f"devices.excluded leaves no capacity of '{settings.devices.capacities}'")
+    check_devices(settings, settings.data.clients)
     _check_names(settings)
     if method is None:
         _check_method(settings)
+
+
+def check_devices(settings: Settings, clients: int) -> Capacities:
+    """The capacities of so many clients, checked with what the settings do with them."""
+    devices = settings.devices
+    try:
+        capacities = Capacities.parse(devices.capacities)
+    except OptionError as error:
+        raise OptionError(f"devices.capacities: {error}") from None
+    listed = capacities.by_client
+    if listed is not None and len(listed) != clients:
+        raise OptionError(
+            f"devices.capacities lists {len(listed)} capacities for {clients} clients: give one for each client"
+        )
+    if not capacities.enrolled(devices.excluded):
+        raise OptionError(f"devices.excluded leaves no capacity of '{describe_mix(devices.capacities)}'")
+    anew, own = "devices.dynamic draws them anew each round", "devices.capacities lists each client's own"
+    if devices.dynamic and listed is not None:
+        raise OptionError(f"{own} capacity, but {anew}: choose one")
+    if devices.correlate != "none" and (devices.dynamic or listed is not None):
+        raise OptionError(f"devices.correlate deals fixed capacities, but {anew if devices.dynamic else own}")
+    if not devices.correlate_strength <= 1:
+        raise OptionError(f"devices.correlate_strength must be from 0 to 1, not {devices.correlate_strength:g}")
+    if not devices.dropout < 1:
+        raise OptionError(f"devices.dropout must be a probability from 0 to below 1, not {devices.dropout:g}")
+    Paces.of(devices, capacities.enrolled(devices.excluded))
+    return capacities
 
 
 def _check_names(settings: Settings) -> None:

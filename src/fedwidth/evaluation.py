@@ -37,6 +37,8 @@ class Score:
     accuracy: float
     loss: float
     counted: int
+    by_class: list[float | None] | None = None
+    """Accuracy of each class, None for one without samples; for data with one label a sample, where asked for."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +106,14 @@ def score(
     settings: EvaluationSettings,
     device: torch.device,
     samples: Tensor | None = None,
+    *,
+    by_class: bool = False,
 ) -> tuple[Score, Tensor]:
     """Score of a prepared model on a split, and its logits (images) or right answers per sample (text) for `local`.
 
     `samples` are the numbers of those that count; without them all do.
     """
+    samples = _all(split) if samples is None else samples
     # Summed on the device: asking for every batch would make it wait.
     right, counted = torch.zeros(2, dtype=torch.long, device=device)
     loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -117,7 +122,7 @@ def score(
     per_sample = math.prod(split.targets.shape[1:]) * data.classes
     size = max(1, min(settings.batch_size, MOST_LOGITS // per_sample))
     with settled:
-        for inputs, targets in _batches(data, split, size, device, _all(split) if samples is None else samples):
+        for inputs, targets in _batches(data, split, size, device, samples):
             logits = model(inputs)
             valid = targets != IGNORE
             hits = (logits.argmax(-1) == targets) & valid
@@ -127,8 +132,26 @@ def score(
             kept.append(torch.stack([hits.sum(-1), valid.sum(-1)], dim=-1) if targets.dim() > 1 else logits)
     if not counted:
         raise DataError(f"data set '{data.name}' has no target to evaluate on")
-    number = int(counted)
-    return Score(int(right) / number, float(loss) / number, number), torch.cat(kept).cpu()
+    number, answers = int(counted), torch.cat(kept).cpu()
+    classes = None
+    if by_class and split.targets.dim() == 1:
+        targets = split.targets.cpu()[samples].long()
+        classes = accuracy_by_class((answers.argmax(-1) == targets).long(), targets, data.classes)
+    return Score(int(right) / number, float(loss) / number, number, classes), answers
+
+
+def accuracy_by_class(hits: Tensor, targets: Tensor, classes: int) -> list[float | None]:
+    """The accuracy of each class from whether each sample was answered rightly; None for one without samples.
+
+    >>> accuracy_by_class(torch.tensor([1, 0, 1]), torch.tensor([0, 0, 2]), 3)
+    [0.5, None, 1.0]
+    """
+    known = targets != IGNORE
+    right, counted = torch.zeros(2, classes, dtype=torch.long)
+    right.index_add_(0, targets[known], hits[known])
+    counted.index_add_(0, targets[known], torch.ones_like(hits[known]))
+    pairs = zip(right.tolist(), counted.tolist(), strict=True)
+    return [got / number if number else None for got, number in pairs]
 
 
 def local_scores(kept: Tensor, partition: Partition, data: Data, mask: str) -> LocalScores:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedwidth.data import IGNORE, Data, Partition, Split
 from fedwidth.errors import DataError
-from fedwidth.evaluation import LocalScores, Score, absent_by_client, owners
+from fedwidth.evaluation import LocalScores, Score, absent_by_client, accuracy_by_class, owners
 from fedwidth.step import mask_logits
 
 MOST_ANSWERS = {"cpu": 2**14, "cuda": 2**20}
@@ -31,15 +31,21 @@ class PackedEvaluation:
         self._tests: dict[int, _Tests] = {}
 
     @torch.no_grad()
-    def scores(self, states: Mapping[str, Tensor], split: Split, samples: Tensor | None = None) -> list[Score]:
+    def scores(
+        self, states: Mapping[str, Tensor], split: Split, samples: Tensor | None = None, *, by_class: bool = False
+    ) -> list[Score]:
         """Of every model on a split, or on these samples of it; `states` are stacked, [models, …] each."""
         samples = torch.arange(len(split)) if samples is None else samples
         models = len(next(iter(states.values())))
         right = torch.zeros(models, dtype=torch.long, device=self.device)
         loss = torch.zeros(models, dtype=torch.float64, device=self.device)
+        answered = []
         for logits, targets in self._answers(states, split, samples):
             valid = targets != IGNORE
-            right += ((logits.argmax(-1) == targets) & valid).flatten(1).sum(1)
+            hits = (logits.argmax(-1) == targets) & valid
+            right += hits.flatten(1).sum(1)
+            if by_class and targets.dim() == 1:
+                answered.append(hits.long())
             answers = targets.expand(logits.shape[:-1])
             parts = functional.cross_entropy(logits.flatten(0, -2), answers.flatten(), reduction="none")
             loss += parts.view(len(logits), -1).double().sum(1)
@@ -47,7 +53,14 @@ class PackedEvaluation:
         if not counted:
             raise DataError(f"data set '{self.data.name}' has no target to evaluate on")
         pairs = torch.stack([right.double(), loss], dim=1).tolist()
-        return [Score(hits / counted, total / counted, counted) for hits, total in pairs]
+        classes: list[list[float | None] | None] = [None] * models
+        if answered:
+            asked = split.targets[samples.to(split.targets.device)].cpu().long()
+            classes = [accuracy_by_class(own, asked, self.data.classes) for own in torch.cat(answered, 1).cpu()]
+        return [
+            Score(hits / counted, total / counted, counted, own)
+            for (hits, total), own in zip(pairs, classes, strict=True)
+        ]
 
     @torch.no_grad()
     def local(self, states: Mapping[str, Tensor], partition: Partition) -> list[LocalScores]:

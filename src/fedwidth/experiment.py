@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ import torch
 from torch import nn
 
 from fedwidth import checkpoint, evaluation, folder
-from fedwidth.capacity import Capacities, sample_clients
-from fedwidth.client import Trainer, learning_rate
+from fedwidth.capacity import sample_clients
+from fedwidth.client import Trainer, count_passes, learning_rate
 from fedwidth.client_memory import FOLDER, ClientMemory, Files, forget_clients
-from fedwidth.config import check, identity, settings_toml
+from fedwidth.config import check, check_devices, identity, settings_toml
+from fedwidth.correlation import correlate
 from fedwidth.cost import Cost, count_bytes
 from fedwidth.course import Course, Line, Measured, Result, Stopped
 from fedwidth.data import Data, Partition
 from fedwidth.device import autocast, on_device
+from fedwidth.device_time import FAILED, LATE, Paces, fails
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
 from fedwidth.method_settings import check_exponent, method_of, name_method, with_needs
@@ -80,7 +83,6 @@ class Experiment:
         check_exponent(settings, self.method)
         self.settings = settings = with_needs(settings, self.method)
         self.device = find_device(settings.device)
-        self.capacities = Capacities.parse(settings.devices.capacities)
         self.data = data if data is not None else load_data(settings)
         self.partition = partition if partition is not None else split_data(settings, self.data)
         if settings.devices.per_round > len(self.partition):
@@ -88,6 +90,14 @@ class Experiment:
                 f"devices.per_round is {settings.devices.per_round}, but there are only {len(self.partition)} clients"
             )
         check_validation(settings, self.partition)
+        devices = settings.devices
+        self.capacities = correlate(
+            check_devices(settings, len(self.partition)),
+            self.partition,
+            devices.correlate,
+            devices.correlate_strength,
+            seed=settings.seed,
+        )
         if self.device.type == "cuda":
             if self.data.train.inputs.device.type != "cuda":  # several runs may share data that is there already
                 self.data = self.data.to(self.device)
@@ -111,7 +121,9 @@ class Experiment:
             model=self.model,
             public=public,
             device=self.device,
+            attends=self.attends if devices.dropout or devices.deadline else None,
         )
+        self.paces = Paces.of(devices, enrolled)
         self.trainer = Trainer(
             self.model, self.plan, self.data, self.partition, self.method, settings, device=self.device
         )
@@ -119,6 +131,8 @@ class Experiment:
         """Whether what clients remember is sent to them and back: where the server keeps it for real devices."""
         self.costs: dict[Hashable, Cost] = {}
         """Of sub-models by size; runs of one model may share them."""
+        if devices.deadline:
+            self._check_deadline(devices.deadline)
 
     def settle(self, engine: str) -> None:
         """Train with this engine where the settings leave the choice; what is saved names it."""
@@ -143,6 +157,11 @@ class Experiment:
         a round, with which capacity, where that is not for the settings to say (real devices come and go). A run that
         was stopped before its first checkpoint, or never began, is resumed from the beginning.
         """
+        if cohort is not None and (self.paces is not None or self.rounds.attends is not None):
+            raise OptionError(
+                "devices.rates, bandwidth, deadline and dropout are for simulated devices, and these are real:"
+                " leave them out"
+            )
         place = Path(out) if out is not None else None
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -202,6 +221,10 @@ class Experiment:
         """Whether the state after so many rounds is evaluated."""
         return round % self.settings.evaluation.every == 0 or round == self.settings.rounds
 
+    def is_last(self, round: int) -> bool:
+        """Whether the state after so many rounds is the run's last."""
+        return round >= self.settings.rounds
+
     def cohort(self, round: int) -> list[tuple[int, float]]:
         """Who takes part in a round, with the capacity each has in it."""
         clients = sample_clients(
@@ -214,8 +237,40 @@ class Experiment:
         """Choose the sub-models of a round that is still to come, while the device trains; None after the last."""
         if round >= self.settings.rounds:
             return None
-        chosen[round] = self.method.assign(self.plan, self.cohort(round), round, seed=self.settings.seed)
+        tasks = self.method.assign(self.plan, self.cohort(round), round, seed=self.settings.seed)
+        chosen[round] = self.rounds.attending(tasks, round)
         return chosen[round], round
+
+    def attends(self, task: Task, round: int) -> bool:
+        """Whether the simulated device of a task neither fails in this round nor comes after the deadline."""
+        devices = self.settings.devices
+        if fails(devices, task.client, round=round, seed=self.settings.seed):
+            return False
+        return not devices.deadline or self.device_seconds(task) <= devices.deadline
+
+    def device_seconds(self, task: Task) -> float:
+        """How long the task would take its device: being sent, training, reporting."""
+        if self.paces is None:
+            return 0.0
+        cost, training = self._cost(task), self.settings.training
+        samples = len(self.partition[task.client])
+        passes = count_passes(samples, training) + (samples if self.trainer.rule.probes else 0)
+        beside = self._beside([replace(task, sends=self._example_sends)])
+        sent = 2 * int(cost.bytes + cost.buffer_bytes) + sum(beside)
+        return self.paces.seconds(task.capacity, macs=3 * int(cost.macs) * passes, sent=sent)
+
+    def _check_deadline(self, deadline: float) -> None:
+        """Refuse one that nobody can keep, not even with the fewest samples there are."""
+        client = int(self.partition.sizes.argmin())
+        cohort = [(client, capacity) for capacity in self.rounds.enrolled]
+        fastest = min(self.device_seconds(task) for task in self.rounds.assign(self.first_server(), cohort))
+        if fastest > deadline:
+            raise OptionError(f"devices.deadline is {deadline:g} s, but the fastest client needs {fastest:.3g} s")
+
+    @cached_property
+    def _example_sends(self) -> Mapping[str, Any]:
+        """What clients are sent beside sub-models, as large as in every round."""
+        return self.trainer.example_sends(self._first_state)
 
     def evaluate(self, server: Server) -> Line:
         """Global, validation, local and per-capacity accuracy of a server's state."""
@@ -232,17 +287,19 @@ class Experiment:
         """
         settings, data, scores = self.settings.evaluation, self.data, {}
         model = self.prepare(self.model, server.state)
+        score = partial(evaluation.score, by_class=self.is_last(server.round))
         kept: torch.Tensor | None = None
         if settings.test:
-            scores["global"], kept = evaluation.score(model, data, data.test, settings, self.device)
+            scores["global"], kept = score(model, data, data.test, settings, self.device)
         if len(held := self.partition.validation):
-            scores["validation"], _ = evaluation.score(model, data, data.train, settings, self.device, held)
+            scores["validation"], _ = score(model, data, data.train, settings, self.device, held)
         local = self._local(kept) if self.is_local else None
         return self.describe(server, scores, local, before=before, cohort=cohort)
 
     def prepare(self, model: nn.Module, state: Mapping[str, torch.Tensor], *, precise: bool = False) -> nn.Module:
         """The model with this state, ready to be measured; `precise` is for those who take it away."""
-        settings, samples = self.settings.evaluation, self.partition.trained_on
+        settings, partition = self.settings.evaluation, self.partition
+        samples = partition.trained_on if len(partition.validation) else None
         precision = "float32" if precise else self.settings.precision
         with autocast(self.device, precision):  # statistics as in training; the scores are more precise
             return evaluation.prepare(model, state, self.data, settings, self.device, samples)
@@ -270,6 +327,9 @@ class Experiment:
         line: Line = {}
         for name, score in scores.items():
             line |= {f"{name}_accuracy": score.accuracy, f"{name}_loss": score.loss}
+        first = next(iter(scores.values()))
+        if self.is_last(server.round) and first.by_class is not None:
+            line["class_accuracy"] = first.by_class
         if local is not None:
             line |= {"local_accuracy": local.mean, "local_quantiles": local.quantiles}
         if capacities := self.settings.evaluation.capacities:
@@ -282,7 +342,7 @@ class Experiment:
                 capacities,
                 last=last,
                 accuracy=lambda index: self._accuracy_of(server, index),
-                draws=server.round >= self.settings.rounds,  # they take ten times as long
+                draws=self.is_last(server.round),  # they take ten times as long
             )
         return Measured(line, local)
 
@@ -380,11 +440,23 @@ class Experiment:
             "bytes_up": size + reported,
             "macs": macs,
         }
-        if report.absent:
-            line["absent"] = {str(client): why for client, why in report.absent.items()}
+        absent = dict(report.absent)
+        if absent or self.rounds.attends is not None:
             drawn = cohort or self.cohort(server.round - 1)
+            absent |= self._left_out([client for client, _ in drawn], [*line["clients"], *absent], server.round - 1)
+        if absent:
+            line["absent"] = {str(client): why for client, why in absent.items()}
             line["cohort"] = [[client, float(capacity)] for client, capacity in drawn]
+        if self.paces is not None:
+            slowest = max((self.device_seconds(task) for task in tasks), default=0.0)
+            line["device_seconds"] = self.settings.devices.deadline if LATE in absent.values() else slowest
         return line
+
+    def _left_out(self, drawn: Sequence[int], known: Collection[int], round: int) -> dict[int, str]:
+        """The clients of a cohort that were left out of the round before it began, and why."""
+        devices, seed = self.settings.devices, self.settings.seed
+        left = [client for client in drawn if client not in known]
+        return {client: FAILED if fails(devices, client, round=round, seed=seed) else LATE for client in left}
 
     def _beside(self, tasks: Sequence[Task]) -> tuple[int, int]:
         """Bytes that clients are sent, and report, beside their sub-models."""

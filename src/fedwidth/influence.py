@@ -33,7 +33,11 @@ ROUNDING = ("engine", "device", "ray.engine", "ray.gpus")
 """The settings of Ray are among them only where it trains, and of its GPUs only whether there are any."""
 PRECISION = ("precision",)
 MEASURING = ("evaluation.every", "evaluation.test", "evaluation.local", "evaluation.capacities")
-ADDED = ("data.validation", "evaluation.test", "server.lr_every", "server.lr_until", "server.holders_exponent")
+ADDED = (
+    *("data.validation", "evaluation.test", "devices.correlate", "devices.correlate_strength"),
+    *("server.lr_every", "server.lr_until", "server.holders_exponent"),
+    *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),
+)
 """Settings that version 0.1.0 lacked. At their default they are no part of a fingerprint, and earlier ones hold."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedwidth.capacity import Capacities
@@ -14,7 +15,7 @@ Clients = list[list[float | None]]
 """[accuracy, place of the capacity] of each client."""
 
 
-def read_clients(folder: Path, mix: str) -> Clients | None:
+def read_clients(folder: Path, mix: str | Sequence[float]) -> Clients | None:
     """[accuracy on its own data, place of its capacity in the mix] of each client of the run in this folder.
 
     An accuracy is None where a client has no test data, a capacity where it is drawn anew each round. None where the

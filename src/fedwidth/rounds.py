@@ -35,7 +35,7 @@ class Report:
     """Training samples seen, each as often as it was seen."""
     losses: tuple[float, ...]
     absent: Mapping[int, str] = field(default_factory=dict)
-    """Clients whose work does not count, and why: late, gone or refused. Only real devices can be."""
+    """Clients whose work does not count, and why: late, gone or refused. Simulated absentees were never asked."""
     kept: Mapping[int, Mapping[str, Mapping[str, Tensor]]] = field(default_factory=dict)
     """What clients keep for themselves: their part of their memory, by client, name and tensor."""
 
@@ -78,6 +78,8 @@ class Rounds:
     model: nn.Module | None = None
     public: Data | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    attends: Callable[[Task, int], bool] | None = None
+    """Whether the client of a task takes part in a round, where that is simulated; without it all do."""
 
     @cached_property
     def server_step(self) -> str:
@@ -87,6 +89,11 @@ class Rounds:
     def assign(self, server: Server, cohort: Sequence[tuple[int, float]]) -> list[Task]:
         """A task for every (client, capacity) of the server's next round."""
         return self.method.assign(self.plan, cohort, server.round, server.memory, self.seed, state=server.state)
+
+    def attending(self, tasks: list[Task], round: int) -> list[Task]:
+        """The tasks whose clients neither fail nor come late."""
+        attends = self.attends
+        return tasks if attends is None else [task for task in tasks if attends(task, round)]
 
     def send(self, server: Server, tasks: Sequence[Task]) -> list[Task]:
         """The tasks with what their clients are sent beside their sub-models."""
@@ -139,8 +146,9 @@ def run_round(
 
     `tasks` are what would be chosen, where that was done beforehand.
     """
-    tasks = rounds.send(server, tasks or rounds.assign(server, cohort))
-    if not tasks:  # all were excluded: nothing is learnt in this round
+    tasks = tasks or rounds.attending(rounds.assign(server, cohort), server.round)
+    tasks = rounds.send(server, tasks)
+    if not tasks:  # all were excluded or absent: nothing is learnt in this round
         return server.skip(), [], Report((), ())
     sums, report = engine.run(server.state, tasks, server.round, coming=coming, watch=watch)
     tasks = [task for task in tasks if task.client not in report.absent]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from fedwidth.capacity import parse_capacity
@@ -27,6 +27,7 @@ KINDS: dict[Any, str] = {
     float: "a number",
     list[int]: "a list of whole numbers",
     list[float]: "a list of numbers",
+    str | list[float]: "text, or a list of numbers",
     dict[str, Any]: "a table",
 }
 
@@ -44,13 +45,18 @@ class Key:
     share: bool
 
     @property
+    def is_listed(self) -> bool:
+        """Whether it is, or may be, a list."""
+        return get_origin(self.type) is list or self.type == str | list[float]
+
+    @property
     def expected(self) -> str:
         """What is allowed, for people."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.share:
             share = 'above 0 and at most 1, e.g. 0.0625 or "1/16"'
-            return f"{KINDS[self.type]}{', each' if self.type is not float else ''} {share}"
+            return f"{KINDS[self.type]}{', each' if self.is_listed else ''} {share}"
         return KINDS[self.type] + ("" if self.least is None else f" of at least {self.least}")
 
 
@@ -102,10 +108,12 @@ weight_decay, batch_size, epochs, steps, schedule, milestones, decay, clip, mask
 
 def read(key: Key, value: Any) -> Any:
     """The value as the key's type; integers are numbers too, true and false never."""
-    if get_origin(key.type) is list:
+    if key.type == str | list[float] and isinstance(value, str):
+        return value
+    if key.is_listed:
         if not isinstance(value, list):
             raise _wrong(key, value)
-        (inner,) = get_args(key.type)
+        inner = int if key.type == list[int] else float
         return [_number(key, inner, each) for each in value]
     if key.type in (int, float):
         return _number(key, key.type, value)
@@ -199,4 +207,5 @@ def _types(kind: Any) -> dict[str, Any]:
 def _type(kind: Any, name: str) -> Any:
     """The type of a field; `X | None` is X, as a document has no way to say None."""
     found = _types(kind)[name]
-    return get_args(found)[0] if get_origin(found) is UnionType else found
+    optional = get_origin(found) is UnionType and NoneType in get_args(found)
+    return get_args(found)[0] if optional else found

@@ -67,15 +67,30 @@ class DataSettings:
 class DeviceSettings:
     """What clients can afford, and who takes part in a round."""
 
-    capacities: str = key(
+    capacities: str | list[float] = key(
         "a1-b1-c1-d1-e1",
-        "letters a…e for 1, 1/2, 1/4, 1/8, 1/16 with sampling weights, or numbers such as '1:1 1/16:9'; or 'household'",
+        "letters a…e for 1, 1/2, 1/4, 1/8, 1/16 with sampling weights, or numbers such as '1:1 1/16:9'; or 'household';"
+        " or each client's own in a list",
+        share=True,
     )
     dynamic: bool = key(False, "draw every client's capacity anew each round instead of once")
     per_round: int = key(10, "clients that take part in a round", least=1)
     excluded: list[float] = key(
         [], "capacities whose clients are left out of every round they are drawn for", share=True
     )
+    correlate: str = key(
+        "none",
+        "what the weakest devices hold, where capacities are fixed: no matter what, some classes alone, fewest or most"
+        " samples",
+        choices=("none", "labels", "few-samples", "many-samples"),
+    )
+    correlate_strength: float = key(1.0, "how closely they do, from 0 (as drawn) to 1 (in order)", least=0)
+    rates: dict[str, Any] = key(
+        {}, "multiply-adds per second by capacity, e.g. {1 = 4e9, '1/4' = 1e9}, or {all = 1e9}; empty: not simulated"
+    )
+    bandwidth: dict[str, Any] = key({}, "bytes per second, down and up alike, by capacity; empty: not simulated")
+    deadline: float = key(0.0, "seconds after which a client is left out of a round; 0: all are waited for", least=0)
+    dropout: float = key(0.0, "probability that a client fails in a round; below 1", least=0)
 
 
 @dataclass(frozen=True)

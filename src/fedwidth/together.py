@@ -93,7 +93,7 @@ def _advance(courses: Sequence[Course], pack: Pack, judge: _Judge, choices: _Cho
     rounds = [
         RunRound(course.experiment.trainer, course.server.state, tasks, course.server.round)
         for course, tasks in zip(courses, chosen, strict=True)
-        if tasks  # of a run all clients may be excluded
+        if tasks  # of a run all clients may be excluded or absent
     ]
     trained = iter(pack.run(rounds, lambda: coming.look_ahead(courses)) if rounds else ())
     closed: dict[object, Server] = {}
@@ -144,7 +144,7 @@ class _Choices:
         experiment, server = course.experiment, course.server
         round = server.round if round is None else round
         method, seed, devices = experiment.method, experiment.settings.seed, experiment.settings.devices
-        cohort = (seed, round, len(experiment.partition), repr(devices))
+        cohort = (seed, round, len(experiment.partition), experiment.capacities, repr(devices))
         if cohort not in self._cohorts:
             self._cohorts[cohort] = experiment.cohort(round)
         read = {"memory": server.memory, "state": server.state}
@@ -152,7 +152,7 @@ class _Choices:
         key = (cohort, *chosen_by, *(id(read[name]) for name in method.reads))
         if key not in self._known:
             self._known[key] = experiment.rounds.assign(replace(server, round=round), self._cohorts[cohort])
-        ready = self._known[key]
+        ready = experiment.rounds.attending(self._known[key], round)
         return experiment.rounds.send(server, ready) if round == server.round else ready
 
 
@@ -201,19 +201,20 @@ class _Judge:
             part = stacked
             if len(chosen) < len(rows):
                 part = {name: tensor[chosen.to(tensor.device)] for name, tensor in stacked.items()}
-            for state, scores in zip(mine, self._score(kind, part, partition), strict=True):
+            last = any(course.experiment.is_last(server.round) for course, server in ended)
+            for state, scores in zip(mine, self._score(kind, part, partition, by_class=last), strict=True):
                 found[kind, key, state] = scores
         return found
 
-    def _score(self, kind: str, states: Mapping[str, Tensor], partition: Partition) -> Sequence[Any]:
+    def _score(self, kind: str, states: Mapping[str, Tensor], partition: Partition, *, by_class: bool) -> Sequence[Any]:
         """One kind of score of every state."""
         assert self.together is not None
         data = self.together.data
         if kind == "local":
             return self.together.local(states, partition)
         if kind == "validation":
-            return self.together.scores(states, data.train, partition.validation)
-        return self.together.scores(states, data.test)
+            return self.together.scores(states, data.train, partition.validation, by_class=by_class)
+        return self.together.scores(states, data.test, by_class=by_class)
 
     @staticmethod
     def _describe(course: Course, server: Server, found: Mapping[tuple[str, int, int], Any]) -> Measured:

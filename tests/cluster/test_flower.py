@@ -308,6 +308,29 @@ def test_data_may_be_the_devices_own(tmp_path, monkeypatch):
             serve(grid, text, Deployment(out=str(tmp_path / "other"), load=wrong), log=lambda _: None)
 
 
+@pytest.mark.parametrize("change", ["data.validation = 0.1", 'devices.correlate = "labels"'])
+def test_what_needs_all_data_is_refused_where_it_is_the_devices_own(tmp_path, monkeypatch, change):
+    (tmp_path / "own_data.py").write_text(OWN_DATA)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = f"{change}\n{recipe()}"
+    with pytest.raises(OptionError, match="needs data that the recipe names, but load gives each device its own"):
+        serve(grid_of(text), text, Deployment(out=str(tmp_path / "run"), load="own_data:load"), log=lambda _: None)
+
+
+def test_real_devices_are_not_simulated(tmp_path):
+    text = f"devices.dropout = 0.1\n{recipe()}"
+    with pytest.raises(OptionError, match="are for simulated devices, and these are real"):
+        serve(grid_of(text), text, Deployment(out=str(tmp_path)), log=lambda _: None)
+
+
+def test_validation_samples_and_sizes_by_labels_are_those_of_a_simulated_run(tmp_path):
+    text = f'data.validation = 0.1\ndevices.correlate = "labels"\n{recipe()}'
+    result = serve(grid_of(text), text, Deployment(out=str(tmp_path)), log=lambda _: None)
+    alone = Experiment(read_settings(text).main).run()
+    assert same(result.server.state, alone.server.state)
+    assert result.summary["validation_accuracy"] == alone.summary["validation_accuracy"]
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [

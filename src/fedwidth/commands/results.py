@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedwidth
+from fedwidth.capacity import describe_mix
 from fedwidth.checkpoint import write_whole
 from fedwidth.commands.tables import print_table
+from fedwidth.reproduce_time import show_time
+from fedwidth.settings import Settings
 
 if TYPE_CHECKING:
     from fedwidth.commands.jobs import Job
@@ -26,19 +29,21 @@ def print_results(jobs: Sequence[Job], summaries: Sequence[Summary]) -> None:
     keys, columns = list(ACCURACIES), ["test accuracy %", "best %", "clients' own data %"]
     if any(VALIDATION in summary for summary in summaries):
         keys, columns = [VALIDATION, *keys], ["validation %", *columns]
+    timed = any("device_seconds" in summary for summary in summaries)
     rows = []
     for mine in by_label(jobs, summaries).values():
         settings = mine[0][0].settings
         rows.append(
             [
                 mine[0][0].title,
-                settings.devices.capacities if settings.method.name != "fedavg" else f"all {settings.model.width:g}",
+                _devices(settings),
                 *(_shown([summary.get(key) for _, summary in mine]) for key in keys),
                 f"{statistics.mean(summary['bytes_up'] for _, summary in mine) / 2**20:.1f}",
+                *([_device_time(mine)] if timed else []),
                 f"{sum(summary['seconds'] for _, summary in mine):.0f}",
             ]
         )
-    print_table(["run", "devices", *columns, "MB sent up", "seconds"], rows)
+    print_table(["run", "devices", *columns, "MB sent up", *(["device time"] if timed else []), "seconds"], rows)
     seeds = sorted({job.settings.seed for job in jobs})
     print(
         f"Seeds: {', '.join(map(str, seeds))}." + (" ± is the standard deviation over seeds." if len(seeds) > 1 else "")
@@ -76,6 +81,19 @@ def by_label(jobs: Sequence[Job], summaries: Sequence[Summary]) -> dict[str, lis
     for job, summary in zip(jobs, summaries, strict=True):
         found.setdefault(job.label, []).append((job, summary))
     return found
+
+
+def _device_time(mine: Sequence[tuple[Job, Summary]]) -> str:
+    """What a run would have taken its devices, on average over seeds."""
+    known = [summary["device_seconds"] for _, summary in mine if "device_seconds" in summary]
+    return show_time(statistics.mean(known)) if known else "–"
+
+
+def _devices(settings: Settings) -> str:
+    """What the devices of a run can afford."""
+    if settings.method.name == "fedavg":
+        return f"all {settings.model.width:g}"
+    return describe_mix(settings.devices.capacities)
 
 
 def _accuracies(summary: Summary) -> tuple[str, ...]:

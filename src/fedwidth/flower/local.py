@@ -40,11 +40,6 @@ class Own:
     tested_on = "test"
     validation = torch.zeros(0, dtype=torch.long)
 
-    @property
-    def trained_on(self) -> Tensor:
-        """All samples there are."""
-        return torch.arange(len(self.data.train))
-
     def __len__(self) -> int:
         return self.clients
 
@@ -145,11 +140,12 @@ def load_parts(settings: Settings, load: str, client: int | None) -> tuple[Data,
     if not load:
         data = load_data(settings)
         return data, split_data(settings, data)
-    if settings.data.validation:
-        raise OptionError(
-            "data.validation holds samples out of data that a recipe names; with load each device has its own,"
-            " so it must be 0"
-        )
+    devices = settings.devices
+    known = {"data.validation": settings.data.validation, "devices.deadline": devices.deadline}
+    known["devices.correlate"] = devices.correlate != "none"
+    for name, wanted in known.items():
+        if wanted:
+            raise OptionError(f"{name} needs data that the recipe names, but load gives each device its own")
     place, _, name = load.partition(":")
     try:
         function: Load = getattr(import_module(place), name)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import fedwidth
+from fedwidth.capacity import describe_mix
 from fedwidth.methods import methods
 from fedwidth.plan.plan import Plan
 from fedwidth.report.coverage_view import Frame, count_training, pack
@@ -104,7 +105,7 @@ def _entry(entry: Entry, most: int) -> dict[str, Any]:
         "partition": run.setting("data.partition", ""),
         "model": run.setting("model.name", ""),
         "width": run.setting("model.width", 1.0),
-        "capacities": run.setting("devices.capacities", ""),
+        "capacities": _mix(run.setting("devices.capacities")),
         "clients": run.setting("data.clients", 0) or None,
         "per_round": run.setting("devices.per_round", 0) or None,
         "rounds": run.rounds,
@@ -141,6 +142,12 @@ def _run(run: Run, entry: int) -> dict[str, Any]:
         "command": f"fedwidth run {shlex.quote(folder + '/config.toml')} --out {shlex.quote(folder + '-again')}",
         "config": run.config_text,
     }
+
+
+def _mix(written: Any) -> str:
+    """The capacities a config names, for people; empty where it makes no sense."""
+    listed = isinstance(written, list) and all(isinstance(each, float) and math.isfinite(each) for each in written)
+    return describe_mix(written) if listed or isinstance(written, str) else ""
 
 
 def _short(value: float) -> float:

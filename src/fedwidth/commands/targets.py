@@ -1,0 +1,52 @@
+"""The table of `report --target`: what each run took to reach an accuracy."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedwidth.commands.tables import print_table
+from fedwidth.errors import OptionError
+from fedwidth.report.entries import group_runs
+from fedwidth.report.runs import read_runs
+from fedwidth.reproduce_time import show_time
+from fedwidth.target import Reached, reach
+
+
+def parse_target(text: str) -> float:
+    """An accuracy as a share or in percent.
+
+    >>> parse_target("0.8"), parse_target("80%")
+    (0.8, 0.8)
+    """
+    number, percent = text.strip().removesuffix("%").strip(), text.strip().endswith("%")
+    try:
+        target = float(number) / (100 if percent else 1)
+    except ValueError:
+        target = 0.0
+    if not 0 < target <= 1:
+        raise OptionError(f"--target must be an accuracy such as 0.8 or 80%, not '{text}'")
+    return target
+
+
+def print_targets(folders: Sequence[Path], target: float) -> None:
+    """A row for every entry of the report, with means over the seeds that reached the accuracy."""
+    rows = []
+    for entry in group_runs(read_runs(folders)):
+        found = [reached for run in entry.runs if (reached := reach(run.metrics, target)) is not None]
+        rows.append(
+            [
+                entry.label,
+                f"{len(found)} of {len(entry.runs)}",
+                _mean(found, lambda reached: reached.round, lambda mean: f"{mean:.0f}"),
+                _mean(found, lambda reached: reached.sent / 2**20, lambda mean: f"{mean:.1f}"),
+                _mean(found, lambda reached: reached.device_seconds, show_time),
+            ]
+        )
+    print_table(["run", f"seeds that reach {100 * target:g} %", "rounds", "MB down and up", "device time"], rows)
+
+
+def _mean(found: Sequence[Reached], number: Callable[[Reached], float | None], show: Callable[[float], str]) -> str:
+    known = [value for reached in found if (value := number(reached)) is not None]
+    return show(statistics.fmean(known)) if known and len(known) == len(found) else "–"

@@ -1,0 +1,47 @@
+"""What it took to reach an accuracy: rounds, bytes, and time on simulated devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MEASURES = ("global_accuracy", "validation_accuracy")
+"""The first of them that a run measures counts."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What had been spent when the accuracy was first measured."""
+
+    round: int
+    sent: float
+    """Bytes, down and up."""
+    device_seconds: float | None
+    """None where no device time was simulated."""
+
+
+def reach(lines: Sequence[Mapping[str, Any]], target: float) -> Reached | None:
+    """What the first rounds took until this accuracy was measured; None where it never was.
+
+    >>> lines = [
+    ...     {"round": 1, "bytes_down": 5, "bytes_up": 5, "device_seconds": 2.0},
+    ...     {"round": 2, "bytes_down": 5, "bytes_up": 7, "device_seconds": 3.0, "global_accuracy": 0.8},
+    ... ]
+    >>> reach(lines, 0.8)
+    Reached(round=2, sent=22, device_seconds=5.0)
+    >>> reach(lines, 0.9) is None
+    True
+    """
+    name = next((name for name in MEASURES if any(line.get(name) is not None for line in lines)), MEASURES[0])
+    for place, line in enumerate(lines):
+        accuracy = line.get(name)
+        if accuracy is not None and accuracy >= target:
+            so_far = lines[: place + 1]
+            simulated = all(line.get("device_seconds") is not None for line in so_far)
+            return Reached(
+                line["round"],
+                sum(line["bytes_down"] + line["bytes_up"] for line in so_far),
+                sum(line["device_seconds"] for line in so_far) if simulated else None,
+            )
+    return None
