@@ -27,6 +27,7 @@ from fedwidth.settings import MethodSettings, Settings
 EXCLUDE, SMALLEST, CAPPED, FULL = "exclude", "smallest for all", "capped", "full for all"
 TO_BEAT = (EXCLUDE, SMALLEST, CAPPED)
 KINDS = (*TO_BEAT, FULL)
+PREFIX = "yardstick: "
 MAY_DIFFER = ("seed", *ROUNDING, *PRECISION, *MEASURING)
 
 Accuracies = Mapping[int, float]
@@ -39,8 +40,7 @@ class Gain:
 
     kind: str
     """The best yardstick."""
-    difference: Difference | None
-    """None where the two share no seed."""
+    difference: Difference
 
 
 def yardsticks(settings: Settings) -> dict[str, Settings]:
@@ -66,7 +66,29 @@ def yardsticks(settings: Settings) -> dict[str, Settings]:
     if enrolled[0] < 1:
         found[CAPPED] = _cap(settings if len(enrolled) > 1 else whole, mix, enrolled[0])
     found[FULL] = replace(whole, devices=everybody)
-    return {kind: replace(each, name=f"yardstick: {kind}", answers="") for kind, each in found.items()}
+    return {kind: replace(each, name=f"{PREFIX}{kind}", answers="") for kind, each in found.items()}
+
+
+def missing(runs: Mapping[str, Settings]) -> dict[str, Settings]:
+    """The yardsticks of these runs (by title) that are none of them, each once, by a title of their own.
+
+    >>> list(missing({"mine": Settings(), "all": next(reversed(yardsticks(Settings()).values()))}))
+    ['yardstick: exclude', 'yardstick: smallest for all']
+    """
+    known = {key_of(settings) for settings in runs.values()}
+    found: dict[str, Settings] = {}
+    for title, settings in runs.items():
+        for each in yardsticks(settings).values():
+            if (key := key_of(each)) not in known:
+                known.add(key)
+                name = f"{each.name} of {title}" if each.name in found else each.name
+                found[name] = replace(each, name=name)
+    return found
+
+
+def is_yardstick(title: str) -> bool:
+    """Whether a run was added as a yardstick, by its title."""
+    return title.startswith(PREFIX)
 
 
 def key_of(settings: Settings) -> str:
@@ -83,7 +105,8 @@ def find_gain(mine: Accuracies, found: Mapping[str, Accuracies]) -> Gain | None:
     if not means:
         return None
     best = max(means, key=means.__getitem__)
-    return Gain(best, compare(mine, found[best]))
+    difference = compare(mine, found[best])
+    return Gain(best, difference) if difference else None
 
 
 def _cap(settings: Settings, mix: Capacities, widest: float) -> Settings:

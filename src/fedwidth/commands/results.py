@@ -9,41 +9,70 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedwidth
+from fedwidth.capacity import Capacities
 from fedwidth.checkpoint import write_whole
 from fedwidth.commands.tables import print_table
+from fedwidth.comparison import Comparison, Row
+from fedwidth.difference import Difference
+from fedwidth.settings import Settings
+from fedwidth.yardsticks import is_yardstick
 
 if TYPE_CHECKING:
-    from fedwidth.commands.jobs import Job
+    from fedwidth.commands.job import Job
 
 ACCURACIES = ("global_accuracy", "best_global_accuracy", "local_accuracy")
 
 Summary = Mapping[str, Any]
 
 
-def print_results(jobs: Sequence[Job], summaries: Sequence[Summary]) -> None:
-    """One row for every label, with the spread over its seeds."""
+def compare_jobs(jobs: Sequence[Job], summaries: Sequence[Summary], *, chosen: bool) -> Comparison:
+    """The labels compared; `chosen` says that the best is to be found, not the first to be compared."""
+
+    def by_seed(mine: Sequence[tuple[Job, Summary]], key: str) -> dict[int, float]:
+        return {job.settings.seed: 100 * found for job, summary in mine if (found := summary.get(key)) is not None}
+
+    rows = [
+        Row(mine[0][0].title, mine[0][0].settings, by_seed(mine, "global_accuracy"), by_seed(mine, "validation_accuracy"))
+        for mine in by_label(jobs, summaries).values()
+    ]
+    return Comparison(tuple(rows), chosen)
+
+
+def print_results(
+    jobs: Sequence[Job], summaries: Sequence[Summary], compared: Comparison, *, title: str = ""
+) -> None:
+    """One row for every label, with the spread over its seeds, and what the differences come to."""
     rows = []
-    for mine in by_label(jobs, summaries).values():
+    gained = any(compared.gains)
+    for gain, mine in zip(compared.gains, by_label(jobs, summaries).values(), strict=True):
         settings = mine[0][0].settings
         rows.append(
             [
                 mine[0][0].title,
-                settings.devices.capacities if settings.method.name != "fedavg" else f"all {settings.model.width:g}",
+                _devices(settings),
                 *(_shown([summary[key] for _, summary in mine]) for key in ACCURACIES),
                 f"{statistics.mean(summary['bytes_up'] for _, summary in mine) / 2**20:.1f}",
                 f"{sum(summary['seconds'] for _, summary in mine):.0f}",
+                *([str(gain.difference) if gain else "–"] if gained else []),
             ]
         )
-    columns = ["run", "devices", "test accuracy %", "best %", "clients' own data %", "MB sent up", "seconds"]
-    print_table(columns, rows)
+    columns = ["run", "devices", "test accuracy %", "best %", "clients' own data %", "MiB sent up", "seconds"]
+    print_table([*columns, *(["gain"] if gained else [])], rows, title=title or None)
     seeds = sorted({job.settings.seed for job in jobs})
     print(
         f"Seeds: {', '.join(map(str, seeds))}." + (" ± is the standard deviation over seeds." if len(seeds) > 1 else "")
     )
+    for sentence in compared.sentences():
+        print(sentence)
+    if gained:
+        brackets = " (95 % interval)" if len(seeds) > 1 else ""
+        print(f"Gain: accuracy less that of the best yardstick but full for all, seed by seed{brackets}.")
+        if added := [summary["seconds"] for job, summary in zip(jobs, summaries, strict=True) if is_yardstick(job.title)]:
+            print(f"The yardsticks that were added took {sum(added):.0f} s; --no-yardsticks leaves them out.")
 
 
-def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary]) -> None:
-    """summary.json of the folder that holds the runs: a list of them, and mean and deviation of each label.
+def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary], compared: Comparison) -> None:
+    """summary.json of the folder that holds the runs: a list of them, mean and deviation of each label, comparisons.
 
     Where the folder is the main run's own, its summary keeps all it says and is added to.
     """
@@ -56,6 +85,14 @@ def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary
         for job, summary in zip(jobs, summaries, strict=True)
     ]
     table = [_spread(label, mine) for label, mine in by_label(jobs, summaries).items()]
+    for row, gain in zip(table, compared.gains, strict=True):
+        if gain:
+            row["gain"] = {"over": gain.kind, **describe(gain.difference)}
+    labels = [row["label"] for row in table]
+    comparisons = [
+        {"first": labels[compared.lead], "second": labels[place], **describe(difference)}
+        for place, difference in compared.differences.items()
+    ]
     if jobs[0].folder == folder:
         whole: dict[str, Any] = dict(summaries[0])
     else:
@@ -64,7 +101,21 @@ def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary
             means = {key: table[0][key] for key in ACCURACIES}
             whole |= {"method": summaries[0]["method"], "rounds": summaries[0]["rounds"], **means}
             whole["seed"] = table[0]["seeds"]
-    write_whole(folder / "summary.json", json.dumps({**whole, "runs": runs, "table": table}, indent=2) + "\n")
+    facts = {"runs": runs, "table": table, "comparisons": comparisons}
+    if compared.chosen:
+        facts["best"] = {"label": labels[compared.lead], "by": compared.chosen_by}
+    write_whole(folder / "summary.json", json.dumps({**whole, **facts}, indent=2) + "\n")
+
+
+def describe(difference: Difference) -> dict[str, Any]:
+    """A difference in points: its mean, 95 % interval, values by seed, p-value (Holm) and verdict."""
+    return {
+        "mean": difference.mean,
+        "interval": difference.interval,
+        "values": difference.values,
+        "p": difference.chance,
+        "verdict": difference.verdict,
+    }
 
 
 def by_label(jobs: Sequence[Job], summaries: Sequence[Summary]) -> dict[str, list[tuple[Job, Summary]]]:
@@ -82,6 +133,15 @@ def _spread(label: str, mine: Sequence[tuple[Job, Summary]]) -> dict[str, Any]:
         row[key] = statistics.mean(known) if known else None
         row[f"{key}_std"] = statistics.stdev(known) if len(known) > 1 else None
     return row
+
+
+def _devices(settings: Settings) -> str:
+    """Who trains what, in a few letters."""
+    devices = settings.devices
+    if devices.excluded:
+        enrolled = Capacities.parse(devices.capacities).enrolled(devices.excluded)
+        return f"{', '.join(f'{value:g}' for value in enrolled)} of {devices.capacities}"
+    return devices.capacities if settings.method.name != "fedavg" else f"all {settings.model.width:g}"
 
 
 def _shown(values: Sequence[float | None]) -> str:
