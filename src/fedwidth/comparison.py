@@ -13,11 +13,19 @@ from statistics import mean, stdev
 
 from fedwidth.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct, count
 from fedwidth.settings import Settings
-from fedwidth.yardsticks import KINDS, Accuracies, Gain, find_gain, key_of, yardsticks
+from fedwidth.yardsticks import KINDS, Accuracies, Gain, find_gain, is_yardstick, key_of, yardsticks
 
 TEST, VALIDATION = "test", "validation"
 MOST_SENTENCES = 8
 """Differences that are told one by one; of more, how many came out how."""
+
+WORDS = {
+    ABOVE: ABOVE,
+    BELOW: BELOW,
+    EQUAL: f"{EQUAL} with",
+    OPEN: "undecided against",
+    ONE_SEED: "with one seed beside",
+}
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,11 @@ class Comparison:
     @cached_property
     def lead(self) -> int:
         """The place of the row that leads."""
-        if not self.chosen:
+        found = {place: self.accuracies(place, self.chosen_by) for place in self.places}
+        candidates = [place for place in self.places if found[place] and not is_yardstick(self.rows[place].title)]
+        if not self.chosen or not candidates:
             return 0
-        means = [mean(found.values()) if (found := self.accuracies(place, self.chosen_by)) else -1.0 for place in self.places]
-        return max(self.places, key=means.__getitem__)
+        return max(candidates, key=lambda place: mean(found[place].values()))
 
     @property
     def places(self) -> range:
@@ -108,21 +117,23 @@ class Comparison:
 
     def sentences(self) -> list[str]:
         """What leads, how it stands to the others, and what the yardsticks are."""
-        return [*self._leading(), *self._standing(), *self._measured()]
+        return [*filter(None, [self.leading()]), *self.standing(), *self.measured()]
 
-    def _leading(self) -> list[str]:
+    def leading(self) -> str:
+        """Which is the best, and by what it was chosen; nothing where none was to be."""
         if not self.chosen or len(self.rows) < 2 or not self.accuracies(self.lead, self.chosen_by):
-            return []
+            return ""
         row = self.rows[self.lead]
-        said = [f"Best by {self.chosen_by} accuracy: {row.title}, {over_seeds(self.accuracies(self.lead, self.chosen_by))}."]
+        mine = over_seeds(self.accuracies(self.lead, self.chosen_by))
+        said = [f"Best by {self.chosen_by} accuracy: {row.title}, {mine}."]
         if self.chosen_by == VALIDATION:
             if row.test:
                 said.append(f"On the test set it has {over_seeds(row.test)}.")
         else:
-            said.append("What is chosen on the test set looks better there than it is: data.validation sets samples aside.")
-        return [" ".join(said)]
+            said.append("Chosen on the test set it looks better there than it is: data.validation sets samples aside.")
+        return " ".join(said)
 
-    def _standing(self) -> list[str]:
+    def standing(self) -> list[str]:
         """The differences, as many sentences as can be read."""
         if not self.differences:
             return []
@@ -134,11 +145,10 @@ class Comparison:
         found: dict[str, list[str]] = {}
         for place, each in sorted(self.differences.items(), key=lambda pair: pair[1].mean):
             found.setdefault(each.verdict, []).append(self.rows[place].title)
-        words = {ABOVE: "above", BELOW: "below", EQUAL: f"{EQUAL} with", OPEN: "undecided against", ONE_SEED: "with one seed beside"}
-        parts = [f"{words[verdict]} {len(names)} ({listed(names)})" for verdict, names in found.items()]
+        parts = [f"{WORDS[verdict]} {len(names)} ({listed(names)})" for verdict, names in found.items()]
         return [f"Of {len(self.differences)} others, {title} is {'; '.join(parts)} (95 %, Holm)."]
 
-    def _measured(self) -> list[str]:
+    def measured(self) -> list[str]:
         """Which rows are yardsticks of which, those that share them together."""
         shared: dict[tuple[tuple[str, int], ...], list[str]] = {}
         for row, mine in zip(self.rows, self.yardsticks, strict=True):
