@@ -368,7 +368,9 @@ def test_a_change_that_some_runs_refuse_is_made_to_those_that_are_taken():
 def test_the_main_run_of_a_grid_has_to_be_named():
     with pytest.raises(OptionError, match="no main run: name one with --only, such as '2-classes/fedavg/1.00'"):
         read_settings("thesis/table3-1", main=True)
-    assert read_settings("thesis/table3-1", only="2-classes/fedavg/1.00", main=True).labels == ("2-classes/fedavg/1.00",)
+    assert read_settings("thesis/table3-1", only="2-classes/fedavg/1.00", main=True).labels == (
+        "2-classes/fedavg/1.00",
+    )
     with pytest.raises(OptionError, match="stands for"):
         read_settings("thesis/table3-1", only="2-classes/*", main=True)
 

@@ -59,7 +59,9 @@ def test_equal_is_an_interval_of_90_percent_within_the_margin():
 
 def test_a_small_difference_may_be_sure_and_equal_at_once():
     both = Difference((0.3, 0.31, 0.29, 0.3))
-    assert both.sentence("A", "B") == "A is 0.3 points above B (95 %: 0.3 to 0.3, four seeds); they are equal within ±1."
+    assert (
+        both.sentence("A", "B") == "A is 0.3 points above B (95 %: 0.3 to 0.3, four seeds); they are equal within ±1."
+    )
 
 
 def test_what_is_not_decided_says_so():

@@ -22,7 +22,16 @@ from fedwidth.results import (
 from fedwidth.results_cells import ABOVE, AGREES, BELOW, Cell, count_once
 from fedwidth.results_exact import agrees, coverage
 from fedwidth.results_page import write_page
-from fedwidth.results_pairs import CLOSE, FEW_SEEDS, HOLDS, REVERSED, count_corrected, count_outcomes, find_columns, find_overall
+from fedwidth.results_pairs import (
+    CLOSE,
+    FEW_SEEDS,
+    HOLDS,
+    REVERSED,
+    count_corrected,
+    count_outcomes,
+    find_columns,
+    find_overall,
+)
 from fedwidth.results_remaining import Forecast, count_remaining, remaining_texts, unrun_texts
 from fedwidth.results_started import Start, read_started, started_texts, write_started
 from fedwidth.results_summary import order_texts

@@ -51,10 +51,21 @@ def test_a_run_that_fails_is_one_line_and_the_others_are_saved(tmp_path, capfd):
     assert "checkpoint.safetensors" in names
 
 
+def test_overwriting_clears_all_before_the_first_begins(tmp_path):
+    recipe = write_recipe(tmp_path, '\n[[compare]]\nlabel = "b"\nmethod.name = "heterofl"\n')
+    command = ["run", recipe, "--out", str(tmp_path / "out"), "--set", "rounds=20", "--jobs", "2"]
+    assert run_command(command) == 0
+    first = [contents(tmp_path / "out" / place) for place in (".", "compare/b")]
+    assert run_command([*command, "--overwrite"]) == 0
+    assert [contents(tmp_path / "out" / place) for place in (".", "compare/b")] == first
+
+
 def started(command, folder):
     """A sweep under way whose first lines are written."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    process = subprocess.Popen([sys.executable, "-m", "fedwidth", *command], env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedwidth", *command], env=environment, stderr=subprocess.PIPE, text=True
+    )
     waited = time.monotonic() + 120
     while not list(Path(folder).rglob("metrics.jsonl")):
         assert process.poll() is None, process.stderr.read()

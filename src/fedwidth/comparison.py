@@ -83,13 +83,10 @@ class Comparison:
 
     @cached_property
     def differences(self) -> dict[int, Difference]:
-        """By how much the leading row is above each of the others that share a seed with it."""
+        """By how much the leading row is above each other one that shares a seed with it; gains tell of yardsticks."""
         mine = self.accuracies(self.lead)
-        found = {
-            place: difference
-            for place in self.places
-            if place != self.lead and (difference := compare(mine, self.accuracies(place)))
-        }
+        others = [place for place in self.places if place != self.lead and not is_yardstick(self.rows[place].title)]
+        found = {place: each for place in others if (each := compare(mine, self.accuracies(place)))}
         return dict(zip(found, correct(list(found.values())), strict=True))
 
     @cached_property
@@ -176,8 +173,9 @@ def over_seeds(accuracies: Accuracies) -> str:
 def listed(names: Sequence[str], most: int = 4) -> str:
     """Names, the first few of many.
 
-    >>> listed(["a", "b", "c"], 2)
-    'a, b and 1 more'
+    >>> listed(["a", "b", "c"], 2), listed(["a, 1", "a, 2"])
+    ('a, b and 1 more', 'a, 1; a, 2')
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    between = "; " if any("," in name for name in names) else ", "
+    return between.join(names[:most]) + more

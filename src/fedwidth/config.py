@@ -43,9 +43,7 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
-def read_settings(
-    source: str | Path, overrides: Sequence[str] = (), *, only: str = "", main: bool = False
-) -> Recipe:
+def read_settings(source: str | Path, overrides: Sequence[str] = (), *, only: str = "", main: bool = False) -> Recipe:
     """Read a recipe: a file (*.toml), the name of a packaged recipe, or TOML text.
 
     `overrides` are `key=value` texts, made to each of its runs; values are TOML, and bare words are text. `only` takes

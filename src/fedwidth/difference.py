@@ -107,8 +107,12 @@ class Difference:
         seeds = f"{count(len(self.values))} seeds"
         if self.is_decided:
             equal = f"; they are {EQUAL}" if self.is_equal else ""
-            return f"{first} is {size:.1f} points {side} {second} (95 %: {plain(low)} to {plain(high)}, {seeds}){equal}."
-        found = f"(difference {signed(self.mean)}, 95 %: {signed(self.interval[0])} to {signed(self.interval[1])}, {seeds})"
+            return (
+                f"{first} is {size:.1f} points {side} {second} (95 %: {plain(low)} to {plain(high)}, {seeds}){equal}."
+            )
+        found = (
+            f"(difference {signed(self.mean)}, 95 %: {signed(self.interval[0])} to {signed(self.interval[1])}, {seeds})"
+        )
         if self.is_equal:
             return f"{first} and {second} are {EQUAL} {found}."
         among = f" among {count(self.of)} comparisons" if self.plain_chance < 1 - CONFIDENCE else ""

@@ -140,9 +140,7 @@ def read_recipe(document: Document, changes: Sequence[Document] = (), *, only: s
     return Recipe(title, tuple(_variant(base, *entry, changes, paper) for entry in entries), yardsticks)
 
 
-def _entries(
-    document: Document, base: Document, changes: Sequence[Document]
-) -> list[tuple[str, Document | None]]:
+def _entries(document: Document, base: Document, changes: Sequence[Document]) -> list[tuple[str, Document | None]]:
     """The label of each run and what sets it apart; the main run, where there is one, first and with None."""
     if "grid" in document:
         if "compare" in document:
@@ -199,9 +197,7 @@ def _change(base: Document, changes: Sequence[Document]) -> Document:
     return base
 
 
-def _variant(
-    base: Document, label: str, entry: Document | None, changes: Sequence[Document], main: Paper
-) -> Variant:
+def _variant(base: Document, label: str, entry: Document | None, changes: Sequence[Document], main: Paper) -> Variant:
     """The main run, or a further one: the base with the entry's settings; name and published number are its own."""
     if entry is None:
         settings = _settings(_change(base, changes))

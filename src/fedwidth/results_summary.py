@@ -13,7 +13,6 @@ from fedwidth.results_exact import agrees, cost_rows
 from fedwidth.results_markdown import markdown, plural
 from fedwidth.results_pairs import (
     FEW_SEEDS,
-    HOLDS,
     LAST,
     OUTCOMES,
     REVERSED,
@@ -28,10 +27,10 @@ from fedwidth.results_pairs import (
 HOW_JUDGED = (
     "A pair is two runs that differ in the method alone and whose published numbers differ; a table that is no grid is"
     " compared as a whole. Both share the split, the clients of each round and their capacities, so they are compared"
-    " seed by seed: a pair is decided if the 95 % interval of its mean difference (Student's t: 4.30 standard errors with"
-    f" three seeds) leaves zero out, and {EQUAL} points if two one-sided tests (5 % each) say so. Of pairs that are truly"
-    " equal five in 100 pass the first by chance; \"Holm\" counts what is decided where all pairs of a table are to be"
-    " right in 95 of 100 cases. One seed decides nothing."
+    " seed by seed: a pair is decided if the 95 % interval of its mean difference (Student's t: 4.30 standard errors"
+    f" with three seeds) leaves zero out, and {EQUAL} points if two one-sided tests (5 % each) say so. Of pairs that"
+    ' are truly equal five in 100 pass the first by chance; "Holm" counts what is decided where all pairs of a table'
+    " are to be right in 95 of 100 cases. One seed decides nothing."
 )
 
 
@@ -105,9 +104,7 @@ def order_texts(cells: Sequence[Cell]) -> Iterator[str]:
     if counts[FEW_SEEDS]:
         alone = [pair for column in columns for pair in column.pairs if pair.outcome == FEW_SEEDS]
         right = sum(pair.differences.mean > 0 for pair in alone)
-        said.append(
-            f"{counts[FEW_SEEDS]} cannot be judged from one seed ({right} would be as published)"
-        )
+        said.append(f"{counts[FEW_SEEDS]} cannot be judged from one seed ({right} would be as published)")
     tested = counts.total() - counts[FEW_SEEDS]
     holm = f" {count_corrected(columns)} of {tested} are decided if all are to be right (Holm)." if tested > 1 else ""
     yield f"Order of methods, {plural(counts.total(), 'pair')}: {', '.join(said)}.{holm}"
@@ -158,8 +155,8 @@ def _overall_texts(columns: Sequence[Column]) -> Iterator[str]:
     ]
     if rows:
         yield (
-            "Over all columns, each the mean of its differences seed by seed; in brackets the 95 % interval over columns,"
-            f" the verdict by Holm over the {plural(len(rows), 'comparison')}:"
+            "Over all columns, each the mean of its differences seed by seed; in brackets the 95 % interval over"
+            f" columns, the verdict by Holm over the {plural(len(rows), 'comparison')}:"
         )
         yield markdown(["difference", "paper", "ours", "columns above", "order"], rows, last=1)
 

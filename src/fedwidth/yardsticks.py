@@ -98,9 +98,7 @@ def key_of(settings: Settings) -> str:
 
 def find_gain(mine: Accuracies, found: Mapping[str, Accuracies]) -> Gain | None:
     """The gain over the best of the yardsticks that were run: best by its mean over the seeds shared with the run."""
-    shared = {
-        kind: [their[seed] for seed in mine if seed in their] for kind, their in found.items() if kind in TO_BEAT
-    }
+    shared = {kind: [their[seed] for seed in mine if seed in their] for kind, their in found.items() if kind in TO_BEAT}
     means = {kind: mean(values) for kind, values in shared.items() if values}
     if not means:
         return None
@@ -122,7 +120,9 @@ def _cap(settings: Settings, mix: Capacities, widest: float) -> Settings:
             capacities=_write(pairs),
             excluded=[value / widest for value in devices.excluded if value <= widest],
         ),
-        evaluation=replace(evaluation, capacities=[value / widest for value in evaluation.capacities if value <= widest]),
+        evaluation=replace(
+            evaluation, capacities=[value / widest for value in evaluation.capacities if value <= widest]
+        ),
     )
     return _plain(capped)
 

@@ -107,11 +107,12 @@ def run_jobs(
     with ExitStack() as stack:
         if len(jobs) > 1:
             stack.enter_context(folders.locked(folder, folders.GROUP_LOCK))
-            if overwrite:
-                folders.clear(folder)
+            if overwrite:  # all at once: the folder of the main run holds those of the others
+                for place in (folder, *(job.folder for job in jobs)):
+                    folders.clear(place)
         stop = stack.enter_context(stop_signal())
         shown = stack.enter_context(show_progress([job.title for job in jobs], [j.settings.rounds for j in jobs]))
-        wishes = Wishes(resume, overwrite, track, once(begin))
+        wishes = Wishes(resume, overwrite and len(jobs) == 1, track, once(begin))
         try:
             summaries = _run_all(jobs, packs, parts, wishes, shown, at_a_time=at_a_time, stop=stop)
         except Stopped as stopped:

@@ -32,15 +32,18 @@ def compare_jobs(jobs: Sequence[Job], summaries: Sequence[Summary], *, chosen: b
         return {job.settings.seed: 100 * found for job, summary in mine if (found := summary.get(key)) is not None}
 
     rows = [
-        Row(mine[0][0].title, mine[0][0].settings, by_seed(mine, "global_accuracy"), by_seed(mine, "validation_accuracy"))
+        Row(
+            mine[0][0].title,
+            mine[0][0].settings,
+            by_seed(mine, "global_accuracy"),
+            by_seed(mine, "validation_accuracy"),
+        )
         for mine in by_label(jobs, summaries).values()
     ]
     return Comparison(tuple(rows), chosen)
 
 
-def print_results(
-    jobs: Sequence[Job], summaries: Sequence[Summary], compared: Comparison, *, title: str = ""
-) -> None:
+def print_results(jobs: Sequence[Job], summaries: Sequence[Summary], compared: Comparison, *, title: str = "") -> None:
     """One row for every label, with the spread over its seeds, and what the differences come to."""
     rows = []
     gained = any(compared.gains)
@@ -65,10 +68,12 @@ def print_results(
     for sentence in compared.sentences():
         print(sentence)
     if gained:
-        brackets = " (95 % interval)" if len(seeds) > 1 else ""
+        brackets = " (95 % interval)" if len(seeds) > 1 else "; one seed: no interval"
         print(f"Gain: accuracy less that of the best yardstick but full for all, seed by seed{brackets}.")
-        if added := [summary["seconds"] for job, summary in zip(jobs, summaries, strict=True) if is_yardstick(job.title)]:
-            print(f"The yardsticks that were added took {sum(added):.0f} s; --no-yardsticks leaves them out.")
+        if added := [
+            summary["seconds"] for job, summary in zip(jobs, summaries, strict=True) if is_yardstick(job.title)
+        ]:
+            print(f"The yardsticks that were added took {sum(added):.0f} s.")
 
 
 def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary], compared: Comparison) -> None:
@@ -101,7 +106,7 @@ def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary
             means = {key: table[0][key] for key in ACCURACIES}
             whole |= {"method": summaries[0]["method"], "rounds": summaries[0]["rounds"], **means}
             whole["seed"] = table[0]["seeds"]
-    facts = {"runs": runs, "table": table, "comparisons": comparisons}
+    facts: dict[str, Any] = {"runs": runs, "table": table, "comparisons": comparisons}
     if compared.chosen:
         facts["best"] = {"label": labels[compared.lead], "by": compared.chosen_by}
     write_whole(folder / "summary.json", json.dumps({**whole, **facts}, indent=2) + "\n")

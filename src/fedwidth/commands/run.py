@@ -64,7 +64,7 @@ def run(
     folder = out or Path("runs") / (Path(recipe).stem if recipe else "quickstart")
     wanted = {run.label: (run.settings.name or run.label, run.settings) for run in found.runs}
     if found.yardsticks and not only if yardsticks is None else yardsticks:
-        named = {title: settings for title, settings in wanted.values()}
+        named = {label: settings for label, (_, settings) in wanted.items()}
         wanted |= {title: (title, settings) for title, settings in missing(named).items()}
     names = _folder_names([*wanted][1:])
     listed = []
@@ -133,7 +133,7 @@ def sweep(
         for seed in parse_seeds(seeds) or [settings.seed]
     ]
     cells = {names[label]: values for label, values in zip(labels, grid, strict=True)}
-    about = About(f"{title}: sweep" if title else "", axes, cells)
+    about = About(f"{title or 'Sweep'}, over {' and '.join(keys)}", axes, cells)
     return run_jobs(
         listed, folder, resume=resume, overwrite=overwrite, track=track, packed=packed, at_a_time=jobs, about=about
     )

@@ -31,7 +31,13 @@ class Wishes:
 
 
 def run_one(
-    job: Job, experiment: Experiment, wishes: Wishes, tell: Tell, *, stop: Callable[[], bool], say: Callable[[str], None],
+    job: Job,
+    experiment: Experiment,
+    wishes: Wishes,
+    tell: Tell,
+    *,
+    stop: Callable[[], bool],
+    say: Callable[[str], None],
     clients: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[Summary, Line]:
     """Run a job; returns its summary and the metrics of its last round."""
@@ -56,7 +62,12 @@ def run_one(
 
 
 def run_pack(
-    jobs: Sequence[Job], experiments: Sequence[Experiment], wishes: Wishes, tell: Sequence[Tell], *, stop: Callable[[], bool]
+    jobs: Sequence[Job],
+    experiments: Sequence[Experiment],
+    wishes: Wishes,
+    tell: Sequence[Tell],
+    *,
+    stop: Callable[[], bool],
 ) -> list[tuple[Summary, Line]]:
     """Run jobs as one batch."""
     trackers = [make_tracker(wishes.track, job.title, job.settings, job.folder) for job in jobs]
@@ -79,7 +90,12 @@ def run_pack(
 
 
 def run_in_turn(
-    jobs: Sequence[tuple[int, Job]], make: Callable[[Job], Experiment], wishes: Wishes, shown: Shown, *, stop: Callable[[], bool]
+    jobs: Sequence[tuple[int, Job]],
+    make: Callable[[Job], Experiment],
+    wishes: Wishes,
+    shown: Shown,
+    *,
+    stop: Callable[[], bool],
 ) -> dict[int, Summary]:
     """Run numbered jobs one after the other."""
     found = {}

@@ -1,6 +1,6 @@
 // What the comparison comes to: sentences, the grid of a sweep, what it took to reach an accuracy, accuracy by class.
 function standingSection() {
-  const { leading, sentences, rows } = data.standings;
+  const { leading, sentences, yardsticks, rows } = data.standings;
   const gains = rows.map((row, entry) => ({ ...row, entry })).filter((row) => row.gain);
   const said = [leading, ...sentences].filter(Boolean);
   return [
@@ -8,6 +8,7 @@ function standingSection() {
     gains.length > 0 && [
       h('h3', { class: 'sub' }, 'Gain over what needs no method for unequal devices'),
       h('p', { class: 'intro' }, 'Points of accuracy above the best yardstick, seed by seed, with the 95 % interval where there is more than one seed. Yardsticks: only devices that can hold the server’s model (exclude), the smallest model for all, and, where nobody has full width, a server model as wide as the widest device (capped).'),
+      h('ul', { class: 'said' }, yardsticks.map((text) => h('li', {}, text))),
       h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Gains' }, h('table', { id: 'gain' },
         h('thead', {}, h('tr', {}, ['Run', 'Best yardstick'].map((t) => h('th', { class: 'text', scope: 'col' }, t)), ['Its accuracy', 'Gain', 'Decided'].map((t) => h('th', { scope: 'col' }, t)))),
         h('tbody', {}, gains.map((row) => h('tr', {}, h('td', { class: 'text' }, swatchInline(row.entry), data.entries[row.entry].label), h('td', { class: 'text' }, row.over),

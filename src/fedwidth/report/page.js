@@ -1,6 +1,6 @@
 // Puts the sections together.
 function headline() {
-  const { title, lead, leading, sentences } = data.standings;
+  const { title, lead, leading, sentences, rows } = data.standings;
   const first = data.entries[lead];
   const others = data.entries.filter((_, place) => place !== lead);
   const kinds = new Set(data.entries.map((entry) => entry.data));
@@ -11,14 +11,15 @@ function headline() {
   if (leading) lede.push(leading);
   else if (known(first.accuracy.mean)) lede.push(`${first.label}${first.label.includes(first.title) ? '' : ` (${first.title})`} reached ${show.percent(first.accuracy.mean)}${show.spread(first.accuracy)} test accuracy${first.seeds.length > 1 ? ` over ${first.seeds.length} seeds` : ''}.`);
   else lede.push('No accuracy was measured yet.');
-  if (others.length) lede.push(...sentences.slice(0, 3));
-  document.getElementById('lede').textContent = lede.join(' ');
+  if (others.length) lede.push(...sentences.slice(0, 2), sentences.length > 2 ? 'More below.' : '');
+  document.getElementById('lede').textContent = lede.filter(Boolean).join(' ');
   const seconds = data.runs.reduce((sum, run) => sum + (run.seconds || 0), 0);
   const tile = (value, extra, words) => h('div', { class: 'tile' }, h('b', {}, value, extra && h('small', {}, extra)), h('span', {}, words));
   const capacities = data.devices.find((view) => view.entries.includes(lead));
   const sizes = capacities ? capacities.levels.length : 0;
   document.getElementById('tiles').replaceChildren(...[
     tile(show.percent(first.accuracy.mean), show.spread(first.accuracy), `test accuracy, ${clip(first.label, 40)}`),
+    rows[lead].gain ? tile(rows[lead].gain.split(' ')[0], rows[lead].gain.includes(' ') ? ` ${rows[lead].gain.slice(rows[lead].gain.indexOf(' ') + 1)}` : ' one seed', `points above the best yardstick, ${rows[lead].over}`) : '',
     known(first.local.mean) ? tile(show.percent(first.local.mean), show.spread(first.local), 'on clients’ own data') : '',
     first.clients ? tile(first.clients.toLocaleString('en'), sizes ? ` of ${plural(sizes, 'size')}` : '', `devices, ${first.per_round || '?'} a round`) : '',
     tile(show.round(first.rounds), '', `rounds${first.seeds.length > 1 ? `, ${first.seeds.length} seeds` : ''}`),

@@ -42,13 +42,14 @@ def compare_entries(entries: Sequence[Entry], about: About) -> Comparison:
 def standings_view(entries: Sequence[Entry], about: About) -> View:
     """Title, what leads, sentences about the others, and the gain and yardsticks of each entry."""
     if not entries:
-        return {"title": about.title, "lead": 0, "leading": "", "sentences": [], "rows": []}
+        return {"title": about.title, "lead": 0, "leading": "", "sentences": [], "yardsticks": [], "rows": []}
     compared = compare_entries(entries, about)
     return {
         "title": about.title,
         "lead": compared.lead,
         "leading": compared.leading(),
-        "sentences": [*compared.standing(), *compared.measured()],
+        "sentences": compared.standing(),
+        "yardsticks": compared.measured(),
         "rows": [
             {
                 "yardsticks": mine,
@@ -67,7 +68,10 @@ def reached_view(entries: Sequence[Entry]) -> View:
     curves = [_accuracies(entry) for entry in entries]
     best = max((accuracy for curve in curves for _, accuracy in curve), default=0.0)
     targets = [target for target in TARGETS if target <= best][-MOST_TARGETS:]
-    return {"targets": targets, "rows": [[_reach(e, c, t) for t in targets] for e, c in zip(entries, curves, strict=True)]}
+    return {
+        "targets": targets,
+        "rows": [[_reach(e, c, t) for t in targets] for e, c in zip(entries, curves, strict=True)],
+    }
 
 
 def classes_view(entries: Sequence[Entry]) -> View | None:

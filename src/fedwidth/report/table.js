@@ -15,16 +15,18 @@ const ALL_COLUMNS = [
   ['Multiply-adds', (run) => run.macs, show.count],
   ['Time', (run) => run.seconds, show.time],
   ['Version', (run) => run.version, null, 'text'],
-  ['Folder', (run) => run.folder, null, 'text folder'],
+  ['Folder', (run) => run.folder, null, 'text'],
 ];
-const ALWAYS = new Set(['Run', 'Accuracy', 'Time', 'Folder']);
+const ALWAYS = new Set(['Run', 'Accuracy', 'Time']);
+const UNSEEN = new Set(['Folder']); // long, and told by "Repeat a run"; copied with the rest
 
 // What is the same for every run is said once, so that the rest fits on a screen.
 function splitColumns() {
   const same = ([title, value]) => !ALWAYS.has(title) && new Set(data.runs.map(value)).size === 1 && data.runs.every((run) => run.finished);
   const text = ([title, value, words]) => { const v = value(data.runs[0]); return `${title.toLowerCase()} ${words ? words(v, data.runs[0]) : v}`; };
-  const alike = data.runs.length > 1 ? ALL_COLUMNS.filter(same) : [];
-  return [ALL_COLUMNS.filter((column) => !alike.includes(column)), alike.filter(([, value]) => value(data.runs[0]) !== null && value(data.runs[0]) !== '').map(text)];
+  const told = ([title, value]) => UNSEEN.has(title) || (!ALWAYS.has(title) && data.runs.every((run) => value(run) === null)) || (title === 'Method' && data.entries.every((entry) => entry.label.includes(entry.title)));
+  const alike = data.runs.length > 1 ? ALL_COLUMNS.filter((column) => !told(column) && same(column)) : [];
+  return [ALL_COLUMNS.filter((column) => !told(column) && !alike.includes(column)), alike.filter(([, value]) => value(data.runs[0]) !== '').map(text)];
 }
 
 function runsSection() {
@@ -61,7 +63,7 @@ function runsSection() {
   }
   arrange();
   const clean = (text) => String(text).replace(/[\t\r\n]+/g, ' ');
-  const asText = () => [COLUMNS.map(([title]) => title), ...order.map((run) => COLUMNS.map(([, value]) => { const v = value(run); return v === null ? '' : clean(v); }))].map((row) => row.join('\t')).join('\n');
+  const asText = () => [ALL_COLUMNS.map(([title]) => title), ...order.map((run) => ALL_COLUMNS.map(([, value]) => { const v = value(run); return v === null ? '' : clean(v); }))].map((row) => row.join('\t')).join('\n');
   return [
     h('div', { class: 'controls' }, h('span', { class: 'small' }, `${plural(data.runs.length, 'run')}${alike.length ? `, all with ${alike.join(', ')}` : ''}. Press a heading to sort.`), copier('Copy table', asText)),
     h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Table of all runs' }, h('table', { id: 'table' }, h('thead', {}, h('tr', {}, heads)), tbody))];
