@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -482,7 +483,7 @@ class TestRun:
         labels = [f"method.name={name} training.lr={lr}" for name in ("fedrolex", "heterofl") for lr in ("0.05", "0.1")]
         assert [run["label"] for run in summary["runs"]] == labels
         assert [row["label"] for row in summary["table"]] == labels
-        assert all(label in out for label in labels)
+        assert all(f"{method}, lr {lr}" in out for method in ("FedRolex", "HeteroFL") for lr in ("0.05", "0.1"))
         for run in summary["runs"]:
             alone = json.loads((tmp_path / "out" / run["folder"] / "summary.json").read_text())
             assert alone["method"] == run["method"]
@@ -497,6 +498,69 @@ class TestRun:
             ("training.lr=0.05", [4, 5]),
             ("training.lr=0.1", [4, 5]),
         ]
+
+    def test_runs_are_compared_in_words_and_in_the_summary(self, tmp_path, capsys):
+        recipe = write_recipe(tmp_path, '\n[[compare]]\nlabel = "b"\nmethod.name = "heterofl"\n')
+        assert run_command(["run", recipe, "--out", "out", "--seeds", "1,2,3"]) == 0
+        out = capsys.readouterr().out
+        (found,) = json.loads((tmp_path / "out" / "summary.json").read_text())["comparisons"]
+        assert (found["first"], found["second"]) == ("fedrolex", "b")
+        runs = json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]
+        by = {(run["label"], run["seed"]): 100 * run["global_accuracy"] for run in runs}
+        assert found["values"] == pytest.approx([by["fedrolex", s] - by["b", s] for s in (1, 2, 3)])
+        low, high = found["interval"]
+        assert (low + high) / 2 == pytest.approx(found["mean"]) == pytest.approx(sum(found["values"]) / 3)
+        assert f"{abs(found['mean']):.1f}" in out
+        assert "95 %:" in out
+        assert "three seeds" in out
+
+    def test_yardsticks_are_run_beside_and_give_a_gain(self, recipe, capsys, tmp_path):
+        assert run_command(["run", recipe, "--out", "out", "--yardsticks"]) == 0
+        out = capsys.readouterr().out
+        assert re.search(r"│ +gain\n|┃ +gain", out)
+        assert "yardstick: exclude" in out
+        assert "1 of a1-b1-c1" in out
+        assert "seed by seed; one seed: no interval." in out
+        assert "The yardsticks that were added took" in out
+        summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+        accuracies = {run["label"]: 100 * run["global_accuracy"] for run in summary["runs"]}
+        assert list(accuracies)[1:] == [
+            f"yardstick: {kind}" for kind in ("exclude", "smallest for all", "full for all")
+        ]
+        best = max(("exclude", "smallest for all"), key=lambda kind: accuracies[f"yardstick: {kind}"])
+        gain = summary["table"][0]["gain"]
+        assert gain["over"] == best
+        assert gain["mean"] == pytest.approx(accuracies["fedrolex"] - accuracies[f"yardstick: {best}"])
+        assert gain["interval"] is None
+        alone = contents(tmp_path / "out")
+        assert run_command(["run", recipe, "--out", "plain"]) == 0
+        assert contents(tmp_path / "plain")[1:] == alone[1:], "what runs beside it changes no bit"
+
+    def test_a_recipe_asks_for_its_yardsticks_and_may_be_told_not_to(self, tmp_path):
+        (tmp_path / "mine.toml").write_text("yardsticks = true\n" + Path(write_recipe(tmp_path)).read_text())
+        assert run_command(["run", "mine.toml", "--out", "with"]) == 0
+        assert run_command(["run", "mine.toml", "--out", "without", "--no-yardsticks"]) == 0
+        assert run_command(["run", "mine.toml", "--out", "one", "--only", "fedrolex"]) == 0
+        assert [(tmp_path / name / "compare").exists() for name in ("with", "without", "one")] == [True, False, False]
+
+    def test_a_sweep_takes_the_main_run_alone(self, tmp_path, capsys):
+        more = '\n[[compare]]\nlabel = "heterofl"\nmethod.name = "heterofl"\ntraining.momentum = 0.5\n'
+        recipe = write_recipe(tmp_path, more)
+        assert run_command(["sweep", recipe, "--out", "a", "--over", "method.name=fedrolex,heterofl"]) == 0
+        assert run_command(["sweep", recipe, "--out", "b", "--over", "local.name=scaffold"]) == 0
+        assert run_command(["sweep", recipe, "--out", "c", "--only", "heterofl", "--over", "training.lr=0.1"]) == 0
+        summary = json.loads((tmp_path / "c" / "summary.json").read_text())
+        assert summary["method"] == "heterofl"
+        assert summary["best"] == {"label": "training.lr=0.1", "by": "test"}
+        capsys.readouterr()
+        assert run_command(["sweep", "thesis/table3-1", "--out", "d", "--over", "training.lr=0.1,0.2"]) == 2
+        assert "name one with --only" in one_line(capsys)
+
+    def test_the_title_of_a_recipe_is_told(self, tmp_path, capsys):
+        (tmp_path / "mine.toml").write_text('title = "All of it"\n' + Path(write_recipe(tmp_path)).read_text())
+        assert run_command(["run", "mine.toml", "--out", "out"]) == 0
+        assert "All of it" in capsys.readouterr().out
+        assert "<title>All of it · fedwidth</title>" in (tmp_path / "out" / "report.html").read_text()
 
 
 class TestLooking:

@@ -379,3 +379,31 @@ def test_excluding_every_capacity_is_refused():
     with pytest.raises(OptionError, match="excluded leaves no capacity of 'a0-b1-e1'"):
         read_settings("quickstart", ["devices.capacities=a0-b1-e1", "devices.excluded=[0.5, 0.0625]"], only="fedrolex")
     read_settings("quickstart", ["devices.capacities=a0-b1-e1", "devices.excluded=[0.5]"], only="fedrolex")
+
+
+def test_a_change_that_some_runs_refuse_is_made_to_those_that_are_taken():
+    change = ["local.name=scaffold", "method.name=fedrolex"]
+    text = 'method.name = "heterofl"\n[[compare]]\nlabel = "fedbrb"\nmethod.name = "fedbrb"\ntraining.momentum = 0.5\n'
+    with pytest.raises(OptionError, match="run 'fedbrb'"):
+        read_settings(text, change)
+    assert read_settings(text, change, main=True).labels == ("fedrolex",)
+    assert read_settings(text, change, only="fedrolex").main.local.name == "scaffold"
+    # Over the method's name: a run that is left out may come to have the same label.
+    assert read_settings(text, ["method.name=fedbrb"], main=True).main.method.name == "fedbrb"
+
+
+def test_the_main_run_of_a_grid_has_to_be_named():
+    with pytest.raises(OptionError, match="no main run: name one with --only, such as '2-classes/fedavg/1.00'"):
+        read_settings("thesis/table3-1", main=True)
+    assert read_settings("thesis/table3-1", only="2-classes/fedavg/1.00", main=True).labels == (
+        "2-classes/fedavg/1.00",
+    )
+    with pytest.raises(OptionError, match="stands for"):
+        read_settings("thesis/table3-1", only="2-classes/*", main=True)
+
+
+def test_whether_a_recipe_wants_its_yardsticks():
+    assert not read_settings("rounds = 2").yardsticks
+    assert read_settings("yardsticks = true").yardsticks
+    with pytest.raises(OptionError, match="yardsticks must be true or false, not .yes."):
+        read_settings('yardsticks = "yes"')

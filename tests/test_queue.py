@@ -19,6 +19,7 @@ from fedwidth.reproduce_queue import find_standing, work_through
 from fedwidth.results import key_of, read_all, read_records
 from fedwidth.results_markdown import over_seeds
 from fedwidth.results_queue import queue_texts
+from fedwidth.results_yardsticks import Yardsticks
 from small_runs import write_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -182,10 +183,10 @@ def test_a_queue_that_is_wrong_is_refused(tmp_path, text, said):
 
 
 def test_the_page_shows_what_was_asked_and_what_is_left(go, queue, tmp_path):
-    assert list(queue_texts(tmp_path / "results", [])) == []
+    assert list(queue_texts(tmp_path / "results", [], Yardsticks([]))) == []
     done = go(only=["steps"]).done
     (tmp_path / "results" / "queue.toml").write_text(queue.read_text())
-    title, _, table, left = queue_texts(tmp_path / "results", done)
+    title, _, table, left = queue_texts(tmp_path / "results", done, Yardsticks(done))
     assert title == "## Asked beside the tables"
     last = over_seeds([100 * record.final_accuracy for record in done])
     (row,) = table.splitlines()[2:]

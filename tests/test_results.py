@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedwidth.data import load
+from fedwidth.difference import EQUAL
 from fedwidth.errors import StateError
 from fedwidth.recipe import Paper, Variant
 from fedwidth.results import (
@@ -21,7 +22,16 @@ from fedwidth.results import (
 from fedwidth.results_cells import ABOVE, AGREES, BELOW, Cell, count_once
 from fedwidth.results_exact import agrees, coverage
 from fedwidth.results_page import write_page
-from fedwidth.results_pairs import CLOSE, FEW_SEEDS, HOLDS, REVERSED, count_outcomes, find_columns, find_overall
+from fedwidth.results_pairs import (
+    CLOSE,
+    FEW_SEEDS,
+    HOLDS,
+    REVERSED,
+    count_corrected,
+    count_outcomes,
+    find_columns,
+    find_overall,
+)
 from fedwidth.results_remaining import Forecast, count_remaining, remaining_texts, unrun_texts
 from fedwidth.results_started import Start, read_started, started_texts, write_started
 from fedwidth.results_summary import order_texts
@@ -165,12 +175,12 @@ def test_methods_are_compared_seed_by_seed():
     assert outcomes(pair(1.0, 2.0, 3.0)) == {CLOSE: 1}
     assert outcomes(pair(1.5, 2.5, 3.5)) == {HOLDS: 1}, "2.5 is more than 2.48, whatever the seeds differ by"
     assert outcomes(pair(-1.5, -2.5, -3.5)) == {REVERSED: 1}
-    assert outcomes(pair(0.0, 0.0, 0.0)) == {CLOSE: 1}
+    assert outcomes(pair(0.0, 0.0, 0.0)) == {EQUAL: 1}
     (column,) = find_columns(pair(1.0, 2.0, 3.0))
-    assert str(column.pairs[0].differences) == "+2.00 ± 0.58"
+    assert str(column.pairs[0].differences) == "+2.0 (−0.5 to +4.5)"
     said, table, _ = order_texts(pair(1.5, 2.5, 3.5))
     assert said == "Order of methods, 1 pair: 1 as published."
-    assert table.splitlines()[2] == "| a − b | +10.00 | +1.50, +2.50, +3.50 | +2.50 ± 0.58 | – | as published |"
+    assert table.splitlines()[2] == "| a − b | +10.00 | +1.50, +2.50, +3.50 | +2.5 (0.0 to +5.0) | – | as published |"
 
 
 def test_only_seeds_that_both_have_are_compared():
@@ -208,19 +218,36 @@ def test_methods_are_compared_over_all_columns_of_a_grid():
     assert overall.published == pytest.approx(1.0)
     assert overall.ours.values == pytest.approx((1.0, 2.0, 3.0))
     assert list(order_texts(grid))[-1].splitlines()[2:] == [
-        "| fedrolex − heterofl | +1.00 | +2.00 ± 0.58 | 3 of 3 | not separable |"
+        "| fedrolex − heterofl | +1.00 | +2.0 (−0.5 to +4.5) | 3 of 3 | not decided |"
     ]
     swapped = [replace(c, run=replace(c.run, paper=Paper(number=100 - (c.paper.number or 0)))) for c in grid]
     (overall,) = find_overall(find_columns(swapped))
-    assert (overall.names, str(overall.ours)) == (("heterofl", "fedrolex"), "-2.00 ± 0.58")
+    assert (overall.names, str(overall.ours)) == (("heterofl", "fedrolex"), "−2.0 (−4.5 to +0.5)")
 
 
-def test_fewer_than_three_seeds_cannot_be_judged():
+def test_one_seed_cannot_be_judged():
     cells = [cell("a", 70.0, 60.0), cell("b", 65.0, 30.0, 31.0), cell("c", 60.0, 90.0, 80.0)]
-    assert outcomes(cells) == {FEW_SEEDS: 3}
+    assert outcomes(cells) == {FEW_SEEDS: 2, CLOSE: 1}
     said, table, _ = order_texts(cells)
-    assert said == "Order of methods, 3 pairs: 3 cannot be judged from fewer than 3 seeds (1 would be as published)."
-    assert table.splitlines()[2:] == ["| b − c | +5.00 | -60.00, -49.00 | -54.50 ± 5.50 | – | too few seeds |"]
+    assert said == (
+        "Order of methods, 3 pairs: 1 not decided, 2 cannot be judged from one seed (1 would be as published)."
+    )
+    # Mean -54.5, standard error 5.5, times 12.71.
+    assert table.splitlines()[2:] == ["| b − c | +5.00 | -60.00, -49.00 | −54.5 (−124.4 to +15.4) | – | not decided |"]
+
+
+def test_pairs_of_a_table_are_also_taken_as_one_family():
+    # Gaps of 2.5 ± 0.58 (p = 0.049) three times: each is decided, and none of three.
+    gaps = (1.5, 2.5, 3.5)
+    cells = [
+        cell(name, 70.0 - place, *(50 + place * 9 + 10 * n + gap * place for n, gap in enumerate(gaps)))
+        for place, name in enumerate("ab")
+    ]
+    assert count_corrected(find_columns(cells)) == 1
+    cells.append(cell("c", 60.0, *(80.0 + 10 * n for n in range(3))))
+    assert outcomes(cells)[REVERSED] == 3
+    said = next(order_texts(cells))
+    assert said.endswith("3 the other way round. 3 of 3 are decided if all are to be right (Holm).")
 
 
 def test_cells_that_were_not_run_or_have_equal_numbers_are_no_pairs():
@@ -241,15 +268,15 @@ def test_in_a_grid_methods_are_compared_within_a_column_only():
     assert column.reversed == {"heterofl": ["fedrolex"], "fedbrb": ["fedrolex"]}
     assert dict(column.counts) == {REVERSED: 2, HOLDS: 1}
     said, pairs, _ = order_texts(grid)
-    assert said == "Order of methods, 3 pairs: 1 as published, 2 the other way round."
+    assert said.startswith("Order of methods, 3 pairs: 1 as published, 2 the other way round. 3 of 3 are decided")
     assert pairs.splitlines()[2] == (
-        "| fedrolex − heterofl | +10.00 | -55.00, -55.00, -55.00 | -55.00 ± 0.00 | – | the other way round |"
+        "| fedrolex − heterofl | +10.00 | -55.00, -55.00, -55.00 | −55.0 (−55.0 to −55.0) | – | the other way round |"
     )
     for name, number in (("heterofl", 70.0), ("fedbrb", 60.0)):
         settings = small("rounds=4", f"method.name={name}")
         grid.append(cell(f"r4/{name}/x", number, 5.0, 6.0, 8.0, settings=settings))
     table = list(order_texts(grid))[1].splitlines()
-    assert table[0] == "| column | as published | the other way round | not separable | against the paper |"
+    assert table[0] == "| column | as published | the other way round | equal within ±1 | against the paper |"
     assert table[2:] == [
         "| r3/x | 1 | 2 | 0 | heterofl above fedrolex; fedbrb above fedrolex |",
         "| r4/x | 2 | 0 | 1 | – |",

@@ -44,18 +44,18 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
-def read_settings(source: str | Path, overrides: Sequence[str] = (), *, only: str = "") -> Recipe:
+def read_settings(source: str | Path, overrides: Sequence[str] = (), *, only: str = "", main: bool = False) -> Recipe:
     """Read a recipe: a file (*.toml), the name of a packaged recipe, or TOML text.
 
     `overrides` are `key=value` texts, made to each of its runs; values are TOML, and bare words are text. `only` takes
-    the runs with this label alone (see `Recipe.only`), so that a change need not make sense for the others.
+    the runs with this label alone (see `Recipe.only`), and `main` the main run (or the one that `only` names), so that
+    a change need not make sense for the others.
 
     >>> recipe = read_settings('rounds = 20', ["training.lr=0.5", "method.name=heterofl"])
     >>> recipe.main.rounds, recipe.main.training.lr, recipe.main.method.name
     (20, 0.5, 'heterofl')
     """
-    recipe = read_recipe(_parse(source), [parse_override(text) for text in overrides])
-    recipe = recipe.only(only) if only else recipe
+    recipe = read_recipe(_parse(source), [parse_override(text) for text in overrides], only=only, main=main)
     for run in recipe.runs:
         try:
             check(run.settings)

@@ -3,6 +3,7 @@
 A recipe file holds the settings of its main run, and besides them
 
     title = "…"           one line about the whole
+    yardsticks = true     its runs are measured with their yardsticks too (`fedwidth.yardsticks`)
     label = "fedrolex"    the main run's label (else its method's name), for `--only`
     [paper]               the published number of the main run, see `Paper`
     [[compare]]           further runs: a `label`, a `[compare.paper]`, and the settings that differ
@@ -25,7 +26,7 @@ from fedwidth.settings import Settings, key
 
 Document = Mapping[str, Any]
 
-PARTS = ("title", "label", "paper", "compare", "grid")
+PARTS = ("title", "label", "yardsticks", "paper", "compare", "grid")
 """What a recipe file holds besides settings."""
 
 OPTIONS_OF = {
@@ -73,6 +74,8 @@ class Recipe:
 
     title: str
     runs: tuple[Variant, ...]
+    yardsticks: bool = False
+    """Whether they are to be measured with their yardsticks."""
 
     @property
     def main(self) -> Settings:
@@ -101,35 +104,66 @@ class Recipe:
 
     def only(self, *labels: str) -> Recipe:
         """The recipe with these runs alone, in its own order; `*` stands for any characters: `a0-e1/*/fedbrb`."""
-        for label in labels:
-            if not any(fnmatchcase(run.label, label) for run in self.runs):
-                raise unknown("run", label, self.labels, also="* stands for any characters")
-        chosen = (run for run in self.runs if any(fnmatchcase(run.label, label) for label in labels))
-        return replace(self, runs=tuple(chosen))
+        chosen = _matching(self.labels, labels)
+        return replace(self, runs=tuple(run for run in self.runs if run.label in chosen))
 
 
-def read_recipe(document: Document, changes: Sequence[Document] = ()) -> Recipe:
-    """The recipe of a parsed file; `changes` (from `--set`) are made to each of its runs."""
+def read_recipe(document: Document, changes: Sequence[Document] = (), *, only: str = "", main: bool = False) -> Recipe:
+    """The recipe of a parsed file; `changes` (from `--set`) are made to each of its runs.
+
+    With `only`, it is the runs with this label (see `Recipe.only`), with `main` the main run alone: changes need not
+    make sense for the others, which are not read.
+    """
     base = {name: value for name, value in document.items() if name not in PARTS}
-    title, label = _text(document, "title", ""), _text(document, "label", "")
+    title, yardsticks = _text(document, "title", ""), document.get("yardsticks", False)
     paper = build(Paper, document.get("paper", {}), "paper.")
     names = [part.name for part in fields(Settings)]
     for name in base:
         if name not in names:
             raise unknown_key(name, [*names, *PARTS])
-    settings = _settings(_change(base, changes))
+    if not isinstance(yardsticks, bool):
+        raise OptionError(f"yardsticks must be true or false, not {shown(yardsticks)}")
+    build(Settings, _change(base, changes))  # a value of the wrong type is wrong in all of them
+    entries = _entries(document, base, changes)
+    labels = [label for label, _ in entries]
+    if main and not only:
+        if "grid" in document:
+            raise OptionError(f"a recipe with [grid] has no main run: name one with --only, such as '{labels[0]}'")
+        entries = entries[:1]
+    elif twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise OptionError(f"a recipe needs a different label for every run, but '{twice[0]}' occurs twice")
+    elif only:
+        chosen = _matching(labels, [only])
+        entries = [entry for entry in entries if entry[0] in chosen]
+        if main and len(entries) > 1:
+            raise OptionError(f"--only '{only}' stands for {len(entries)} runs of the recipe, and here for one alone")
+    return Recipe(title, tuple(_variant(base, *entry, changes, paper) for entry in entries), yardsticks)
+
+
+def _entries(document: Document, base: Document, changes: Sequence[Document]) -> list[tuple[str, Document | None]]:
+    """The label of each run and what sets it apart; the main run, where there is one, first and with None."""
     if "grid" in document:
         if "compare" in document:
             raise OptionError("a recipe holds [grid] or [[compare]], not both")
-        runs = [_variant(base, cell, changes, paper) for cell in _cells(document["grid"])]
-    else:
-        main = settings if settings.answers else replace(settings, answers=str(paper))
-        others = [_variant(base, entry, changes, paper) for entry in _tables(document, "compare")]
-        runs = [Variant(label or settings.method.name, main, paper), *others]
-    labels = [run.label for run in runs]
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        raise OptionError(f"a recipe needs a different label for every run, but '{twice[0]}' occurs twice")
-    return Recipe(title, tuple(runs))
+        return [(_label(entry), entry) for entry in _cells(document["grid"])]
+    method = _change(base, changes).get("method", {}).get("name", keys()["method.name"].default)
+    main = _text(document, "label", "") or method
+    return [(main, None), *((_label(entry), entry) for entry in _tables(document, "compare"))]
+
+
+def _label(entry: Document) -> str:
+    label = _text(entry, "label", "")
+    if not label:
+        raise OptionError("every [[compare]], row and column of a recipe needs a label")
+    return label
+
+
+def _matching(labels: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    """The labels that one of the patterns stands for."""
+    for pattern in patterns:
+        if not any(fnmatchcase(label, pattern) for label in labels):
+            raise unknown("run", pattern, labels, also="* stands for any characters")
+    return {label for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)}
 
 
 def overlay(base: Document, change: Document) -> dict[str, Any]:
@@ -163,11 +197,11 @@ def _change(base: Document, changes: Sequence[Document]) -> Document:
     return base
 
 
-def _variant(base: Document, entry: Document, changes: Sequence[Document], main: Paper) -> Variant:
-    """A further run: the base with the entry's settings; name and published number are its own."""
-    label = _text(entry, "label", "")
-    if not label:
-        raise OptionError("every [[compare]], row and column of a recipe needs a label")
+def _variant(base: Document, label: str, entry: Document | None, changes: Sequence[Document], main: Paper) -> Variant:
+    """The main run, or a further one: the base with the entry's settings; name and published number are its own."""
+    if entry is None:
+        settings = _settings(_change(base, changes))
+        return Variant(label, settings if settings.answers else replace(settings, answers=str(main)), main)
     own = {"name": label, "answers": ""} | {k: value for k, value in entry.items() if k not in ("label", "paper")}
     published = entry.get("paper", {})
     try:

@@ -8,14 +8,12 @@ from functools import cached_property
 from statistics import mean
 
 from fedwidth.config import read_settings
+from fedwidth.difference import MARGIN
 from fedwidth.recipe import Paper, Variant
 from fedwidth.results import Record, key_of
 
 AGREES, ABOVE, BELOW = "agree", "above", "below"
 AGREEMENTS = (AGREES, ABOVE, BELOW)
-MARGIN = 1.0
-"""Points by which two accuracies that agree may differ, or the published spread where that is larger."""
-
 Recorded = Mapping[str, Sequence[Record]]
 """Runs by experiment (`results.by_experiment`)."""
 
@@ -73,6 +71,7 @@ class Cell:
     def agreement(self) -> str:
         """Whether ours agrees with the published number or is above or below it; '' where there is nothing to compare.
 
+        They agree within the margin, or within the published spread where that is larger.
         Above counts as much as below: either way something is different from the paper.
         """
         if self.difference is None:

@@ -15,6 +15,7 @@ from fedwidth.results_queue import queue_texts
 from fedwidth.results_remaining import SMALL, Forecast, count_remaining, remaining_texts, unrun_texts
 from fedwidth.results_started import read_started, started_texts
 from fedwidth.results_summary import order_texts, summarise
+from fedwidth.results_yardsticks import EXPLAINED, Asked, Yardsticks
 
 VERDICT, REMARKS = "verdict.md", "remarks.md"
 """Written by hand, beside the records: what holds up and what does not, and details by table."""
@@ -57,9 +58,12 @@ def write_page(results: Path) -> str:
     parts += ["## How to repeat it", HOW, "## Exact", *_exact(results)]
     if begun:
         parts.append("## Trained")
+    yardsticks = Yardsticks(records)
+    if begun:
+        parts.append(EXPLAINED)
     for name, cells in begun.items():
-        parts += _table(name, cells, forecast)
-    parts += queue_texts(results, records)
+        parts += _table(name, cells, forecast, yardsticks)
+    parts += queue_texts(results, records, yardsticks)
     parts += ["## Figures", *figure_texts(tables)]
     parts += ["## What remains", *remaining_texts(tables, forecast)]
     parts += ["## Started", *started_texts(tables, started)]
@@ -106,13 +110,15 @@ def _exact(results: Path) -> Iterator[str]:
     )
 
 
-def _table(name: str, cells: Sequence[Cell], forecast: Forecast) -> Iterator[str]:
+def _table(name: str, cells: Sequence[Cell], forecast: Forecast, yardsticks: Yardsticks) -> Iterator[str]:
     yield f"### {read_settings(name).title}"
     yield f"Recipe `{name}`. {REPORTED[name.split('/')[0]]}"
     whole = len(cells) <= SMALL
     local = any(cell.paper.local is not None for cell in cells)
+    asked = [Asked(cell.run.settings, cell.by_seed, best=cell.paper.best) for cell in cells]
+    more, measured = yardsticks.columns(asked)
     rows = []
-    for cell in cells:
+    for cell, measures in zip(cells, measured, strict=True):
         row = [cell.run.label, published(cell.paper)]
         if cell.records:
             seeds = ", ".join(str(record.seed) for record in cell.records)
@@ -128,9 +134,9 @@ def _table(name: str, cells: Sequence[Cell], forecast: Forecast) -> Iterator[str
             continue
         if local:
             row.append("–" if cell.paper.local is None else with_spread(cell.paper.local, cell.paper.local_spread))
-        rows.append(row)
+        rows.append([*row, *measures])
     columns = ["run", "paper", "ours, last round", "best round", "difference", "seeds", "clients' own data"]
-    yield markdown([*columns, *(["paper"] if local else [])], rows)
+    yield markdown([*columns, *(["paper"] if local else []), *more], rows)
     left = sum(not cell.records and not cell.unfinished for cell in cells)
     if left and not whole:
         yield f"{left} of its {len(cells)} runs are not run ([which](#not-run))."

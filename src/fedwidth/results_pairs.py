@@ -10,53 +10,23 @@ Overall  the same two methods in all columns of a table
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import mean, stdev
+from statistics import mean
 
 from fedwidth.config import identity
+from fedwidth.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct
 from fedwidth.results import Record
 from fedwidth.results_cells import Cell
 from fedwidth.settings import MethodSettings
 
-HOLDS, REVERSED, CLOSE, FEW_SEEDS = "as published", "the other way round", "not separable", "too few seeds"
-OUTCOMES = (HOLDS, REVERSED, CLOSE, FEW_SEEDS)
-
-NEEDED = 3
-"""Seeds that two runs must share to be judged: two say next to nothing about their own spread."""
+HOLDS, REVERSED, CLOSE, FEW_SEEDS = "as published", "the other way round", OPEN, "one seed"
+OUTCOMES = (HOLDS, REVERSED, EQUAL, CLOSE, FEW_SEEDS)
 
 LAST = 10
 """Evaluations at the end of a run, of which a mean is less noisy than one accuracy."""
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Student's t for two to eleven values, 95 %, two-sided; the last serves for more."""
-
-
-@dataclass(frozen=True)
-class Differences:
-    """Differences of two methods, one a seed or one a column."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """Their mean."""
-        return mean(self.values)
-
-    @property
-    def error(self) -> float:
-        """The standard error of the mean; of one value nothing is known."""
-        return stdev(self.values) / math.sqrt(len(self.values)) if len(self.values) > 1 else math.inf
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether the mean is not zero, by Student's t."""
-        return abs(self.mean) > STUDENT[min(len(self.values) - 2, len(STUDENT) - 1)] * self.error
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.2f}" + (f" ± {self.error:.2f}" if len(self.values) > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -74,28 +44,28 @@ class Pair:
         return (self.better.paper.number or 0) - (self.worse.paper.number or 0)
 
     @cached_property
-    def differences(self) -> Differences:
+    def differences(self) -> Difference:
         """By how much the first is above the second here, seed by seed; of their means where they share no seed."""
-        one, other = self.better.by_seed, self.worse.by_seed
-        shared = [one[seed] - other[seed] for seed in one if seed in other]
-        return Differences(tuple(shared) or ((self.better.ours or 0) - (self.worse.ours or 0),))
+        found = compare(self.better.by_seed, self.worse.by_seed)
+        return found or Difference(((self.better.ours or 0) - (self.worse.ours or 0),))
 
     @property
-    def settled(self) -> Differences | None:
+    def settled(self) -> Difference | None:
         """The same over the last evaluations both have, where they share seeds and that many."""
         others = {record.seed: record for record in self.worse.records}
         found = [_settled(one, others[one.seed]) for one in self.better.records if one.seed in others]
         known = tuple(value for value in found if value is not None)
-        return Differences(known) if known else None
+        return Difference(known) if known else None
 
     @property
     def outcome(self) -> str:
         """What our seeds say."""
-        if len(self.differences.values) < NEEDED:
-            return FEW_SEEDS
-        if not self.differences.is_clear:
-            return CLOSE
-        return HOLDS if self.differences.mean > 0 else REVERSED
+        return outcome_of(self.differences)
+
+
+def outcome_of(difference: Difference) -> str:
+    """What a difference says of the published order, which has the first above the second."""
+    return {ABOVE: HOLDS, BELOW: REVERSED, ONE_SEED: FEW_SEEDS}.get(difference.verdict, difference.verdict)
 
 
 @dataclass(frozen=True)
@@ -127,7 +97,7 @@ class Overall:
 
     names: tuple[str, str]
     published: float
-    ours: Differences
+    ours: Difference
     """The mean over seeds of each column."""
 
 
@@ -159,8 +129,13 @@ def count_outcomes(columns: Iterable[Column]) -> Counter[str]:
     return sum((column.counts for column in columns), Counter[str]())
 
 
+def count_corrected(columns: Iterable[Column]) -> int:
+    """How many pairs of all columns are still decided when they are taken as one family (Holm)."""
+    return sum(each.is_decided for each in correct([pair.differences for column in columns for pair in column.pairs]))
+
+
 def find_overall(columns: Iterable[Column]) -> list[Overall]:
-    """Pairs of methods that two columns or more have, each with enough seeds, the largest difference first."""
+    """Pairs of methods that two columns or more have, each with two seeds or more, the largest difference first."""
     found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for column in columns:
         for pair in column.pairs:
@@ -174,7 +149,7 @@ def find_overall(columns: Iterable[Column]) -> list[Overall]:
             published = mean(gap for gap, _ in gaps)
             sign = 1 if published >= 0 else -1
             names = (first, second) if sign > 0 else (second, first)
-            rows.append(Overall(names, abs(published), Differences(tuple(sign * ours for _, ours in gaps))))
+            rows.append(Overall(names, abs(published), Difference(tuple(sign * ours for _, ours in gaps))))
     return sorted(rows, key=lambda row: -abs(row.ours.mean))
 
 

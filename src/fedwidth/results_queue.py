@@ -10,6 +10,9 @@ from fedwidth.reproduce_queue import Standing, find_standing
 from fedwidth.reproduce_time import show_time
 from fedwidth.results import Record
 from fedwidth.results_markdown import markdown, over_seeds, plural
+from fedwidth.results_yardsticks import Asked, Yardsticks
+from fedwidth.schema import build
+from fedwidth.settings import Settings
 
 QUEUE = "queue.toml"
 BENCHMARK = "benchmark/"
@@ -18,7 +21,7 @@ MOST_SHOWN = 6
 """Runs of a job up to which each has a line; those of a larger one stand in the tables of their recipes."""
 
 
-def queue_texts(results: Path, records: Sequence[Record]) -> Iterator[str]:
+def queue_texts(results: Path, records: Sequence[Record], yardsticks: Yardsticks) -> Iterator[str]:
     """A line for every run that was made, and what waits; nothing where there is no queue."""
     path = results / QUEUE
     if not path.exists():
@@ -31,9 +34,12 @@ def queue_texts(results: Path, records: Sequence[Record]) -> Iterator[str]:
         "Experiments that change one thing in a recipe to find out what explains a difference, in the order of"
         " `results/queue.toml` (`fedwidth reproduce --queue results/queue.toml`). They stand in no table."
     )
-    rows = [row for standing in standings for row in _rows(standing)]
-    if rows:
-        yield markdown(["job", "asks", "run", "last round", "best round", "seeds", "answer"], rows, left=3)
+    found = [pair for standing in standings for pair in _rows(standing)]
+    if found:
+        more, measured = yardsticks.columns([asked for _, asked in found])
+        rows = [[*row[:-1], *cells, row[-1]] for (row, _), cells in zip(found, measured, strict=True)]
+        columns = ["job", "asks", "run", "last round", "best round", "seeds", *more, "answer"]
+        yield markdown(columns, rows, left=3)
     left = [standing for standing in standings if len(standing.records) < len(standing.jobs)]
     if left:
         named = ", ".join(f"`{standing.entry.name}`" for standing in left)
@@ -41,14 +47,17 @@ def queue_texts(results: Path, records: Sequence[Record]) -> Iterator[str]:
         yield f"{plural(len(left), 'job')} left, about {show_time(seconds)} on one H200: {named}."
 
 
-def _rows(standing: Standing) -> Iterator[list[str]]:
+def _rows(standing: Standing) -> Iterator[tuple[list[str], Asked]]:
+    """Each row with the run it is about, whose yardsticks may stand in other rows."""
     entry, labels = standing.entry, list(dict.fromkeys(record.label for record in standing.records))
     if len(labels) > MOST_SHOWN:
-        yield [f"`{entry.name}`", entry.asks, _recipes(entry), "", "", "", entry.answer]
+        many = Asked(standing.jobs[0].settings, {})
+        yield [f"`{entry.name}`", entry.asks, _recipes(entry), "", "", "", entry.answer], many
         return
     for label in labels:
         mine = [record for record in standing.records if record.label == label]
-        yield [
+        accuracies = {record.seed: 100 * record.final_accuracy for record in mine}
+        row = [
             f"`{entry.name}`",
             entry.asks,
             label,
@@ -57,6 +66,7 @@ def _rows(standing: Standing) -> Iterator[list[str]]:
             ", ".join(str(record.seed) for record in mine),
             entry.answer,
         ]
+        yield row, Asked(build(Settings, mine[0].settings), accuracies)
 
 
 def _recipes(entry: Entry) -> str:

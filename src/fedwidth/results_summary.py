@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
 
-from fedwidth.results_cells import ABOVE, AGREEMENTS, AGREES, BELOW, MARGIN, Cell, count_once, name_trained
+from fedwidth.difference import EQUAL, MARGIN, correct
+from fedwidth.results_cells import ABOVE, AGREEMENTS, AGREES, BELOW, Cell, count_once, name_trained
 from fedwidth.results_exact import agrees, cost_rows
 from fedwidth.results_markdown import markdown, plural
 from fedwidth.results_pairs import (
-    CLOSE,
     FEW_SEEDS,
-    HOLDS,
     LAST,
-    NEEDED,
     OUTCOMES,
     REVERSED,
     Column,
+    count_corrected,
     count_outcomes,
     find_columns,
     find_overall,
+    outcome_of,
 )
 
 HOW_JUDGED = (
     "A pair is two runs that differ in the method alone and whose published numbers differ; a table that is no grid is"
     " compared as a whole. Both share the split, the clients of each round and their capacities, so they are compared"
-    " seed by seed, where they have three seeds or more in common: a pair is separable if the mean of its differences"
-    " is further from zero than their standard error times Student's t (95 %, two-sided: 4.30 times with three seeds)."
-    " Of pairs that are truly equal five in 100 pass this by chance."
+    " seed by seed: a pair is decided if the 95 % interval of its mean difference (Student's t: 4.30 standard errors"
+    f" with three seeds) leaves zero out, and {EQUAL} points if two one-sided tests (5 % each) say so. Of pairs that"
+    ' are truly equal five in 100 pass the first by chance; "Holm" counts what is decided where all pairs of a table'
+    " are to be right in 95 of 100 cases. One seed decides nothing."
 )
 
 
@@ -59,7 +61,7 @@ def summarise(tables: Mapping[str, Sequence[Cell]], begun: Mapping[str, Sequence
     yield "\n".join(lines)
     done = {name: cells for name, cells in begun.items() if any(cell.records for cell in cells)}
     if done:
-        columns = ["table", "cells run", "seeds", "mean absolute difference", *AGREEMENTS, "pairs", *OUTCOMES]
+        columns = ["table", "cells run", "seeds", "mean absolute difference", *AGREEMENTS, "pairs", *OUTCOMES, "Holm"]
         yield markdown(columns, [_line(name, cells) for name, cells in done.items()])
         yield (
             "Differences, and how many agree, are of the runs of a table counted once. The last columns count pairs of"
@@ -72,7 +74,8 @@ def _line(name: str, cells: Sequence[Cell]) -> list[str]:
     seeds = sorted({len(cell.records) for cell in run})
     once = [cell for cell in count_once(run) if cell.difference is not None]
     agreements = Counter(cell.agreement for cell in once)
-    counts = count_outcomes(find_columns(cells))
+    columns = find_columns(cells)
+    counts = count_outcomes(columns)
     return [
         f"`{name}`",
         f"{len(run)} of {len(cells)}",
@@ -81,6 +84,7 @@ def _line(name: str, cells: Sequence[Cell]) -> list[str]:
         *(str(agreements[one]) if once else "–" for one in AGREEMENTS),
         str(counts.total()),
         *(_share(counts, outcome) for outcome in OUTCOMES),
+        str(count_corrected(columns)) if counts.total() > counts[FEW_SEEDS] else "–",
     ]
 
 
@@ -96,14 +100,14 @@ def order_texts(cells: Sequence[Cell]) -> Iterator[str]:
         yield "Order of methods: nothing to compare yet."
         return
     counts = count_outcomes(columns)
-    said = [f"{counts[outcome]} {outcome}" for outcome in (HOLDS, REVERSED, CLOSE) if counts[outcome]]
+    said = [f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome] and outcome != FEW_SEEDS]
     if counts[FEW_SEEDS]:
         alone = [pair for column in columns for pair in column.pairs if pair.outcome == FEW_SEEDS]
         right = sum(pair.differences.mean > 0 for pair in alone)
-        said.append(
-            f"{counts[FEW_SEEDS]} cannot be judged from fewer than {NEEDED} seeds ({right} would be as published)"
-        )
-    yield f"Order of methods, {plural(counts.total(), 'pair')}: {', '.join(said)}."
+        said.append(f"{counts[FEW_SEEDS]} cannot be judged from one seed ({right} would be as published)")
+    tested = counts.total() - counts[FEW_SEEDS]
+    holm = f" {count_corrected(columns)} of {tested} are decided if all are to be right (Holm)." if tested > 1 else ""
+    yield f"Order of methods, {plural(counts.total(), 'pair')}: {', '.join(said)}.{holm}"
     if len(columns) == 1:
         yield from _pair_texts(columns[0])
     elif counts[REVERSED]:
@@ -131,23 +135,29 @@ def _pair_texts(column: Column) -> Iterator[str]:
     ]
     columns = ["difference", "paper", "ours, by seed", "mean", f"over the last {LAST} evaluations", "order"]
     yield markdown(columns, rows, last=1)
-    yield "± is the standard error of the mean over seeds."
+    yield "In brackets: the 95 % interval of the mean over seeds."
 
 
 def _overall_texts(columns: Sequence[Column]) -> Iterator[str]:
-    """The same two methods over all columns of a grid."""
+    """The same two methods over all columns of a grid; the comparisons of a table are one family."""
+    found = find_overall(columns)
+    corrected = correct([row.ours for row in found])
+    overall = [replace(row, ours=each) for row, each in zip(found, corrected, strict=True)]
     rows = [
         [
             f"{row.names[0]} − {row.names[1]}",
             f"{row.published:+.2f}",
             str(row.ours),
             f"{sum(gap > 0 for gap in row.ours.values)} of {len(row.ours.values)}",
-            (HOLDS if row.ours.mean > 0 else REVERSED) if row.ours.is_clear else CLOSE,
+            outcome_of(row.ours),
         ]
-        for row in find_overall(columns)
+        for row in overall
     ]
     if rows:
-        yield "Over all columns, each the mean of its differences seed by seed; ± is the standard error over columns:"
+        yield (
+            "Over all columns, each the mean of its differences seed by seed; in brackets the 95 % interval over"
+            f" columns, the verdict by Holm over the {plural(len(rows), 'comparison')}:"
+        )
         yield markdown(["difference", "paper", "ours", "columns above", "order"], rows, last=1)
 
 

@@ -1,5 +1,6 @@
 """The page in a real browser. Pictures and measurements are kept in build/browser."""
 
+import json
 import math
 import time
 
@@ -7,6 +8,7 @@ import pytest
 from browser import MISSING, browsing, note, opened, photograph
 from run_folders import lines, write_run
 
+from fedwidth.about import About
 from fedwidth.report import write_report
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -274,3 +276,41 @@ def test_many_long_runs_open_quickly_and_scroll(chromium, tmp_path):
     # The claim is 3 s and is read in measured.json; these bounds only notice that something is badly wrong.
     assert seconds < 10
     assert frames[29] < 100
+
+
+def test_a_sweep_opens_with_its_best_its_grid_and_what_it_took(chromium, tmp_path):
+    cells = {}
+    for number, (method, rate) in enumerate((m, r) for m in ("fedrolex", "heterofl") for r in ("0.1", "0.2")):
+        for seed in (1, 2):
+            metrics = lines(12, accuracy=lambda round, n=number, s=seed: (0.015 * n + 0.03) * round + 0.01 * s)
+            folder = write_run(
+                tmp_path / f"cell-{number}" / f"seed-{seed}", f"cell {number}", seed=seed, metrics=metrics
+            )
+            summary = json.loads((folder / "summary.json").read_text())
+            summary["class_accuracy"] = [0.1 * number, 0.5, 1.0]
+            (folder / "summary.json").write_text(json.dumps(summary))
+        cells[f"cell-{number}"] = [method, rate]
+    About("Two by two", [("method.name", ["fedrolex", "heterofl"]), ("training.lr", ["0.1", "0.2"])], cells).write(
+        tmp_path
+    )
+    with opened(chromium, write_report([tmp_path], tmp_path / "report.html").resolve().as_uri()) as page:
+        assert page.text_content("#title") == "Two by two"
+        assert page.text_content("#lede").startswith("Best by test accuracy: cell 3, 91.5 ± 0.7 % (two seeds).")
+        assert page.text_content("#grid td.best") == "91.5 % ± 0.7"
+        assert page.evaluate(WORDS % "#grid tbody tr") == [
+            "fedrolex37.5 % ± 0.755.5 % ± 0.7",
+            "heterofl73.5 % ± 0.791.5 % ± 0.7",
+        ]
+        page.check("#compared input[value='0.9']")
+        reached = page.evaluate(WORDS % "#reached tbody tr")
+        assert reached[0].startswith("cell 312")  # 0.075 x 12 + 0.015
+        assert reached[1:] == ["cell 0not reached", "cell 1not reached", "cell 2not reached"]
+        assert page.evaluate(WORDS % "#classes tbody tr")[2] == "cell 220 %50 %100 %"
+        ticks = "[...document.querySelectorAll('#curves .pair > div:first-child svg text')].map((e) => e.textContent)"
+        assert "0 %" in page.evaluate(ticks)
+        page.check("#compared input[value=part]")
+        assert "0 %" not in page.evaluate(ticks)
+        wide = "(() => { const e = document.querySelector('#runs .scroll'); return e.scrollWidth - e.clientWidth; })()"
+        assert page.evaluate(wide) <= 0  # nothing of the table of runs is cut off
+        photograph(page, "report-sweep")
+        assert page.complaints == []

@@ -68,7 +68,7 @@ def test_coverage_rests_and_is_made_up_for(tmp_path, monkeypatch):
     clock = Clock()
     genuine = watch.describe
 
-    def slow(entries, *, workshop, recall):
+    def slow(entries, *, folders, workshop, recall):
         def spend(what, runs, make):
             def made():
                 clock.now += 2.0 * (what == "coverage")

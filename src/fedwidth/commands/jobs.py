@@ -1,4 +1,4 @@
-"""Running several runs one after the other: all checked before the first writes anything, one table at the end."""
+"""Running several runs: all checked before the first writes anything, one table at the end."""
 
 from __future__ import annotations
 
@@ -7,37 +7,33 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fedwidth import folder as folders
+from fedwidth.about import About
 from fedwidth.capacity import Capacities
+from fedwidth.commands.job import Job
 from fedwidth.commands.progress import Shown, show_progress
-from fedwidth.commands.results import print_results, write_results
-from fedwidth.engines import choose_engine
+from fedwidth.commands.results import compare_jobs, print_results, write_results
+from fedwidth.commands.side_by_side import choose_number, run_side_by_side
+from fedwidth.commands.training import Summary, Wishes, once, run_in_turn, run_pack, say_aside
 from fedwidth.engines.packed_limits import why_not_pack
 from fedwidth.errors import FedwidthError, OptionError
-from fedwidth.experiment import Experiment, Result, Stopped
+from fedwidth.experiment import Experiment, Stopped
 from fedwidth.method_settings import method_of
 from fedwidth.parts import build_model, find_device, plan_model
 from fedwidth.plan import Plan
 from fedwidth.report import write_report
 from fedwidth.settings import Settings
 from fedwidth.shelf import Shelf
-from fedwidth.together import check_for_packing, explain_engine, run_together, settle_engine
-from fedwidth.tracking import check_tracker, make_tracker
+from fedwidth.together import check_for_packing, group_for_packing, settle_engine
+from fedwidth.tracking import check_tracker
 
-
-@dataclass(frozen=True)
-class Job:
-    """One run of several: runs that differ in their seed alone share a label, and are one row of the table."""
-
-    label: str
-    title: str
-    settings: Settings
-    folder: Path
+Pack = tuple[Sequence[int], Sequence[Experiment]]
+"""Numbers of jobs that train as one batch, and their experiments."""
 
 
 class Parts:
@@ -71,21 +67,19 @@ class Parts:
             chosen.assign(self._plans[model], cohort, round=0, seed=settings.seed)
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """How the jobs are to be run."""
-
-    resume: bool
-    overwrite: bool
-    track: str
-    say_fresh: Callable[[Any], None]
-    """Called after each round: says, once, that there was nothing to resume."""
-
-
 def run_jobs(
-    jobs: Sequence[Job], folder: Path, *, resume: bool, overwrite: bool, track: str, packed: bool = False
+    jobs: Sequence[Job],
+    folder: Path,
+    *,
+    resume: bool,
+    overwrite: bool,
+    track: str,
+    packed: bool = False,
+    at_a_time: int = 0,
+    about: About | None = None,
 ) -> int:
-    """Check all jobs, run them one after the other or as one batch, print the table and write the report."""
+    """Check all jobs, run them, print the table and write the report; `at_a_time` is 0 where the machine decides."""
+    about = about or About()
     for job in jobs:
         check_engine(job.settings)
     if packed:
@@ -95,91 +89,92 @@ def run_jobs(
             check_for_packing(job.settings)
     check_tracker(track)
     parts = Parts(jobs)
-    experiments = [parts.experiment(job) for job in jobs] if packed else []
+    packs: list[Pack] = []
     if packed:
-        settle_engine(experiments)
-        jobs = [replace(job, settings=run.settings) for job, run in zip(jobs, experiments, strict=True)]
+        packs, reason = find_packs(jobs, parts)
+        settled = {number: each for pack in packs for number, each in zip(*pack, strict=True)}
+        jobs = [replace(j, settings=settled[n].settings) if n in settled else j for n, j in enumerate(jobs)]
     check_folders(jobs, folder, resume=resume, overwrite=overwrite)
+    if packed and not packs:
+        raise OptionError(f"--packed cannot train these runs as one batch: {reason}")
     fresh = resume and not any(folders.holds_run(job.folder) for job in jobs)
-    say_fresh = _say_once(f"nothing to resume in {folder} yet: started from the beginning" if fresh else "")
-    if packed:
-        reason = why_not_pack([experiment.trainer for experiment in experiments])
-        if reason:
-            raise OptionError(f"--packed cannot train these runs as one batch: {reason}")
+
+    def begin() -> None:
+        if fresh:
+            say_aside(f"nothing to resume in {folder} yet: started from the beginning")
+        about.write(folder)
+
     with ExitStack() as stack:
         if len(jobs) > 1:
             stack.enter_context(folders.locked(folder, folders.GROUP_LOCK))
-            if overwrite:
-                folders.clear(folder)
+            if overwrite:  # all at once: the folder of the main run holds those of the others
+                for place in (folder, *(job.folder for job in jobs)):
+                    folders.clear(place)
         stop = stack.enter_context(stop_signal())
         shown = stack.enter_context(show_progress([job.title for job in jobs], [j.settings.rounds for j in jobs]))
-        wishes = Wishes(resume, overwrite, track, say_fresh)
+        wishes = Wishes(resume, overwrite and len(jobs) == 1, track, once(begin))
         try:
-            if packed:
-                results = _run_together(jobs, experiments, wishes, shown, stop=stop)
-            else:
-                results = [
-                    _run_one(job, number, parts, wishes, shown=shown, stop=stop) for number, job in enumerate(jobs)
-                ]
+            summaries = _run_all(jobs, packs, parts, wishes, shown, at_a_time=at_a_time, stop=stop)
         except Stopped as stopped:
             again = "--resume instead of --overwrite" if overwrite else "--resume"
             print(f"{stopped}; everything is saved. Go on with the same command and {again}", file=sys.stderr)
             return 1
-    summaries = [result.summary for result in results]
-    print_results(jobs, summaries)
+    compared = compare_jobs(jobs, summaries, chosen=bool(about.over))
+    print_results(jobs, summaries, compared, title=about.title)
     if [job.folder for job in jobs] != [folder]:
-        write_results(folder, jobs, summaries)
+        write_results(folder, jobs, summaries, compared)
     print(f"report: {write_report([folder], folder / 'report.html', own_models=True)}")
     return 0
 
 
-def _run_one(job: Job, number: int, parts: Parts, wishes: Wishes, *, shown: Shown, stop: Callable[[], bool]) -> Result:
-    experiment = parts.experiment(job)
-    tracker = make_tracker(wishes.track, job.title, job.settings, job.folder)
-    taken = f"{job.title}: {choose_engine(experiment.trainer)}" if job.settings.engine == "auto" else ""
-    if memory := experiment.explain_memory():
-        taken = "\n".join(filter(None, [taken, f"{job.title}: {memory}"]))
-    shown.start(number)
-    try:
-        result = experiment.run(
-            job.folder,
-            resume=wishes.resume,
-            overwrite=wishes.overwrite,
-            on_round=_each(wishes.say_fresh, _say_once(taken), shown.update(number), tracker.log),
-            on_clients=shown.clients(number),
-            stop=stop,
-        )
-    except Stopped as stopped:
-        raise Stopped(f"{job.title}: {stopped}") from None
-    finally:
-        tracker.close()
-    shown.finish(number, result.metrics[-1])
-    return result
+def find_packs(jobs: Sequence[Job], parts: Parts) -> tuple[list[Pack], str]:
+    """The jobs that train as one batch: all, or those that go well together; and why not all of them do."""
+    together, reason = _try_pack([parts.experiment(job) for job in jobs])
+    if together:
+        return [(range(len(jobs)), together)], ""
+    packs: list[Pack] = []
+    for numbers in group_for_packing([job.settings for job in jobs]):
+        if len(numbers) > 1:
+            together, _ = _try_pack([parts.experiment(jobs[number]) for number in numbers])
+            packs += [(numbers, together)] if together else []
+    return packs, reason
 
 
-def _run_together(
-    jobs: Sequence[Job], experiments: Sequence[Experiment], wishes: Wishes, shown: Shown, *, stop: Callable[[], bool]
-) -> list[Result]:
-    trackers = [make_tracker(wishes.track, job.title, job.settings, job.folder) for job in jobs]
-    say = _say_once(f"{len(jobs)} runs as one batch, engine: {explain_engine(experiments[0])}")
-    tell = [_each(wishes.say_fresh, say, shown.update(number), tracker.log) for number, tracker in enumerate(trackers)]
-    for number in range(len(jobs)):
-        shown.start(number)
-    try:
-        results = run_together(
-            experiments,
-            [job.folder for job in jobs],
-            resume=wishes.resume,
-            overwrite=wishes.overwrite,
-            on_round=lambda number, line: tell[number](line),
-            stop=stop,
-        )
-    finally:
-        for tracker in trackers:
-            tracker.close()
-    for number, result in enumerate(results):
-        shown.finish(number, result.metrics[-1])
-    return results
+def _try_pack(experiments: Sequence[Experiment]) -> tuple[Sequence[Experiment], str]:
+    """These experiments with the engine that trains them as one batch; none, and the reason, where they cannot."""
+    settle_engine(experiments)
+    reason = why_not_pack([experiment.trainer for experiment in experiments])
+    return ((), reason) if reason else (experiments, "")
+
+
+def _run_all(
+    jobs: Sequence[Job],
+    packs: Sequence[Pack],
+    parts: Parts,
+    wishes: Wishes,
+    shown: Shown,
+    *,
+    at_a_time: int,
+    stop: Callable[[], bool],
+) -> list[Summary]:
+    """The packs one after the other, then the other jobs, several at a time where that is faster."""
+    found: dict[int, Summary] = {}
+    for numbers, experiments in packs:
+        for number in numbers:
+            shown.start(number)
+        tell = [shown.update(number) for number in numbers]
+        done = run_pack([jobs[number] for number in numbers], experiments, wishes, tell, stop=stop)
+        for number, (summary, last) in zip(numbers, done, strict=True):
+            found[number] = summary
+            shown.finish(number, last)
+    packed = {number for numbers, _ in packs for number in numbers}
+    left = [(number, job) for number, job in enumerate(jobs) if number not in packed]
+    several = choose_number(at_a_time, [job for _, job in left], parts.experiment, resume=wishes.resume)
+    if several > 1:
+        found |= run_side_by_side(left, several, wishes, shown, stop=stop)
+    else:
+        found |= run_in_turn(left, parts.experiment, wishes, shown, stop=stop)
+    return [found[number] for number in range(len(jobs))]
 
 
 def check_folders(jobs: Sequence[Job], folder: Path, *, resume: bool, overwrite: bool) -> None:
@@ -204,27 +199,6 @@ def check_engine(settings: Settings) -> None:
         raise OptionError("engine = 'ray' needs the package ray: pip install 'fedwidth[ray]'")
     if settings.engine == "cuda" and settings.device == "cpu":
         raise OptionError("engine is cuda, but device is cpu: set device=cuda, or engine=auto for the CPU")
-
-
-def _each(*calls: Callable[[Any], None]) -> Callable[[Any], None]:
-    def call(line: Any) -> None:
-        for each in calls:
-            each(line)
-
-    return call
-
-
-def _say_once(text: str) -> Callable[[Any], None]:
-    """Says the text when first called, which is after a round: what is wrong with the input shows before the first
-    one, and its message is to be the only line.
-    """
-    left = [text] if text else []
-
-    def call(_: Any) -> None:
-        while left:
-            print(left.pop(), file=sys.stderr)
-
-    return call
 
 
 @contextmanager

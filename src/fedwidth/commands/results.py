@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedwidth
-from fedwidth.capacity import describe_mix
+from fedwidth.capacity import Capacities, describe_mix
 from fedwidth.checkpoint import write_whole
 from fedwidth.commands.tables import print_table
+from fedwidth.comparison import Comparison, Row
+from fedwidth.difference import Difference
 from fedwidth.reproduce_time import show_time
 from fedwidth.settings import Settings
+from fedwidth.yardsticks import is_yardstick
 
 if TYPE_CHECKING:
-    from fedwidth.commands.jobs import Job
+    from fedwidth.commands.job import Job
 
 ACCURACIES = ("global_accuracy", "best_global_accuracy", "local_accuracy")
 VALIDATION = "validation_accuracy"
@@ -24,14 +27,33 @@ VALIDATION = "validation_accuracy"
 Summary = Mapping[str, Any]
 
 
-def print_results(jobs: Sequence[Job], summaries: Sequence[Summary]) -> None:
-    """One row for every label, with the spread over its seeds."""
-    keys, columns = list(ACCURACIES), ["test accuracy %", "best %", "clients' own data %"]
+def compare_jobs(jobs: Sequence[Job], summaries: Sequence[Summary], *, chosen: bool) -> Comparison:
+    """The labels compared; `chosen` says that the best is to be found, not the first to be compared."""
+
+    def by_seed(mine: Sequence[tuple[Job, Summary]], key: str) -> dict[int, float]:
+        return {job.settings.seed: 100 * found for job, summary in mine if (found := summary.get(key)) is not None}
+
+    rows = [
+        Row(
+            mine[0][0].title,
+            mine[0][0].settings,
+            by_seed(mine, "global_accuracy"),
+            by_seed(mine, "validation_accuracy"),
+        )
+        for mine in by_label(jobs, summaries).values()
+    ]
+    return Comparison(tuple(rows), chosen)
+
+
+def print_results(jobs: Sequence[Job], summaries: Sequence[Summary], compared: Comparison, *, title: str = "") -> None:
+    """One row for every label, with the spread over its seeds, and what the differences come to."""
+    keys, shown = list(ACCURACIES), ["test accuracy %", "best %", "clients' own data %"]
     if any(VALIDATION in summary for summary in summaries):
-        keys, columns = [VALIDATION, *keys], ["validation %", *columns]
+        keys, shown = [VALIDATION, *keys], ["validation %", *shown]
     timed = any("device_seconds" in summary for summary in summaries)
     rows = []
-    for mine in by_label(jobs, summaries).values():
+    gained = any(compared.gains)
+    for gain, mine in zip(compared.gains, by_label(jobs, summaries).values(), strict=True):
         settings = mine[0][0].settings
         rows.append(
             [
@@ -41,17 +63,28 @@ def print_results(jobs: Sequence[Job], summaries: Sequence[Summary]) -> None:
                 f"{statistics.mean(summary['bytes_up'] for _, summary in mine) / 2**20:.1f}",
                 *([_device_time(mine)] if timed else []),
                 f"{sum(summary['seconds'] for _, summary in mine):.0f}",
+                *([str(gain.difference) if gain else "–"] if gained else []),
             ]
         )
-    print_table(["run", "devices", *columns, "MB sent up", *(["device time"] if timed else []), "seconds"], rows)
+    columns = ["run", "devices", *shown, "MiB sent up", *(["device time"] if timed else []), "seconds"]
+    print_table([*columns, *(["gain"] if gained else [])], rows, title=title or None)
     seeds = sorted({job.settings.seed for job in jobs})
     print(
         f"Seeds: {', '.join(map(str, seeds))}." + (" ± is the standard deviation over seeds." if len(seeds) > 1 else "")
     )
+    for sentence in compared.sentences():
+        print(sentence)
+    if gained:
+        brackets = " (95 % interval)" if len(seeds) > 1 else "; one seed: no interval"
+        print(f"Gain: accuracy less that of the best yardstick but full for all, seed by seed{brackets}.")
+        if added := [
+            summary["seconds"] for job, summary in zip(jobs, summaries, strict=True) if is_yardstick(job.title)
+        ]:
+            print(f"The yardsticks that were added took {sum(added):.0f} s.")
 
 
-def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary]) -> None:
-    """summary.json of the folder that holds the runs: a list of them, and mean and deviation of each label.
+def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary], compared: Comparison) -> None:
+    """summary.json of the folder that holds the runs: a list of them, mean and deviation of each label, comparisons.
 
     Where the folder is the main run's own, its summary keeps all it says and is added to.
     """
@@ -64,6 +97,14 @@ def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary
         for job, summary in zip(jobs, summaries, strict=True)
     ]
     table = [_spread(label, mine) for label, mine in by_label(jobs, summaries).items()]
+    for row, gain in zip(table, compared.gains, strict=True):
+        if gain:
+            row["gain"] = {"over": gain.kind, **describe(gain.difference)}
+    labels = [row["label"] for row in table]
+    comparisons = [
+        {"first": labels[compared.lead], "second": labels[place], **describe(difference)}
+        for place, difference in compared.differences.items()
+    ]
     if jobs[0].folder == folder:
         whole: dict[str, Any] = dict(summaries[0])
     else:
@@ -72,7 +113,21 @@ def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary
             means = {key: table[0][key] for key in _accuracies(summaries[0])}
             whole |= {"method": summaries[0]["method"], "rounds": summaries[0]["rounds"], **means}
             whole["seed"] = table[0]["seeds"]
-    write_whole(folder / "summary.json", json.dumps({**whole, "runs": runs, "table": table}, indent=2) + "\n")
+    facts: dict[str, Any] = {"runs": runs, "table": table, "comparisons": comparisons}
+    if compared.chosen:
+        facts["best"] = {"label": labels[compared.lead], "by": compared.chosen_by}
+    write_whole(folder / "summary.json", json.dumps({**whole, **facts}, indent=2) + "\n")
+
+
+def describe(difference: Difference) -> dict[str, Any]:
+    """A difference in points: its mean, 95 % interval, values by seed, p-value (Holm) and verdict."""
+    return {
+        "mean": difference.mean,
+        "interval": difference.interval,
+        "values": difference.values,
+        "p": difference.chance,
+        "verdict": difference.verdict,
+    }
 
 
 def by_label(jobs: Sequence[Job], summaries: Sequence[Summary]) -> dict[str, list[tuple[Job, Summary]]]:
@@ -89,13 +144,6 @@ def _device_time(mine: Sequence[tuple[Job, Summary]]) -> str:
     return show_time(statistics.mean(known)) if known else "–"
 
 
-def _devices(settings: Settings) -> str:
-    """What the devices of a run can afford."""
-    if settings.method.name == "fedavg":
-        return f"all {settings.model.width:g}"
-    return describe_mix(settings.devices.capacities)
-
-
 def _accuracies(summary: Summary) -> tuple[str, ...]:
     """The accuracies a summary gives."""
     return (*ACCURACIES, VALIDATION) if VALIDATION in summary else ACCURACIES
@@ -108,6 +156,17 @@ def _spread(label: str, mine: Sequence[tuple[Job, Summary]]) -> dict[str, Any]:
         row[key] = statistics.mean(known) if known else None
         row[f"{key}_std"] = statistics.stdev(known) if len(known) > 1 else None
     return row
+
+
+def _devices(settings: Settings) -> str:
+    """Who trains what, in a few letters."""
+    devices = settings.devices
+    if devices.excluded:
+        enrolled = Capacities.parse(devices.capacities).enrolled(devices.excluded)
+        return f"{', '.join(f'{value:g}' for value in enrolled)} of {describe_mix(devices.capacities)}"
+    if settings.method.name == "fedavg":
+        return f"all {settings.model.width:g}"
+    return describe_mix(devices.capacities)
 
 
 def _shown(values: Sequence[float | None]) -> str:

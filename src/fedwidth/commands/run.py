@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -21,6 +21,7 @@ Seeds = Annotated[str, typer.Option("--seeds", help="Repeat with these seeds, e.
 Engine = Annotated[str, typer.Option("--engine", help="How clients are trained, e.g. ray; short for --set engine=…")]
 RayAddress = Annotated[str, typer.Option("--ray-address", help="Train on this Ray cluster: auto or host:port.")]
 Packed = Annotated[bool, typer.Option("--packed", help="Train runs of one shape as one batch.")]
+AtATime = Annotated[int, typer.Option("--jobs", help="Runs at a time, in processes; 0: as the machine allows.", min=0)]
 Track = Annotated[str, typer.Option("--track", help="Also log to tensorboard, mlflow or wandb.")]
 
 
@@ -36,13 +37,21 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop or a kill.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,
     packed: Packed = False,
+    jobs: AtATime = 0,
+    yardsticks: Annotated[
+        bool | None,
+        typer.Option(help="Also run what the same devices reach without sub-models; else as the recipe says."),
+    ] = None,
     track: Track = "",
     explain: Annotated[bool, typer.Option("--explain", help="Describe every setting and stop.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the packaged recipes and stop.")] = False,
 ) -> int:
     """Train a recipe, and the runs it compares itself with."""
     from fedwidth import config
-    from fedwidth.commands.jobs import Job, run_jobs
+    from fedwidth.about import About
+    from fedwidth.commands.job import Job
+    from fedwidth.commands.jobs import run_jobs
+    from fedwidth.yardsticks import missing
 
     if explain:
         print(config.explain())
@@ -53,16 +62,22 @@ def run(
     changes = [*with_data(changes, data), *with_engine(engine, ray_address)]
     found = config.read_settings(recipe or "quickstart", changes, only=only)
     folder = out or Path("runs") / (Path(recipe).stem if recipe else "quickstart")
-    names = _folder_names(found.labels[1:])
-    jobs = []
-    for variant in found.runs:
-        name, settings = variant.settings.name or variant.label, variant.settings
-        place = folder / "compare" / names[variant.label] if variant.label in names else folder
+    wanted = {run.label: (run.settings.name or run.label, run.settings) for run in found.runs}
+    if found.yardsticks and not only if yardsticks is None else yardsticks:
+        named = {label: settings for label, (_, settings) in wanted.items()}
+        wanted |= {title: (title, settings) for title, settings in missing(named).items()}
+    names = _folder_names([*wanted][1:])
+    listed = []
+    for label, (title, settings) in wanted.items():
+        place = folder / "compare" / names[label] if label in names else folder
         if not seeds:
-            jobs.append(Job(variant.label, name, settings, place))
+            listed.append(Job(label, title, settings, place))
         for seed in parse_seeds(seeds):
-            jobs.append(Job(variant.label, name, replace(settings, seed=seed), place / f"seed-{seed}"))
-    return run_jobs(jobs, folder, resume=resume, overwrite=overwrite, track=track, packed=packed)
+            listed.append(Job(label, title, replace(settings, seed=seed), place / f"seed-{seed}"))
+    about = About(found.title)
+    return run_jobs(
+        listed, folder, resume=resume, overwrite=overwrite, track=track, packed=packed, at_a_time=jobs, about=about
+    )
 
 
 def sweep(
@@ -74,14 +89,22 @@ def sweep(
     seeds: Seeds = "",
     engine: Engine = "",
     ray_address: RayAddress = "",
+    only: Annotated[str, typer.Option("--only", help="Sweep this run of the recipe (its label), not the main.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop or a kill.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the runs in the output folder.")] = False,
     packed: Packed = False,
+    jobs: AtATime = 0,
+    yardsticks: Annotated[
+        bool, typer.Option("--yardsticks", help="Also run what the same devices reach without sub-models.")
+    ] = False,
     track: Track = "",
 ) -> int:
-    """Train every combination of the given settings, with one table at the end."""
+    """Train every combination of the given settings, compared with the best, by validation where there is one."""
     from fedwidth import config
-    from fedwidth.commands.jobs import Job, run_jobs
+    from fedwidth.about import About
+    from fedwidth.commands.job import Job
+    from fedwidth.commands.jobs import run_jobs
+    from fedwidth.yardsticks import missing
 
     if not over:
         raise OptionError("say what to sweep over: --over key=value,value …, e.g. --over method.name=fedrolex,heterofl")
@@ -89,16 +112,31 @@ def sweep(
     changes = [*with_data(changes, data), *with_engine(engine, ray_address)]
     folder = out or Path("runs") / "sweep"
     grid = list(product(*(choices for _, choices in axes)))
-    labels = [" ".join(f"{name}={value}" for (name, _), value in zip(axes, values, strict=True)) for values in grid]
-    names = _folder_names(labels)
-    jobs = []
-    for values, label in zip(grid, labels, strict=True):
-        pairs = [f"{name}={value}" for (name, _), value in zip(axes, values, strict=True)]
-        main = config.read_settings(recipe or "quickstart", [*changes, *pairs]).main
-        for seed in parse_seeds(seeds) or [main.seed]:
-            place = folder / names[label] / f"seed-{seed}"
-            jobs.append(Job(label, label, replace(main, seed=seed, name=label), place))
-    return run_jobs(jobs, folder, resume=resume, overwrite=overwrite, track=track, packed=packed)
+    keys = [key for key, _ in axes]
+    titles = _cell_titles(keys, grid)
+    wanted, title = {}, ""
+    for values, name in zip(grid, titles, strict=True):
+        pairs = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
+        found = config.read_settings(recipe or "quickstart", [*changes, *pairs], only=only, main=True)
+        title = found.title
+        wanted[" ".join(pairs)] = (name, replace(found.main, name=name))
+    labels = list(wanted)
+    if len(labels) < len(grid):
+        raise OptionError("two of the runs are the same: give each value once")
+    if yardsticks:
+        named = dict(wanted.values())
+        wanted |= {title: (title, settings) for title, settings in missing(named).items()}
+    names = _folder_names(wanted)
+    listed = [
+        Job(label, name, replace(settings, seed=seed), folder / names[label] / f"seed-{seed}")
+        for label, (name, settings) in wanted.items()
+        for seed in parse_seeds(seeds) or [settings.seed]
+    ]
+    cells = {names[label]: values for label, values in zip(labels, grid, strict=True)}
+    about = About(f"{title or 'Sweep'}, over {' and '.join(keys)}", axes, cells)
+    return run_jobs(
+        listed, folder, resume=resume, overwrite=overwrite, track=track, packed=packed, at_a_time=jobs, about=about
+    )
 
 
 def report(
@@ -155,6 +193,28 @@ def _parse_axis(text: str) -> tuple[str, list[str]]:
     if not equals or not name.strip() or not choices:
         raise OptionError(f"--over must be key=value,value, not '{text}'")
     return name.strip(), choices
+
+
+def _cell_titles(keys: Sequence[str], grid: Iterable[Sequence[str]]) -> list[str]:
+    """A name for each combination of a sweep, as one would say it.
+
+    >>> _cell_titles(["method.name", "training.lr"], [["fedrolex", "0.1"]])
+    ['FedRolex, lr 0.1']
+    >>> _cell_titles(["server.lr", "training.lr"], [["1", "0.1"]])
+    ['server.lr 1, training.lr 0.1']
+    """
+    from fedwidth.methods import methods
+
+    short = [key.rpartition(".")[2] for key in keys]
+    words = [key if short.count(last) > 1 else last for key, last in zip(keys, short, strict=True)]
+    known = methods()
+
+    def say(key: str, word: str, value: str) -> str:
+        if key == "method.name":
+            return known[value].title if value in known else value
+        return f"{word} {value}"
+
+    return [", ".join(map(say, keys, words, values)) for values in grid]
 
 
 def _folder_names(labels: Iterable[str]) -> dict[str, str]:

@@ -24,4 +24,4 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
 
 
 def _is_number(cell: str) -> bool:
-    return cell in ("", "–") or cell[:1].isdigit()
+    return cell in ("", "–") or cell.lstrip("+−")[:1].isdigit()

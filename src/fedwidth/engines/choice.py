@@ -136,5 +136,9 @@ def why_not_stack(trainer: Trainer, work: Work) -> str | None:
 
 def count_workers(trainer: Trainer) -> int:
     """Worker processes the settings allow: one per core unless they say otherwise, and no more than clients."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(trainer.settings.workers or cores, trainer.settings.devices.per_round)
+    return min(trainer.settings.workers or count_cores(), trainer.settings.devices.per_round)
+
+
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -178,12 +178,12 @@ def _begin(
     global _trainer
     # Ctrl-C reaches every process of a terminal, but only the main one decides what happens to the round.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_leave_with_parent, daemon=True).start()
+    Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     _trainer = Trainer(model, plan, data, partition, method.find(), settings)
 
 
-def _leave_with_parent() -> None:
+def leave_with_parent() -> None:
     """In a worker: end when the main process is gone; a killed one cannot tell its workers to."""
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -55,7 +55,8 @@ function lineChart(title, spec, height = 300) {
     }
     if (x0 > x1) return { lines: [], width, tall, box };
     if (x0 === x1) { x0 -= 0.5; x1 += 0.5; } else if (x.zero) x0 = Math.min(0, x0);
-    const slack = y.log ? 0 : (y1 - y0) * 0.06 || Math.abs(y1) * 0.1 || 0.5;
+    if (y.whole && !y.log) [y0, y1] = [y.floor, y.ceiling];
+    const slack = y.log || (y.whole && !y.log) ? 0 : (y1 - y0) * 0.06 || Math.abs(y1) * 0.1 || 0.5;
     y0 = Math.max(y0 - slack, y.floor ?? -Infinity);
     y1 = Math.min(y1 + slack, y.ceiling ?? Infinity);
     if (!(y1 > y0)) { y0 -= 0.5; y1 += 0.5; }

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import fedwidth
@@ -15,7 +16,8 @@ from fedwidth.plan.plan import Plan
 from fedwidth.report.coverage_view import Frame, count_training, pack
 from fedwidth.report.entries import CURVES, Entry, curve_of, drawn, spread
 from fedwidth.report.rebuild import Rebuilt, Workshop, said
-from fedwidth.report.runs import Run
+from fedwidth.report.runs import Run, number
+from fedwidth.report.standings import classes_view, find_about, grid_view, reached_view, standings_view
 from fedwidth.report.views import devices_view, gains_views, once, split_view, widths_views
 
 MOST_POINTS, LEAST_POINTS, POINTS_IN_ALL = 400, 120, 12_000
@@ -34,8 +36,15 @@ def make_now(what: Hashable, runs: Sequence[Run], make: Callable[[], Any]) -> An
     return make()
 
 
-def describe(entries: Sequence[Entry], *, workshop: Workshop | None = None, recall: Recall = make_now) -> Description:
-    """Everything the page shows."""
+def describe(
+    entries: Sequence[Entry],
+    *,
+    folders: Sequence[Path] = (),
+    workshop: Workshop | None = None,
+    recall: Recall = make_now,
+) -> Description:
+    """Everything the page shows; `folders` are those that were asked for, which may say what their runs are about."""
+    place_of_all, about = find_about(folders)
     workshop = workshop or Workshop()
     most = max(LEAST_POINTS, min(MOST_POINTS, POINTS_IN_ALL // max(1, len(entries))))
     late = f"only the first {MOST_REBUILT} entries are rebuilt"
@@ -49,6 +58,10 @@ def describe(entries: Sequence[Entry], *, workshop: Workshop | None = None, reca
         "points": most,
         "entries": [recall(("entry", e.label, most), e.runs, partial(_entry, e, most)) for e in entries],
         "runs": [_run(run, place) for place, entry in enumerate(entries) for run in entry.runs],
+        "standings": standings_view(entries, about),
+        "grid": grid_view(entries, place_of_all, about),
+        "reached": reached_view(entries),
+        "classes": classes_view(entries),
         "gains": gains_views(entries),
         "widths": widths_views(entries, built),
         "devices": once((place, devices_view(entry, built[place])) for place, entry in enumerate(entries)),
@@ -112,6 +125,7 @@ def _entry(entry: Entry, most: int) -> dict[str, Any]:
         "seeds": [r.seed for r in entry.runs],
         "unfinished": [{"seed": r.seed, "done": r.done, "rounds": r.rounds} for r in entry.runs if not r.finished],
         "accuracy": spread([r.final("global_accuracy") for r in entry.runs]),
+        "validation": spread([r.final("validation_accuracy") for r in entry.runs]),
         "local": spread([r.final("local_accuracy") for r in entry.runs]),
         "loss": spread([r.final("global_loss") for r in entry.runs]),
         "seconds": spread([r.final("seconds") for r in entry.runs]),
@@ -134,6 +148,8 @@ def _run(run: Run, entry: int) -> dict[str, Any]:
         "best": max((a for a in accuracies if math.isfinite(a)), default=math.nan),
         "local": run.final("local_accuracy"),
         "loss": run.final("global_loss"),
+        "validation": run.final("validation_accuracy"),
+        "sent_up": sum(number(line.get("bytes_up")) for line in run.metrics) if run.metrics else math.nan,
         "sent": run.spent[-1][0] if run.spent else math.nan,
         "macs": run.spent[-1][1] if run.spent else math.nan,
         "seconds": run.final("seconds"),

@@ -5,7 +5,7 @@ const SVG = 'http://www.w3.org/2000/svg';
 // What the reader chose. Sections are built anew when a live page gets new data; this stays.
 const state = {
   hidden: new Set(), axis: 'rounds', accuracy: 'global_accuracy', loss: null, log: 'auto',
-  layer: null, round: null /* the last */, measure: 'evenness', split: null, sort: null, open: new Set(), pointer: null, busy: new Set(),
+  layer: null, round: null /* the last */, measure: 'evenness', split: null, sort: null, target: null, whole: true, open: new Set(), pointer: null, busy: new Set(),
 };
 let redraws = []; // of the section that is being built
 const isHidden = (entry) => state.hidden.has(data.entries[entry].id);
@@ -75,6 +75,9 @@ function choose(title, choices, change, chosen = 0) {
   return h('label', { class: 'small' }, `${title} `, h('select', { onpointerdown: opened, onblur: closed, onchange: (event) => { closed(); change(Number(event.target.value)); } },
     choices.map((text, place) => h('option', { value: place, selected: place === chosen }, text))));
 }
+
+// Accuracies from 0 to 100 %, or only the part that has lines in it: then the axis is cut, and says so.
+const wholeAxis = () => segments('Axis of accuracies', [['whole', '0 to 100 %'], ['part', 'Part of the axis']], state.whole ? 'whole' : 'part', (value) => { state.whole = value === 'whole'; redrawAll(); });
 
 async function copy(text, button) {
   const before = button.textContent;

@@ -17,12 +17,14 @@ from fedwidth.report.describe import Description
 
 METRICS = {
     "accuracy": "global_accuracy",
+    "validation-accuracy": "validation_accuracy",
     "local-accuracy": "local_accuracy",
     "loss": "global_loss",
     "train-loss": "train_loss",
 }
 TITLES = {
     "global_accuracy": "test accuracy [%]",
+    "validation_accuracy": "validation accuracy [%]",
     "local_accuracy": "accuracy on clients' own data [%]",
     "global_loss": "test loss",
     "train_loss": "training loss",
@@ -48,6 +50,7 @@ def compared(data: Description) -> Any:
         plot.plot([found["low"], found["high"]], [row, row], color=COLOURS[place % 8], linewidth=5, alpha=0.3)
         plot.plot(found["mean"], row, "o", color=COLOURS[place % 8])
     plot.set_yticks(range(len(known)), [clip(entry["label"]) for _, entry in known])
+    plot.set_xlim(0, 100)  # a part of the axis would make small differences look large
     plot.set_xlabel("test accuracy after the last round [%]; bars: range over seeds")
     return figure
 
@@ -60,7 +63,7 @@ def curves(data: Description, metric: str, axis: str) -> Any:
         if (curve := entry["curves"].get(metric)) is not None:
             band = [unit * _floats(side) for side in curve["band"]] if curve["band"] else None
             lines.append((place, entry["label"], _floats(curve[axis]), unit * _floats(curve["mean"]), band))
-    return draw_lines(lines, TITLES[axis], TITLES[metric])
+    return _whole(draw_lines(lines, TITLES[axis], TITLES[metric]), unit == 100)
 
 
 def counted(data: Description, key: str) -> Any:
@@ -133,7 +136,8 @@ def widths(data: Description) -> Any:
         band = [low, high] if any(level["count"] > 1 for level in levels) else None
         x = _floats([level["capacity"] for level in levels])
         lines.append((view["entry"], data["entries"][view["entry"]]["label"], x, mean, band))
-    return draw_lines(lines, "width, as a share of the server's model", "test accuracy [%]", log=True, ticks=_capacity)
+    title = "width, as a share of the server's model"
+    return _whole(draw_lines(lines, title, "test accuracy [%]", log=True, ticks=_capacity), True)
 
 
 def devices(data: Description) -> Any:
@@ -200,6 +204,13 @@ def split(data: Description) -> Any:
         bars.bar(range(held.shape[1]), [client["samples"] for client in view["clients"]], 0.85, color=COLOURS[2])
         sampled = f"{held.shape[1]} of {view['total']} clients" if held.shape[1] < view["total"] else "clients"
         bars.set(xlim=picture.get_xlim(), xticks=[], ylabel="samples", xlabel=sampled)
+    return figure
+
+
+def _whole(figure: Any, percent: bool) -> Any:
+    """The figure with an axis that shows every percentage there can be."""
+    if figure and percent:
+        figure.axes[0].set_ylim(0, 100)
     return figure
 
 

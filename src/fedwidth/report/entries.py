@@ -20,7 +20,7 @@ from fedwidth.report.thin import thin
 MAY_DIFFER = ("seed", *ROUNDING)
 """Runs that differ in nothing else, and have one name, are repetitions of one entry."""
 
-CURVES = ("global_accuracy", "local_accuracy", "global_loss", "train_loss")
+CURVES = ("global_accuracy", "validation_accuracy", "local_accuracy", "global_loss", "train_loss")
 
 Floats = NDArray[np.float64]
 

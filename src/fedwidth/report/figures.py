@@ -17,7 +17,7 @@ from fedwidth.report.runs import read_runs
 def write_figures(folders: Sequence[Path], out: Path) -> list[Path]:
     """Write each figure of the report on these folders into the folder `out`; one that would show nothing is left out.
     Returns the files."""
-    data = describe(group_runs(read_runs(folders)))
+    data = describe(group_runs(read_runs(folders)), folders=folders)
     return [path for name, draw in _figures() for path in save(out, name, draw, data)]
 
 

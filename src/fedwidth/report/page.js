@@ -1,24 +1,25 @@
 // Puts the sections together.
 function headline() {
-  const [first, ...others] = data.entries;
+  const { title, lead, leading, sentences, rows } = data.standings;
+  const first = data.entries[lead];
+  const others = data.entries.filter((_, place) => place !== lead);
   const kinds = new Set(data.entries.map((entry) => entry.data));
-  document.getElementById('title').textContent = others.length
+  document.getElementById('title').textContent = title || (others.length
     ? `${clip(first.label, 60)} beside ${others.length === 1 ? clip(others[0].label, 60) : `${others.length} others`}, on ${[...kinds].slice(0, 3).join(', ')}`
-    : `${clip(first.label, 80)} on ${first.data}`;
-  const best = data.entries.filter((entry) => known(entry.accuracy.mean)).sort((a, b) => b.accuracy.mean - a.accuracy.mean)[0];
+    : `${clip(first.label, 80)} on ${first.data}`);
   const lede = [];
-  if (known(first.accuracy.mean)) {
-    lede.push(`${first.label}${first.label.includes(first.title) ? '' : ` (${first.title})`} reached ${show.percent(first.accuracy.mean)}${show.spread(first.accuracy)} test accuracy${first.seeds.length > 1 ? ` over ${first.seeds.length} seeds` : ''}.`);
-    if (others.length && best) lede.push(best === first ? 'That is the highest of all.' : `The highest is ${best.label} with ${show.percent(best.accuracy.mean)}${show.spread(best.accuracy)}.`);
-  } else lede.push('No accuracy was measured yet.');
-  if (others.length) lede.push(`Compared with ${others.slice(0, 8).map((entry) => entry.label).join(', ')}${others.length > 8 ? ` and ${others.length - 8} more` : ''}.`);
-  document.getElementById('lede').textContent = lede.join(' ');
+  if (leading) lede.push(leading);
+  else if (known(first.accuracy.mean)) lede.push(`${first.label}${first.label.includes(first.title) ? '' : ` (${first.title})`} reached ${show.percent(first.accuracy.mean)}${show.spread(first.accuracy)} test accuracy${first.seeds.length > 1 ? ` over ${first.seeds.length} seeds` : ''}.`);
+  else lede.push('No accuracy was measured yet.');
+  if (others.length) lede.push(...sentences.slice(0, 2), sentences.length > 2 ? 'More below.' : '');
+  document.getElementById('lede').textContent = lede.filter(Boolean).join(' ');
   const seconds = data.runs.reduce((sum, run) => sum + (run.seconds || 0), 0);
   const tile = (value, extra, words) => h('div', { class: 'tile' }, h('b', {}, value, extra && h('small', {}, extra)), h('span', {}, words));
-  const capacities = data.devices.find((view) => view.entries.includes(0));
+  const capacities = data.devices.find((view) => view.entries.includes(lead));
   const sizes = capacities ? capacities.levels.length : 0;
   document.getElementById('tiles').replaceChildren(...[
     tile(show.percent(first.accuracy.mean), show.spread(first.accuracy), `test accuracy, ${clip(first.label, 40)}`),
+    rows[lead].gain ? tile(rows[lead].gain.split(' ')[0], rows[lead].gain.includes(' ') ? ` ${rows[lead].gain.slice(rows[lead].gain.indexOf(' ') + 1)}` : ' one seed', `points above the best yardstick, ${rows[lead].over}`) : '',
     known(first.local.mean) ? tile(show.percent(first.local.mean), show.spread(first.local), 'on clients’ own data') : '',
     first.clients ? tile(first.clients.toLocaleString('en'), sizes ? ` of ${plural(sizes, 'size')}` : '', `devices, ${first.per_round || '?'} a round`) : '',
     tile(show.round(first.rounds), '', `rounds${first.seeds.length > 1 ? `, ${first.seeds.length} seeds` : ''}`),
@@ -49,8 +50,10 @@ function curvesSection() {
     return { entry: place, x: curve[state.axis], y: curve.mean, low: curve.band && curve.band[0], high: curve.band && curve.band[1] };
   });
   const values = (metric) => lines(metric).flatMap((line) => line.y).filter(known);
+  const measured = [['global_accuracy', 'Test set'], ['validation_accuracy', 'Validation'], ['local_accuracy', 'Clients’ own data']].filter(([metric]) => metric !== 'validation_accuracy' || has(metric));
+  if (!has(state.accuracy)) state.accuracy = measured.map(([metric]) => metric).find(has) || state.accuracy;
   const steep = (found) => found.length > 0 && Math.min(...found) > 0 && Math.max(...found) / Math.min(...found) > 30;
-  const accuracy = lineChart('Accuracy', () => ({ lines: lines(state.accuracy), x: AXES[state.axis], y: { show: show.percent, tick: percentTick, floor: 0, ceiling: 1 } }));
+  const accuracy = lineChart('Accuracy', () => ({ lines: lines(state.accuracy), x: AXES[state.axis], y: { show: show.percent, tick: percentTick, floor: 0, ceiling: 1, whole: state.whole } }));
   const drawAccuracy = redraws[redraws.length - 1];
   const loss = lineChart('Loss', () => ({ lines: lines(state.loss || 'global_loss'), x: AXES[state.axis], y: { show: show.loss, tick: (v) => (v >= 1e4 || (v && v < 1e-3) ? show.loss(v) : String(Number(v.toPrecision(3)))), floor: 0, log: state.log === 'log' || (state.log === 'auto' && steep(values(state.loss || 'global_loss'))) } }));
   const drawLoss = redraws[redraws.length - 1];
@@ -75,7 +78,7 @@ function curvesSection() {
     h('div', { class: 'controls' }, h('span', { class: 'small' }, 'Over'), segments('Horizontal axis', [['rounds', 'Rounds'], ['bytes', 'Bytes sent'], ['macs', 'Multiply-adds']], state.axis, (value) => { state.axis = value; drawAccuracy(); drawLoss(); })),
     legend,
     h('div', { class: 'pair' },
-      h('div', {}, h('div', { class: 'head' }, h('h3', {}, 'Accuracy'), segments('Accuracy on', [['global_accuracy', 'Test set'], ['local_accuracy', 'Clients’ own data']], state.accuracy, (value) => { state.accuracy = value; drawAccuracy(); })), accuracy),
+      h('div', {}, h('div', { class: 'head' }, h('h3', {}, 'Accuracy'), segments('Accuracy on', measured, state.accuracy, (value) => { state.accuracy = value; drawAccuracy(); }), wholeAxis()), accuracy),
       h('div', {}, h('div', { class: 'head' }, h('h3', {}, 'Loss'), segments('Loss on', [['global_loss', 'Test set'], ['train_loss', 'Training']], state.loss || 'global_loss', (value) => { state.loss = value; drawLoss(); }),
         segments('Vertical axis', [['auto', 'Auto'], ['linear', 'Linear'], ['log', 'Log']], state.log, (value) => { state.log = value; drawLoss(); })), loss)),
     h('p', { class: 'note' }, 'Point at a chart, or focus it and use the arrow keys, for values; press a name to hide its line.',
@@ -85,7 +88,7 @@ function curvesSection() {
 
 // Each section: its id, what it is built by, and what of the data it depends on.
 const SECTIONS = [
-  ['compared', rankingSection, (d) => d.entries.map(({ curves, ...others }) => others)],
+  ['compared', () => [rankingSection(), standingSection(), data.grid && gridSection(), reachedSection(), classesSection()], (d) => [d.entries.map(({ curves, ...others }) => others), d.standings, d.grid, d.reached, d.classes]],
   ['curves', curvesSection, (d) => d.entries],
   ['coverage', coverageSection, (d) => [d.coverage.views.map(({ layers, ...others }) => [others, Object.entries(layers).map(([name, layer]) => [name, layer.frames])]), d.coverage.skipped, d.runs.map((run) => run.done)]],
   ['gains', gainsSection, (d) => [d.gains, d.widths]],

@@ -20,7 +20,7 @@ from fedwidth.report.entries import group_runs
 from fedwidth.report.rebuild import Workshop
 from fedwidth.report.runs import read_runs
 
-SCRIPTS = ("dom.js", "chart.js", "coverage.js", "views.js", "split.js", "table.js", "live.js", "page.js")
+SCRIPTS = ("dom.js", "chart.js", "coverage.js", "views.js", "compare.js", "split.js", "table.js", "live.js", "page.js")
 
 
 def write_report(folders: Sequence[Path], out: Path, *, own_models: bool = False) -> Path:
@@ -31,7 +31,7 @@ def write_report(folders: Sequence[Path], out: Path, *, own_models: bool = False
     runs = read_runs(folders)
     if not runs:
         raise OptionError("a report needs at least one run folder")
-    content = render(describe(group_runs(runs), workshop=Workshop(own_models=own_models)))
+    content = render(describe(group_runs(runs), folders=folders, workshop=Workshop(own_models=own_models)))
     try:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -51,7 +51,8 @@ def render(data: Description, *, live: str = "") -> str:
     js = f"(() => {{\n'use strict';\n{js}\n}})();"
     fetched = "; connect-src 'self'" if live else ""
     policy = f"default-src 'none'; script-src {_allowed(js)}; style-src {_allowed(css)}{fetched}; base-uri 'none'"
-    title = data["entries"][0]["label"] if data["entries"] else "waiting"
+    first = data["entries"][data["standings"]["lead"]]["label"] if data["entries"] else "waiting"
+    title = data["standings"]["title"] or first
     parts = {
         "title": html.escape(f"{title} · fedwidth"),
         "policy": f"{policy}; form-action 'none'",

@@ -1,8 +1,10 @@
 // What was compared, who gains, and devices.
 function rankingSection() {
-  const order = data.entries.map((_, place) => place).filter((place) => known(data.entries[place].accuracy.mean))
-    .sort((a, b) => data.entries[b].accuracy.mean - data.entries[a].accuracy.mean);
-  const rest = data.entries.filter((entry) => !known(entry.accuracy.mean));
+  const tested = data.entries.some((entry) => known(entry.accuracy.mean));
+  const scored = data.entries.map((entry) => (tested ? entry.accuracy : entry.validation));
+  const order = data.entries.map((_, place) => place).filter((place) => known(scored[place].mean))
+    .sort((a, b) => scored[b].mean - scored[a].mean);
+  const rest = data.entries.filter((_, place) => !known(scored[place].mean));
   const most = 16;
   const shown = order.slice(0, most);
   const host = h('div', { class: 'figure' });
@@ -11,19 +13,23 @@ function rankingSection() {
     const narrow = width < 620;
     const row = narrow ? 46 : 32;
     const box = { left: narrow ? 4 : Math.min(300, width * 0.32), right: width - (narrow ? 8 : 120) };
-    const values = shown.flatMap((place) => [data.entries[place].accuracy.low, data.entries[place].accuracy.high]);
-    let [low, high] = [Math.min(...values), Math.max(...values)];
-    const slack = Math.max((high - low) * 0.08, 0.005);
-    [low, high] = [Math.min(low, Math.max(0, low - slack)), Math.max(high, Math.min(1, high + slack))];
+    const values = shown.flatMap((place) => [scored[place].low, scored[place].high]);
+    let [low, high] = [0, 1];
+    if (!state.whole) {
+      [low, high] = [Math.min(...values), Math.max(...values)];
+      const slack = Math.max((high - low) * 0.08, 0.005);
+      [low, high] = [Math.max(0, low - slack), Math.min(1, high + slack)];
+    }
     const px = (v) => box.left + ((v - low) / (high - low)) * (box.right - box.left);
     const tall = shown.length * row + 26;
     const ticks = niceTicks(low, high, narrow ? 4 : 6);
-    const svg = s('svg', { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: 'img', 'aria-label': `Final test accuracy: ${shown.map((place) => `${data.entries[place].label} ${show.percent(data.entries[place].accuracy.mean)}`).join(', ')}` });
+    const svg = s('svg', { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: 'img', 'aria-label': `Final ${tested ? 'test' : 'validation'} accuracy: ${shown.map((place) => `${data.entries[place].label} ${show.percent(scored[place].mean)}`).join(', ')}` });
     svg.append(...ticks.flatMap((v) => [
       s('line', { class: 'gridline', x1: px(v), x2: px(v), y1: 0, y2: tall - 22 }),
       s('text', { x: px(v), y: tall - 6, 'text-anchor': 'middle' }, percentTick(v, ticks.length > 1 ? ticks[1] - ticks[0] : 1))]));
     shown.forEach((place, at) => {
-      const { accuracy, label } = data.entries[place];
+      const { label } = data.entries[place];
+      const accuracy = scored[place];
       const y = at * row + (narrow ? 34 : row / 2);
       const words = `${show.percent(accuracy.mean)}${show.spread(accuracy)}`;
       svg.append(
@@ -39,10 +45,10 @@ function rankingSection() {
   const first = data.entries[0];
   const answers = data.entries.filter((entry) => entry.answers);
   return [
-    h('p', { class: 'intro' }, `Test accuracy of the server’s model after the last round`, seeds > 1 ? ': mean, ± standard deviation, and the range over seeds.' : '.',
+    h('p', { class: 'intro' }, `${tested ? 'Test' : 'Validation'} accuracy of the server’s model after the last round`, seeds > 1 ? ': mean, ± standard deviation, and the range over seeds.' : '.',
       ` ${first.model ? `Model ${first.model}` : 'Model not recorded'}, ${first.data}${first.partition ? ` split ${first.partition}` : ''}${first.clients ? ` over ${plural(first.clients, 'client')}` : ''}${first.per_round ? `, ${first.per_round} a round` : ''}.`),
-    shown.length ? host : h('p', {}, 'No accuracy was measured yet.'),
-    order.length > most && h('p', { class: 'note' }, `The best ${most} of ${order.length}; all of them are in the table below.`),
+    shown.length ? [h('div', { class: 'controls' }, wholeAxis()), host] : h('p', {}, 'No accuracy was measured yet.'),
+    order.length > most && h('p', { class: 'note' }, `The ${most} with the highest means of ${order.length}; all of them are in the table below.`),
     rest.length > 0 && h('p', { class: 'note' }, `Without a final accuracy: ${rest.map((entry) => entry.label).join(', ')}.`),
     answers.length > 0 && h('p', { class: 'note' }, 'Published numbers: ', answers.map((entry, at) => `${at ? '; ' : ''}${entry.label}: ${entry.answers}`), '.')];
 }
@@ -68,7 +74,7 @@ function gainsSection() {
           low: view.levels.some((level) => level.count > 1) ? view.levels.map((level) => level.low) : null, high: view.levels.map((level) => level.high),
         })),
         x: { title: 'width, as a share of the server’s model', one: 'width', show: (v) => show.capacity(2 ** v), ticks: ticks.map(Math.log2) },
-        y: { show: show.percent, tick: percentTick, floor: 0, ceiling: 1 },
+        y: { show: show.percent, tick: percentTick, floor: 0, ceiling: 1, whole: state.whole },
       }), 280)
       : h('p', { class: 'intro' }, whole.length ? 'Nothing to show.' : 'Not measured: name the widths in evaluation.capacities.'),
     whole.length > 0 && h('p', { class: 'note' }, `Always trained whole, so without sub-models: ${whole.join(', ')}.`)];
@@ -142,13 +148,13 @@ function devicesSection() {
       bar.style.width = `${Math.max(2, (90 * level.count) / Math.max(1, total))}px`;
       return h('tr', {}, h('td', { class: 'text' }, show.capacity(level.capacity)),
         h('td', { class: 'text' }, bar, ` ${show.percent(level.count / total, 0)}`), h('td', {}, level.count.toLocaleString('en')),
-        costed && [h('td', {}, show.count(level.parameters)), h('td', {}, show.percent(level.share, 1)), h('td', {}, show.bytes(level.bytes)), h('td', {}, show.count(level.macs)), h('td', {}, full && full.macs ? show.percent(level.macs / full.macs, 1) : '–')]);
+        costed && [h('td', {}, show.count(level.parameters)), h('td', {}, show.percent(level.share, 1)), h('td', {}, show.bytes(level.bytes)), h('td', {}, show.bytes(level.memory)), h('td', {}, show.count(level.macs)), h('td', {}, full && full.macs ? show.percent(level.macs / full.macs, 1) : '–')]);
     });
     return h('div', { class: 'block' },
       h('h3', {}, names.slice(0, 6).join(', '), names.length > 6 && ` and ${names.length - 6} more`),
       view.levels.length > 0 && h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': `Devices of ${names[0]}` }, h('table', {},
         h('thead', {}, h('tr', {}, ['Width', view.counted === 'clients' ? 'Share of clients' : 'Share of client updates'].map((t) => h('th', { class: 'text', scope: 'col' }, t)), h('th', { scope: 'col' }, view.counted === 'clients' ? 'Clients' : 'Updates'),
-          costed && ['Parameters', 'of full', 'Sent each way', 'Multiply-adds', 'of full'].map((t) => h('th', { scope: 'col' }, t)))),
+          costed && ['Parameters', 'of full', 'Sent each way', 'Memory to train', 'Multiply-adds', 'of full'].map((t) => h('th', { scope: 'col' }, t)))),
         h('tbody', {}, rows))),
       view.width !== 1 && h('p', { class: 'note' }, `The server’s own model is ${show.capacity(view.width)} as wide as the one named; widths are shares of it.`),
       costed && full && view.mean && view.levels.length > 1 && costsTable(view, names[0]),
@@ -161,7 +167,7 @@ function devicesSection() {
 function costsTable({ full, mean, smallest, levels }, name) {
   const narrowest = levels[levels.length - 1];
   const cases = [[`all at ${show.capacity(narrowest.capacity)}`, smallest], ['this mix, on average', mean], ['all at full width', full]];
-  const kinds = [['Parameters', 'parameters', show.count], ['Sent each way, a round', 'bytes', show.bytes], ['Multiply-adds, a sample forward', 'macs', show.count]];
+  const kinds = [['Parameters', 'parameters', show.count], ['Sent each way, a round', 'bytes', show.bytes], ['Memory to train', 'memory', show.bytes], ['Multiply-adds, a sample forward', 'macs', show.count]];
   const cell = (found, key, words) => {
     const bar = h('span', { class: 'bar' });
     bar.style.width = `${Math.max(0.5, (100 * found[key]) / full[key])}%`;

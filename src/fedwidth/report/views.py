@@ -13,6 +13,7 @@ import numpy as np
 from fedwidth.report.entries import Entry, spread
 from fedwidth.report.rebuild import Rebuilt, said
 from fedwidth.report.runs import Run, number
+from fedwidth.settings import Settings
 
 View = dict[str, Any]
 
@@ -168,11 +169,18 @@ def _costs(built: Rebuilt | str, capacities: Iterable[float]) -> tuple[dict[floa
         capacity: {
             "parameters": cost.parameters,
             "bytes": cost.bytes + cost.buffer_bytes,
+            "memory": cost.memory(batch=built.settings.training.batch_size, moments=_moments(built.settings)),
             "macs": cost.macs,
             "share": cost.share,
         }
         for capacity, cost in costs.items()
     }, None
+
+
+def _moments(settings: Settings) -> int:
+    """Copies of the weights that the local optimiser keeps."""
+    training = settings.training
+    return 2 if training.optimiser != "sgd" else int(training.momentum > 0)
 
 
 def _mean(costs: dict[float, View], mix: Counter[float]) -> View | None:

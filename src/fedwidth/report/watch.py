@@ -51,7 +51,9 @@ class Watch:
                 self._runs[place] = read_run(place, self.folder)
         runs = [run for run in self._runs.values() if run is not None]
         self._memory.begin()
-        self._data = describe(group_runs(runs), workshop=self._workshop, recall=self._memory.recall)
+        self._data = describe(
+            group_runs(runs), folders=[self.folder], workshop=self._workshop, recall=self._memory.recall
+        )
         self._memory.end()
         self._data["waiting"] = "" if runs else f"Waiting for a run in {self.folder}."
         self._text = embed(self._data)

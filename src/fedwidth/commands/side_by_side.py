@@ -1,0 +1,169 @@
+"""Several runs at a time, each in a process of its own; every run gives the bits it gives alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import BaseContext
+from threading import Thread
+from typing import Any
+
+from fedwidth.checkpoint import rounds_done
+from fedwidth.commands.job import Job
+from fedwidth.commands.progress import Shown
+from fedwidth.commands.training import Line, Summary, Wishes, run_one, say_aside
+from fedwidth.engines import choose_engine
+from fedwidth.engines.choice import count_cores
+from fedwidth.engines.processes import leave_with_parent
+from fedwidth.engines.sending import count_shared, script_unseen
+from fedwidth.errors import ClientError
+from fedwidth.experiment import Experiment, Stopped
+from fedwidth.shelf import Shelf
+
+LEAST_ROUNDS = 100
+"""Rounds of all runs together below which starting processes takes longer than they save."""
+SHARE_OF_MEMORY = 0.25
+"""Of the machine's memory, for copies of the data: each process has its own."""
+EVERY = 0.1
+"""Seconds between looks at what the processes have to say."""
+
+Outcome = tuple[Summary, Line]
+
+_shelf = Shelf()
+_said: Any = None
+_stop: Any = None
+"""In a process that trains: the data it has loaded, where it tells what it does, and whether it is to stop."""
+
+
+def choose_number(asked: int, jobs: Sequence[Job], make: Callable[[Job], Experiment], *, resume: bool) -> int:
+    """How many runs at a time: as asked for, else one for each core where that is faster and memory allows it."""
+    if asked or len(jobs) < 2:
+        return min(asked, len(jobs))
+    left = sum(job.settings.rounds - (rounds_done(job.folder) if resume else 0) for job in jobs)
+    if left < LEAST_ROUNDS or count_cores() == 1 or any(job.settings.device != "cpu" for job in jobs):
+        return 1
+    first = make(jobs[0])
+    if choose_engine(first.trainer).name in ("processes", "ray"):  # a run takes all cores as it is
+        return 1
+    most = int(SHARE_OF_MEMORY * _memory() / max(1, count_shared(first.data)))
+    return max(1, min(count_cores(), len(jobs), most))
+
+
+def run_side_by_side(
+    jobs: Sequence[tuple[int, Job]], number: int, wishes: Wishes, shown: Shown, *, stop: Callable[[], bool]
+) -> dict[int, Summary]:
+    """Run numbered jobs, so many at a time. Where one fails, the others end their round and save it."""
+    context = _context()
+    said, halt = context.Queue(), context.Event()
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(number, mp_context=context, initializer=_begin, initargs=(said, halt))
+    running: dict[Future[Outcome], int] = {}
+    titles = {place: job.title for place, job in jobs}
+    tell = {place: shown.update(place) for place in titles}
+    failure: BaseException | None = None
+    found: dict[int, Summary] = {}
+    try:
+        for place, job in jobs:
+            with script_unseen(True):  # nothing that is sent is defined in a script
+                future = pool.submit(_run, place, job, wishes.resume, wishes.overwrite, wishes.track)
+            running[future] = place
+        while running:
+            if stop() or failure:
+                halt.set()
+            done, _ = wait(running, timeout=EVERY, return_when=FIRST_COMPLETED)
+            _listen(said, wishes, shown, tell)
+            for future in done:
+                place = running.pop(future)
+                try:
+                    found[place], last = future.result()
+                    shown.finish(place, last)
+                except BrokenProcessPool as error:
+                    failure = failure or _lost(titles[place], error)
+                except Exception as error:
+                    failure = error if failure is None or isinstance(failure, Stopped) else failure
+        if failure:
+            raise failure
+        return found
+    except BaseException:
+        if running:  # a second Ctrl-C
+            for child in set(multiprocessing.active_children()) - before:
+                child.kill()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        _listen(said, wishes, shown, tell)
+        said.close()
+
+
+def _lost(title: str, error: BrokenProcessPool) -> ClientError:
+    lost = ClientError(
+        f"a process that trained runs was killed, or out of memory ('{title}' is not finished); what was saved goes on"
+        " with --resume, and --jobs 1 takes less memory"
+    )
+    lost.__cause__ = error
+    return lost
+
+
+def _listen(said: Any, wishes: Wishes, shown: Shown, tell: dict[int, Callable[[Line], None]]) -> None:
+    """Pass on what the processes have said since."""
+    while not said.empty():
+        place, kind, content = said.get()
+        if kind == "starts":
+            shown.start(place)
+        elif kind == "line":
+            wishes.first(content)
+            tell[place](content)
+        elif kind == "warns":
+            warnings.warn(content, stacklevel=2)
+        else:
+            say_aside(content)
+
+
+def _context() -> BaseContext:
+    known = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
+    if "forkserver" in known:
+        # An optimiser's first step imports hundreds of modules of PyTorch's compiler: once here, not in every process.
+        context.set_forkserver_preload(["fedwidth.commands.side_by_side", "torch._dynamo"])
+    return context
+
+
+def _begin(said: Any, stop: Any) -> None:
+    """In a process that trains: know where to tell what is done."""
+    global _said, _stop
+    # Ctrl-C reaches every process of a terminal, but only the main one decides what happens.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=leave_with_parent, daemon=True).start()
+    _said, _stop = said, stop
+
+
+def _run(place: int, job: Job, resume: bool, overwrite: bool, track: str) -> Outcome:
+    """In a process that trains: one run."""
+    if _stop.is_set():
+        raise Stopped("stopped before its first round")
+    _said.put((place, "starts", None))
+    warnings.showwarning = lambda message, *_, **__: _said.put((place, "warns", str(message)))
+    wishes = Wishes(resume, overwrite, track, lambda _: None)
+    return run_one(
+        job,
+        _shelf.experiment(job.settings),
+        wishes,
+        lambda line: _said.put((place, "line", _numbers(line))),
+        stop=_stop.is_set,
+        say=lambda text: _said.put((place, "says", text)),
+    )
+
+
+def _numbers(line: Line) -> Line:
+    """What progress is shown from: a line may name thousands of clients."""
+    return {name: value for name, value in line.items() if isinstance(value, (int, float))}
+
+
+def _memory() -> int:
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

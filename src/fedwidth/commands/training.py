@@ -1,0 +1,137 @@
+"""The ways to train several runs: one after the other, or those that fit together as one batch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedwidth.commands.job import Job
+from fedwidth.commands.progress import Shown
+from fedwidth.engines import choose_engine
+from fedwidth.experiment import Experiment, Stopped
+from fedwidth.together import explain_engine, run_together
+from fedwidth.tracking import make_tracker
+
+Summary = dict[str, Any]
+Line = dict[str, Any]
+Tell = Callable[[Line], None]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How the jobs are to be run."""
+
+    resume: bool
+    overwrite: bool
+    track: str
+    first: Tell
+    """Called after each round: does, once, what waits for the first one to end."""
+
+
+def run_one(
+    job: Job,
+    experiment: Experiment,
+    wishes: Wishes,
+    tell: Tell,
+    *,
+    stop: Callable[[], bool],
+    say: Callable[[str], None],
+    clients: Callable[[int, int], None] = lambda *_: None,
+) -> tuple[Summary, Line]:
+    """Run a job; returns its summary and the metrics of its last round."""
+    tracker = make_tracker(wishes.track, job.title, job.settings, job.folder)
+    taken = f"{job.title}: {choose_engine(experiment.trainer)}" if job.settings.engine == "auto" else ""
+    if memory := experiment.explain_memory():
+        taken = "\n".join(filter(None, [taken, f"{job.title}: {memory}"]))
+    try:
+        result = experiment.run(
+            job.folder,
+            resume=wishes.resume,
+            overwrite=wishes.overwrite,
+            on_round=each(wishes.first, once(lambda: say(taken) if taken else None), tell, tracker.log),
+            on_clients=clients,
+            stop=stop,
+        )
+    except Stopped as stopped:
+        raise Stopped(f"{job.title}: {stopped}") from None
+    finally:
+        tracker.close()
+    return result.summary, result.metrics[-1]
+
+
+def run_pack(
+    jobs: Sequence[Job],
+    experiments: Sequence[Experiment],
+    wishes: Wishes,
+    tell: Sequence[Tell],
+    *,
+    stop: Callable[[], bool],
+) -> list[tuple[Summary, Line]]:
+    """Run jobs as one batch."""
+    trackers = [make_tracker(wishes.track, job.title, job.settings, job.folder) for job in jobs]
+    text = f"{len(jobs)} runs as one batch, engine: {explain_engine(experiments[0])}"
+    announce = once(lambda: say_aside(text))
+    calls = [each(wishes.first, announce, one, tracker.log) for one, tracker in zip(tell, trackers, strict=True)]
+    try:
+        results = run_together(
+            experiments,
+            [job.folder for job in jobs],
+            resume=wishes.resume,
+            overwrite=wishes.overwrite,
+            on_round=lambda number, line: calls[number](line),
+            stop=stop,
+        )
+    finally:
+        for tracker in trackers:
+            tracker.close()
+    return [(result.summary, result.metrics[-1]) for result in results]
+
+
+def run_in_turn(
+    jobs: Sequence[tuple[int, Job]],
+    make: Callable[[Job], Experiment],
+    wishes: Wishes,
+    shown: Shown,
+    *,
+    stop: Callable[[], bool],
+) -> dict[int, Summary]:
+    """Run numbered jobs one after the other."""
+    found = {}
+    for number, job in jobs:
+        experiment = make(job)
+        shown.start(number)
+        found[number], last = run_one(
+            job, experiment, wishes, shown.update(number), stop=stop, say=say_aside, clients=shown.clients(number)
+        )
+        shown.finish(number, last)
+    return found
+
+
+def say_aside(text: str) -> None:
+    """A line that is no result."""
+    print(text, file=sys.stderr)
+
+
+def each(*calls: Tell) -> Tell:
+    """All calls as one."""
+
+    def call(line: Line) -> None:
+        for one in calls:
+            one(line)
+
+    return call
+
+
+def once(act: Callable[[], object]) -> Tell:
+    """Acts when first called, which is after a round: what is wrong with the input shows before the first one, and its
+    message is to be the only line.
+    """
+    left = [act]
+
+    def call(_: Line) -> None:
+        while left:
+            left.pop()()
+
+    return call

@@ -1,0 +1,175 @@
+"""Whether one run is better than another: the one place that says so, for tables, reports and the results page.
+
+Runs of one seed share the split, the clients of each round and their capacities, so they are compared seed by seed:
+what they have in common drops out of the difference. All numbers are points of accuracy in percent.
+
+    95 % interval   of the mean difference, by Student's t; one seed has none
+    decided         that the mean is not zero (t-test, 5 %)
+    equal           that it is nearer to zero than a margin (two one-sided tests, 5 % each)
+    Holm            of several comparisons made at once, all are right in 95 of 100 cases
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+
+from fedwidth.student import quantile, share_above, share_within
+
+CONFIDENCE = 0.95
+MARGIN = 1.0
+"""Points within which two accuracies count as equal."""
+ABOVE, BELOW, EQUAL, OPEN, ONE_SEED = "above", "below", f"equal within ±{MARGIN:g}", "not decided", "one seed"
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much one thing is above another, by seed (or by column of a table)."""
+
+    values: tuple[float, ...]
+    of: int = 1
+    """Comparisons that it is one of."""
+    chance: float | None = None
+    """The p-value of the mean against zero, corrected where it is one of several; None: not corrected."""
+    chance_apart: float | None = None
+    """That of a difference of the margin or more, likewise."""
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return mean(self.values)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean; of one value nothing is known."""
+        return stdev(self.values) / math.sqrt(len(self.values)) if len(self.values) > 1 else math.inf
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Where the true difference lies with a confidence of 95 %; None with one seed."""
+        if len(self.values) < 2:
+            return None
+        reach = quantile(CONFIDENCE, len(self.values) - 1) * self.error
+        return self.mean - reach, self.mean + reach
+
+    @property
+    def plain_chance(self) -> float:
+        """The p-value of the mean against zero: how often seeds alone would show as much."""
+        if len(self.values) < 2:
+            return 1.0
+        return 1 - share_within(_ratio(abs(self.mean), self.error), len(self.values) - 1)
+
+    @property
+    def plain_chance_apart(self) -> float:
+        """The p-value against a true difference of the margin or more, on the nearer side."""
+        if len(self.values) < 2:
+            return 1.0
+        return share_above(_ratio(MARGIN - abs(self.mean), self.error), len(self.values) - 1)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the mean is not zero."""
+        return (self.plain_chance if self.chance is None else self.chance) < 1 - CONFIDENCE
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the mean is nearer to zero than the margin."""
+        return (self.plain_chance_apart if self.chance_apart is None else self.chance_apart) < 1 - CONFIDENCE
+
+    @property
+    def verdict(self) -> str:
+        """What the seeds say."""
+        if len(self.values) < 2:
+            return ONE_SEED
+        if self.is_decided:
+            return ABOVE if self.mean > 0 else BELOW
+        return EQUAL if self.is_equal else OPEN
+
+    def __str__(self) -> str:
+        found = self.interval
+        return signed(self.mean) + (f" ({signed(found[0])} to {signed(found[1])})" if found else "")
+
+    def sentence(self, first: str, second: str) -> str:
+        """The same in words.
+
+        >>> print(Difference((1.0, 2.0, 3.0, 2.0, 2.0)).sentence("A", "B"))
+        A is 2.0 points above B (95 %: 1.1 to 2.9, five seeds).
+        >>> print(Difference((3.0,)).sentence("A", "B"))
+        A is 3.0 points above B (one seed: no interval).
+        """
+        size, side = abs(self.mean), ABOVE if self.mean > 0 else BELOW
+        if self.interval is None:
+            return f"{first} is {size:.1f} points {side} {second} (one seed: no interval)."
+        low, high = self.interval if side == ABOVE else (-self.interval[1], -self.interval[0])
+        seeds = f"{count(len(self.values))} seeds"
+        if self.is_decided:
+            equal = f"; they are {EQUAL}" if self.is_equal else ""
+            return (
+                f"{first} is {size:.1f} points {side} {second} (95 %: {plain(low)} to {plain(high)}, {seeds}){equal}."
+            )
+        found = (
+            f"(difference {signed(self.mean)}, 95 %: {signed(self.interval[0])} to {signed(self.interval[1])}, {seeds})"
+        )
+        if self.is_equal:
+            return f"{first} and {second} are {EQUAL} {found}."
+        among = f" among {count(self.of)} comparisons" if self.plain_chance < 1 - CONFIDENCE else ""
+        return f"Between {first} and {second} it is {OPEN}{among} {found}."
+
+
+def compare(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
+    """By how much the first is above the second, from their accuracies by seed; None where they share no seed."""
+    shared = tuple(first[seed] - second[seed] for seed in sorted(first) if seed in second)
+    return Difference(shared) if shared else None
+
+
+def correct(differences: Sequence[Difference]) -> list[Difference]:
+    """The same differences as members of one family, by Holm; those of one seed are not tested and do not count."""
+    tested = [each for each in differences if len(each.values) > 1]
+    zero = iter(holm([each.plain_chance for each in tested]))
+    apart = iter(holm([each.plain_chance_apart for each in tested]))
+    return [
+        replace(each, of=len(tested), chance=next(zero), chance_apart=next(apart)) if len(each.values) > 1 else each
+        for each in differences
+    ]
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """P-values corrected for their number (Holm 1979): the smallest times all, the next times one fewer, never falling.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    corrected, least = [0.0] * len(chances), 0.0
+    for rank, place in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
+        least = max(least, min(1.0, (len(chances) - rank) * chances[place]))
+        corrected[place] = least
+    return corrected
+
+
+def count(number: int) -> str:
+    """A number in words, up to ten."""
+    return NUMBERS[number] if number < len(NUMBERS) else str(number)
+
+
+def signed(points: float) -> str:
+    """Points with their sign.
+
+    >>> signed(1.25), signed(-0.31), signed(-0.01)
+    ('+1.2', '−0.3', '0.0')
+    """
+    text = plain(points)
+    return text if text == "0.0" or points < 0 else f"+{text}"
+
+
+def plain(points: float) -> str:
+    """Points with one digit, and a real minus."""
+    text = f"{points:.1f}".replace("-", "−")
+    return "0.0" if text == "−0.0" else text
+
+
+def _ratio(size: float, error: float) -> float:
+    """A mean in units of its error; where all values are one, any mean but zero is beyond doubt."""
+    return size / error if error else math.copysign(math.inf, size) if size else 0.0

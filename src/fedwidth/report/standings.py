@@ -1,0 +1,161 @@
+"""What the page says of entries beside each other: sentences, gains, targets reached, classes, the grid of a sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedwidth.about import About, read_about
+from fedwidth.comparison import Comparison, Row, over_seeds
+from fedwidth.errors import FedwidthError
+from fedwidth.report.entries import Entry
+from fedwidth.report.runs import Run, number
+from fedwidth.schema import build
+from fedwidth.settings import Settings
+
+View = dict[str, Any]
+
+TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99)
+"""Accuracies that runs may be asked to reach."""
+MOST_TARGETS = 6
+MOST_CLASSES = 40
+
+
+def compare_entries(entries: Sequence[Entry], about: About) -> Comparison:
+    """The entries compared, by their finished runs."""
+
+    def by_seed(entry: Entry, key: str) -> dict[int, float]:
+        found = {run.seed: 100 * run.final(key) for run in entry.runs if run.finished}
+        return {seed: value for seed, value in found.items() if math.isfinite(value)}
+
+    rows = [
+        Row(each.label, _settings(each.first), by_seed(each, "global_accuracy"), by_seed(each, "validation_accuracy"))
+        for each in entries
+    ]
+    return Comparison(tuple(rows), chosen=bool(about.over))
+
+
+def standings_view(entries: Sequence[Entry], about: About) -> View:
+    """Title, what leads, sentences about the others, and the gain and yardsticks of each entry."""
+    if not entries:
+        return {"title": about.title, "lead": 0, "leading": "", "sentences": [], "yardsticks": [], "rows": []}
+    compared = compare_entries(entries, about)
+    return {
+        "title": about.title,
+        "lead": compared.lead,
+        "leading": compared.leading(),
+        "sentences": compared.standing(),
+        "yardsticks": compared.measured(),
+        "rows": [
+            {
+                "yardsticks": mine,
+                "gain": str(gain.difference) if gain else "",
+                "over": gain.kind if gain else "",
+                "verdict": gain.difference.verdict if gain else "",
+                "validation": over_seeds(row.validation) if row.validation else "",
+            }
+            for row, mine, gain in zip(compared.rows, compared.yardsticks, compared.gains, strict=True)
+        ],
+    }
+
+
+def reached_view(entries: Sequence[Entry]) -> View:
+    """After how many rounds, bytes and seconds the mean over seeds first reached each target, where it did."""
+    curves = [_accuracies(entry) for entry in entries]
+    best = max((accuracy for curve in curves for _, accuracy in curve), default=0.0)
+    targets = [target for target in TARGETS if target <= best][-MOST_TARGETS:]
+    return {
+        "targets": targets,
+        "rows": [[_reach(e, c, t) for t in targets] for e, c in zip(entries, curves, strict=True)],
+    }
+
+
+def classes_view(entries: Sequence[Entry]) -> View | None:
+    """The accuracy on each class at the end, over seeds; None where nobody measured it."""
+    rows = []
+    for place, entry in enumerate(entries):
+        found = [mine for run in entry.runs if (mine := _class_accuracy(run))]
+        classes = min((len(mine) for mine in found), default=0)
+        means = [fmean(known) if (known := _finite(mine[c] for mine in found)) else math.nan for c in range(classes)]
+        if means:
+            rows.append({"entry": place, "means": means[:MOST_CLASSES], "classes": classes})
+    return {"rows": rows} if rows else None
+
+
+def grid_view(entries: Sequence[Entry], folder: Path, about: About) -> View | None:
+    """The entries of a sweep by the settings it was over: the last across, the others down."""
+    if not about.over:
+        return None
+    by_values = {values: (folder / name).resolve() for name, values in about.cells.items()}
+    places = {run.folder.resolve(): place for place, entry in enumerate(entries) for run in entry.runs}
+    *down, (across, columns) = about.over
+
+    def find(values: Sequence[str]) -> int | None:
+        cell = by_values.get(tuple(values))
+        return next((place for run, place in places.items() if cell and run.is_relative_to(cell)), None)
+
+    rows = list(product(*(values for _, values in down)))
+    return {
+        "across": across,
+        "down": [name for name, _ in down],
+        "columns": list(columns),
+        "rows": [list(row) for row in rows],
+        "cells": [[find([*row, column]) for column in columns] for row in rows],
+    }
+
+
+def find_about(folders: Sequence[Path]) -> tuple[Path, About]:
+    """What the runs are about: of several folders nothing, as they have no title in common."""
+    if len(folders) != 1:
+        return Path(), About()
+    return Path(folders[0]), read_about(Path(folders[0]))
+
+
+def _settings(run: Run) -> Settings | None:
+    try:
+        return build(Settings, run.config)
+    except FedwidthError:
+        return None
+
+
+def _accuracies(entry: Entry) -> list[tuple[int, float]]:
+    """(round, mean over seeds) where every seed that has got so far was measured."""
+    found: dict[int, list[float]] = {}
+    for run in entry.runs:
+        for line in run.metrics:
+            if math.isfinite(accuracy := number(line.get("global_accuracy", line.get("validation_accuracy")))):
+                found.setdefault(line["round"], []).append(accuracy)
+    return [(round, fmean(values)) for round, values in sorted(found.items()) if len(values) == len(entry.runs)]
+
+
+def _reach(entry: Entry, curve: Sequence[tuple[int, float]], target: float) -> View | None:
+    round = next((round for round, accuracy in curve if accuracy >= target), None)
+    if round is None:
+        return None
+    spent: list[tuple[float, float, float]] = []
+    for run in entry.runs:
+        place = next(place for place, line in enumerate(run.metrics) if line["round"] == round)
+        simulated = sum(number(line.get("device_seconds")) for line in run.metrics[: place + 1])
+        spent.append((run.spent[place][0], number(run.metrics[place].get("seconds")), simulated))
+    sent, seconds, device_seconds = (fmean(column) for column in zip(*spent, strict=True))
+    found = {"round": round, "sent": sent, "seconds": seconds, "device_seconds": device_seconds}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _class_accuracy(run: Run) -> list[float]:
+    """What the run wrote down last, as a list by class."""
+    for table in (run.summary or {}, *reversed(run.metrics)):
+        found = table.get("class_accuracy")
+        if isinstance(found, dict):
+            found = [found.get(str(c)) for c in range(len(found))]
+        if isinstance(found, list) and found:
+            return [number(value) for value in found]
+    return []
+
+
+def _finite(values: Any) -> list[float]:
+    return [value for value in values if math.isfinite(value)]

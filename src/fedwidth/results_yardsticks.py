@@ -1,0 +1,65 @@
+"""The yardsticks of recorded runs, found among the recorded runs: columns of the tables of docs/results.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedwidth.difference import correct
+from fedwidth.results import Record
+from fedwidth.results_markdown import over_seeds
+from fedwidth.schema import build
+from fedwidth.settings import Settings
+from fedwidth.yardsticks import KINDS, Accuracies, find_gain, key_of, yardsticks
+
+EXPLAINED = (
+    "Yardsticks, where they were run: *exclude*, only devices that can hold the server's model; *smallest for all*;"
+    " *capped*, the same method with a server model as wide as the widest device; *full for all*. Gain: accuracy less"
+    " that of the best of the first three, seed by seed, with its 95 % interval where there are seeds for one."
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A row of a table: a run, its accuracies by seed, and whether they are those of the best round."""
+
+    settings: Settings
+    accuracies: Accuracies
+    best: bool = False
+
+
+class Yardsticks:
+    """All recorded runs by what they are a yardstick for."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._found: dict[str, dict[int, Record]] = {}
+        for record in records:
+            self._found.setdefault(key_of(build(Settings, record.settings)), {})[record.seed] = record
+
+    def columns(self, rows: Sequence[Asked]) -> tuple[list[str], list[list[str]]]:
+        """Titles of the columns that have something to show, and the cells of every row."""
+        found = [self._of(row) for row in rows]
+        kinds = [kind for kind in KINDS if any(kind in each for each in found)]
+        gains = [find_gain(row.accuracies, each) for row, each in zip(rows, found, strict=True)]
+        if not kinds:
+            return [], [[] for _ in rows]
+        corrected = iter(correct([gain.difference for gain in gains if gain]))
+        said = [f"{next(corrected)} over {gain.kind}" if gain else "–" for gain in gains]
+        cells = [[over_seeds(list(each[kind].values())) if kind in each else "–" for kind in kinds] for each in found]
+        if not any(gains):
+            return kinds, cells
+        return [*kinds, "gain"], [[*mine, gain] for mine, gain in zip(cells, said, strict=True)]
+
+    def _of(self, row: Asked) -> Mapping[str, Accuracies]:
+        """The accuracies of a row's yardsticks over its own seeds."""
+        found = {}
+        for kind, settings in yardsticks(row.settings).items():
+            records = self._found.get(key_of(settings), {})
+            mine = {
+                seed: 100 * (record.best_accuracy if row.best else record.final_accuracy)
+                for seed, record in sorted(records.items())
+                if seed in row.accuracies
+            }
+            if mine:
+                found[kind] = mine
+        return found

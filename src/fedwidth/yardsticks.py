@@ -1,0 +1,160 @@
+"""What devices of unequal sizes reach without a method for them: the yardsticks that such a method is measured with.
+
+exclude     only the devices that can hold the server's model train it; where there is none, there is no such run
+smallest    every device trains a server model as narrow as the smallest device
+capped      the same method, the server's model as wide as the widest device; only where nobody has full width
+full        every device trains the server's model, as if it could: not to be beaten, but the end of the scale
+
+The gain of a run is its accuracy less that of the best of the first three. Where all that take part train the whole
+model, every choice of sub-models is FedAvg, bit for bit; so such runs are FedAvg's, and serve all methods.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from statistics import mean
+
+from fedwidth.capacity import LETTERS, Capacities
+from fedwidth.difference import Difference, compare
+from fedwidth.influence import MEASURING, PRECISION, ROUNDING, experiment_of
+from fedwidth.method_settings import method_of
+from fedwidth.methods import fedavg
+from fedwidth.settings import MethodSettings, Settings
+
+EXCLUDE, SMALLEST, CAPPED, FULL = "exclude", "smallest for all", "capped", "full for all"
+TO_BEAT = (EXCLUDE, SMALLEST, CAPPED)
+KINDS = (*TO_BEAT, FULL)
+PREFIX = "yardstick: "
+MAY_DIFFER = ("seed", *ROUNDING, *PRECISION, *MEASURING)
+
+Accuracies = Mapping[int, float]
+"""Of one experiment, in percent, by seed."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much better a run is than what needs no method for unequal sizes."""
+
+    kind: str
+    """The best yardstick."""
+    difference: Difference
+
+
+def yardsticks(settings: Settings) -> dict[str, Settings]:
+    """The runs that a run is to be measured with, by kind; none for a run whose clients all train the whole model.
+
+    >>> found = yardsticks(Settings())
+    >>> {kind: (each.method.name, each.model.width, each.devices.capacities) for kind, each in found.items()}
+    {'exclude': ('fedavg', 1.0, 'a1-b1-c1-d1-e1'), 'smallest for all': ('fedavg', 0.0625, 'a1'), \
+'full for all': ('fedavg', 1.0, 'a1')}
+    """
+    devices, mix = settings.devices, Capacities.parse(settings.devices.capacities)
+    enrolled = mix.enrolled(devices.excluded)
+    if method_of(settings).choose is fedavg.choose or enrolled == (1.0,):
+        return {}
+    whole = replace(settings, method=MethodSettings("fedavg"), evaluation=replace(settings.evaluation, capacities=[]))
+    everybody = replace(devices, capacities="a1", excluded=[])
+    found = {}
+    if enrolled[0] == 1:
+        narrow = [value for value in mix.enrolled() if value < 1]
+        found[EXCLUDE] = replace(whole, devices=replace(devices, excluded=narrow))
+    smallest = replace(settings.model, width=settings.model.width * mix.enrolled()[-1])
+    found[SMALLEST] = replace(whole, model=smallest, devices=everybody)
+    if enrolled[0] < 1:
+        found[CAPPED] = _cap(settings if len(enrolled) > 1 else whole, mix, enrolled[0])
+    found[FULL] = replace(whole, devices=everybody)
+    return {kind: replace(each, name=f"{PREFIX}{kind}", answers="") for kind, each in found.items()}
+
+
+def missing(runs: Mapping[str, Settings]) -> dict[str, Settings]:
+    """The yardsticks of these runs (by title) that are none of them, each once, by a title of their own.
+
+    >>> list(missing({"mine": Settings(), "all": next(reversed(yardsticks(Settings()).values()))}))
+    ['yardstick: exclude', 'yardstick: smallest for all']
+    """
+    known = {key_of(settings) for settings in runs.values()}
+    found: dict[str, Settings] = {}
+    for title, settings in runs.items():
+        for each in yardsticks(settings).values():
+            if (key := key_of(each)) not in known:
+                known.add(key)
+                name = f"{each.name} of {title}" if each.name in found else each.name
+                found[name] = replace(each, name=name)
+    return found
+
+
+def is_yardstick(title: str) -> bool:
+    """Whether a run was added as a yardstick, by its title."""
+    return title.startswith(PREFIX)
+
+
+def key_of(settings: Settings) -> str:
+    """Equal for runs that are the same yardstick, whatever their seed, device, precision and evaluations."""
+    return json.dumps(experiment_of(asdict(_plain(settings)), without=MAY_DIFFER), sort_keys=True)
+
+
+def find_gain(mine: Accuracies, found: Mapping[str, Accuracies]) -> Gain | None:
+    """The gain over the best of the yardsticks that were run: best by its mean over the seeds shared with the run."""
+    shared = {kind: [their[seed] for seed in mine if seed in their] for kind, their in found.items() if kind in TO_BEAT}
+    means = {kind: mean(values) for kind, values in shared.items() if values}
+    if not means:
+        return None
+    best = max(means, key=means.__getitem__)
+    difference = compare(mine, found[best])
+    return Gain(best, difference) if difference else None
+
+
+def _cap(settings: Settings, mix: Capacities, widest: float) -> Settings:
+    """The run with a server model as wide as its widest device; capacities are shares of that one."""
+    pairs = [(value / widest, weight) for value, weight in zip(mix.values, mix.weights, strict=True) if weight]
+    pairs = [(value, weight) for value, weight in pairs if value <= 1]
+    devices, evaluation = settings.devices, settings.evaluation
+    capped = replace(
+        settings,
+        model=replace(settings.model, width=settings.model.width * widest),
+        devices=replace(
+            devices,
+            capacities=_write(pairs),
+            excluded=[value / widest for value in devices.excluded if value <= widest],
+        ),
+        evaluation=replace(
+            evaluation, capacities=[value / widest for value in evaluation.capacities if value <= widest]
+        ),
+    )
+    return _plain(capped)
+
+
+def _plain(settings: Settings) -> Settings:
+    """The run as FedAvg's, where everybody who takes part trains the whole model and nothing else is the method's."""
+    devices = settings.devices
+    mix = Capacities.parse(devices.capacities)
+    if mix.enrolled(devices.excluded) != (1.0,):
+        return settings
+    if len(mix.enrolled()) == 1:
+        settings = replace(settings, devices=replace(devices, capacities="a1", dynamic=False, excluded=[]))
+    else:
+        settings = replace(settings, devices=replace(devices, excluded=sorted(devices.excluded, reverse=True)))
+    chosen = method_of(settings)
+    if chosen.local or chosen.close or chosen.start:
+        return settings
+    return replace(settings, method=MethodSettings("fedavg"))
+
+
+def _write(pairs: list[tuple[float, float]]) -> str:
+    """Capacities and weights as text, in letters where there are some for them.
+
+    >>> _write([(1.0, 1.0), (0.5, 2.0)]), _write([(1.0, 1.0), (0.75, 0.5)])
+    ('a1-b2', '1:1.0 3/4:0.5')
+    """
+    letters = {value: letter for letter, value in LETTERS.items()}
+    if all(value in letters and weight == int(weight) for value, weight in pairs):
+        return "-".join(f"{letters[value]}{weight:.0f}" for value, weight in pairs)
+    return " ".join(f"{_fraction(value)}:{weight!r}" for value, weight in pairs)
+
+
+def _fraction(value: float) -> str:
+    near = Fraction(value).limit_denominator(1000)
+    return str(near) if float(near) == value else repr(value)

@@ -1,0 +1,84 @@
+"""The runs of one table, compared with the one that leads and with their yardsticks."""
+
+from fedwidth.comparison import TEST, VALIDATION, Comparison, Row
+from fedwidth.yardsticks import EXCLUDE, FULL, yardsticks
+from small_runs import small
+
+
+def row(title, *test, validation=(), settings=None):
+    return Row(title, settings, dict(enumerate(test, 1)), dict(enumerate(validation, 1)))
+
+
+def test_the_main_run_leads_and_is_compared_with_each_other():
+    compared = Comparison((row("A", 81.0, 82.0, 83.0), row("B", 50.0, 51.0, 52.0), row("C", 81.0, 82.1, 82.9)))
+    assert compared.lead == 0
+    assert compared.sentences() == [
+        "A is 31.0 points above B (95 %: 31.0 to 31.0, three seeds).",
+        "A and C are equal within ±1 (difference 0.0, 95 %: −0.2 to +0.2, three seeds).",
+    ]
+
+
+def test_one_seed_says_so_once():
+    compared = Comparison((row("A", 81.0), row("B", 50.0), row("C", 60.0)))
+    assert compared.sentences() == [
+        "One seed: differences have no interval, and decide nothing. --seeds 1,2,3 compares."
+    ]
+    assert Comparison((row("A", 81.0),)).sentences() == []
+
+
+def test_the_best_of_a_sweep_is_chosen_by_validation_and_judged_on_the_test_set():
+    rows = (
+        row("A", 90.0, 91.0, validation=(70.0, 71.0)),
+        row("B", 80.0, 81.0, validation=(75.0, 76.0)),
+        row("yardstick: full for all", 99.0, 99.0, validation=(99.0, 99.0)),
+    )
+    compared = Comparison(rows, chosen=True)
+    assert (compared.lead, compared.chosen_by, compared.measure) == (1, VALIDATION, TEST)
+    assert compared.leading() == (
+        "Best by validation accuracy: B, 75.5 ± 0.7 % (two seeds). On the test set it has 80.5 ± 0.7 % (two seeds)."
+    )
+    assert compared.standing() == ["B is 10.0 points below A (95 %: 10.0 to 10.0, two seeds)."]
+
+
+def test_runs_without_a_test_set_are_compared_by_validation():
+    compared = Comparison((row("A", validation=(70.0, 72.0)), row("B", validation=(71.0, 74.0))), chosen=True)
+    assert compared.measure == VALIDATION
+    assert compared.lead == 1
+    assert compared.leading() == "Best by validation accuracy: B, 72.5 ± 2.1 % (two seeds)."
+    assert "difference +1.5" in compared.standing()[0]
+
+
+def test_a_sweep_that_looks_at_the_test_set_says_what_that_means():
+    compared = Comparison((row("A", 90.0), row("B", 95.0)), chosen=True)
+    assert compared.leading().endswith(
+        "Chosen on the test set it looks better there than it is: data.validation sets samples aside."
+    )
+
+
+def test_many_differences_are_counted():
+    others = [row(f"run {n}", 80.0 - n, 80.5 - n, 79.5 - n) for n in range(12)]
+    compared = Comparison((row("A", 80.0, 80.5, 79.5), *others))
+    (said,) = compared.standing()
+    # Against run 0 nothing differs, against the others n points in every seed.
+    assert said == (
+        "Of 12 others, A is equal within ±1 with 1 (run 0); above 11 (run 1, run 2, run 3, run 4 and 7 more)"
+        " (95 %, Holm)."
+    )
+
+
+def test_gains_are_over_the_yardsticks_among_the_rows():
+    mine = small("devices.capacities=a1-b1")
+    found = yardsticks(mine)
+    rows = (
+        row("A", 80.0, 84.0, settings=mine),
+        row("H", 70.0, 60.0, settings=small("devices.capacities=a1-b1", "method.name=heterofl")),
+        row("E", 60.0, 62.0, settings=found[EXCLUDE]),
+        row("F", 90.0, 92.0, settings=found[FULL]),
+    )
+    compared = Comparison(rows)
+    assert compared.yardsticks == [{EXCLUDE: 2, FULL: 3}] * 2 + [{}, {}]
+    assert [gain and gain.difference.values for gain in compared.gains] == [(20.0, 22.0), (10.0, -2.0), None, None]
+    assert [gain.difference.of for gain in compared.gains if gain] == [2, 2]
+    assert compared.measured() == [
+        "Yardsticks of A, H: exclude 61.0 ± 1.4 % (two seeds), full for all 91.0 ± 1.4 % (two seeds)."
+    ]

@@ -1,0 +1,120 @@
+"""Several runs at a time: the bits of one at a time, one line of an error, and kill and resume as ever."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedwidth.cli import run_command
+from fedwidth.commands import side_by_side
+from fedwidth.commands.job import Job
+from fedwidth.commands.side_by_side import choose_number
+from fedwidth.engines.sending import count_shared
+from fedwidth.experiment import Experiment
+from small_runs import contents, small, write_recipe
+
+PLACES = [f"training.lr={rate}/seed-{seed}" for rate in ("0.05", "0.1") for seed in (1, 2)]
+SWEEP = ["--over", "training.lr=0.05,0.1", "--seeds", "1,2"]
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory):
+    """What the runs leave when they train one after the other."""
+    folder = tmp_path_factory.mktemp("sweep")
+    assert run_command(["sweep", write_recipe(folder), "--out", str(folder / "out"), *SWEEP, "--jobs", "1"]) == 0
+    return {place: contents(folder / "out" / place) for place in PLACES}
+
+
+def test_the_same_bits_however_many_at_a_time(one_by_one, tmp_path, capfd):
+    assert run_command(["sweep", write_recipe(tmp_path), "--out", str(tmp_path / "out"), *SWEEP, "--jobs", "3"]) == 0
+    out, err = capfd.readouterr()
+    assert {place: contents(tmp_path / "out" / place) for place in PLACES} == one_by_one
+    assert err.count("lr 0.05: 3 rounds, accuracy") == 2
+    assert err.count("lr 0.1: 3 rounds, accuracy") == 2
+    assert "report:" in out
+
+
+def test_a_run_that_fails_is_one_line_and_the_others_are_saved(tmp_path, capfd):
+    changes = ["training.lr=0.1", "training.schedule=multistep", "training.milestones=[2]", "training.clip=0"]
+    sets = [part for change in changes for part in ("--set", change)]
+    over = ["--over", "training.decay=1,1e30", "--jobs", "2"]
+    assert run_command(["sweep", write_recipe(tmp_path), "--out", str(tmp_path / "out"), *sets, *over]) == 2
+    err = capfd.readouterr().err
+    assert re.search(r"^error: .*client \d+ .* not finite", err, re.MULTILINE)
+    assert "Traceback" not in err
+    names = {path.name for path in (tmp_path / "out" / "training.decay=1" / "seed-1").iterdir()}
+    assert "checkpoint.safetensors" in names
+
+
+def test_overwriting_clears_all_before_the_first_begins(tmp_path):
+    recipe = write_recipe(tmp_path, '\n[[compare]]\nlabel = "b"\nmethod.name = "heterofl"\n')
+    command = ["run", recipe, "--out", str(tmp_path / "out"), "--set", "rounds=20", "--jobs", "2"]
+    assert run_command(command) == 0
+    first = [contents(tmp_path / "out" / place) for place in (".", "compare/b")]
+    assert run_command([*command, "--overwrite"]) == 0
+    assert [contents(tmp_path / "out" / place) for place in (".", "compare/b")] == first
+
+
+def started(command, folder):
+    """A sweep under way whose first lines are written."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedwidth", *command], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    waited = time.monotonic() + 120
+    while not list(Path(folder).rglob("metrics.jsonl")):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < waited
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_stopped_or_killed_it_goes_on_to_the_same_bits(how, tmp_path):
+    recipe, over = write_recipe(tmp_path), ["--over", "training.lr=0.05,0.1", "--set", "rounds=150"]
+    sets = ["--set", "checkpoint_every=10", "--jobs", "2"]
+    assert run_command(["sweep", recipe, "--out", str(tmp_path / "whole"), *over, "--jobs", "1"]) == 0
+    cut = ["sweep", recipe, "--out", str(tmp_path / "cut"), *over, *sets]
+    process = started(cut, tmp_path / "cut")
+    process.send_signal(how)
+    err = process.communicate(timeout=120)[1]
+    assert process.returncode == (1 if how == signal.SIGTERM else -9)
+    if how == signal.SIGTERM:
+        assert "everything is saved. Go on with the same command and --resume" in err
+    waited = time.monotonic() + 60
+    while run_command([*cut, "--resume"]) != 0:  # processes of a killed one take a moment to notice
+        assert time.monotonic() < waited
+        time.sleep(0.2)
+    for place in ("training.lr=0.05/seed-1", "training.lr=0.1/seed-1"):
+        assert contents(tmp_path / "cut" / place) == contents(tmp_path / "whole" / place)
+
+
+def job(*changes):
+    return Job("a", "a", small(*changes), Path("nowhere"))
+
+
+def test_how_many_at_a_time(monkeypatch):
+    monkeypatch.setattr(side_by_side, "count_cores", lambda: 4)
+
+    def number(asked, *jobs):
+        return choose_number(asked, jobs, lambda job: Experiment(job.settings), resume=False)
+
+    long = job("rounds=60")
+    assert number(0, long, long) == 2
+    assert number(0, *[long] * 9) == 4
+    assert number(0, long) in (0, 1)
+    assert number(0, job(), job()) == 1  # over before a process has started
+    assert number(3, job(), job()) == 2
+    assert number(1, long, long) == 1
+    assert number(0, job("rounds=60", "engine=processes"), long) == 1
+    # Copies of the data may take a quarter of the memory: with 8 times the data, two copies.
+    size = count_shared(Experiment(small()).data)
+    monkeypatch.setattr(side_by_side, "_memory", lambda: 8 * size)
+    assert number(0, *[long] * 9) == 2
+    monkeypatch.setattr(side_by_side, "_memory", lambda: size)
+    assert number(0, *[long] * 9) == 1
