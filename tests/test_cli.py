@@ -650,7 +650,9 @@ class TestValidation:
         assert "–" in said.out
         assert json.loads((tmp_path / "a" / "summary.json").read_text())["global_accuracy"] is None
         assert (tmp_path / "a" / "report.html").exists()
-        assert run_command(["reproduce", recipe, *changes, "--results", str(tmp_path), "--work", str(tmp_path)]) == 2
+        published = [*changes, "--set", "answers=84.5 (a table)"]
+        place = ["--results", str(tmp_path / "results"), "--work", str(tmp_path / "work")]
+        assert run_command(["reproduce", recipe, *published, *place]) == 2
         assert "published accuracies are of the test set" in capsys.readouterr().err
 
 
