@@ -2,7 +2,7 @@
 
 exclude     only the devices that can hold the server's model train it; where there is none, there is no such run
 smallest    every device trains a server model as narrow as the smallest device
-capped      the same method, the server's model as wide as the widest device; only where nobody has full width
+capped      the same method, the server's model as wide as the widest device; only where no device has full width
 full        every device trains the server's model, as if it could: not to be beaten, but the end of the scale
 
 The gain of a run is its accuracy less that of the best of the first three. Where all that take part train the whole
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from statistics import mean
+from typing import Any
 
 from fedwidth.capacity import LETTERS, Capacities
 from fedwidth.difference import Difference, compare
@@ -63,7 +64,7 @@ def yardsticks(settings: Settings) -> dict[str, Settings]:
         found[EXCLUDE] = replace(whole, devices=replace(devices, excluded=narrow))
     smallest = replace(settings.model, width=settings.model.width * mix.enrolled()[-1])
     found[SMALLEST] = replace(whole, model=smallest, devices=everybody)
-    if enrolled[0] < 1:
+    if enrolled[0] == mix.enrolled()[0] < 1:
         found[CAPPED] = _cap(settings if len(enrolled) > 1 else whole, mix, enrolled[0])
     found[FULL] = replace(whole, devices=everybody)
     return {kind: replace(each, name=f"{PREFIX}{kind}", answers="") for kind, each in found.items()}
@@ -109,22 +110,22 @@ def find_gain(mine: Accuracies, found: Mapping[str, Accuracies]) -> Gain | None:
 
 def _cap(settings: Settings, mix: Capacities, widest: float) -> Settings:
     """The run with a server model as wide as its widest device; capacities are shares of that one."""
-    pairs = [(value / widest, weight) for value, weight in zip(mix.values, mix.weights, strict=True) if weight]
-    pairs = [(value, weight) for value, weight in pairs if value <= 1]
     devices, evaluation = settings.devices, settings.evaluation
-    capped = replace(
-        settings,
-        model=replace(settings.model, width=settings.model.width * widest),
-        devices=replace(
-            devices,
-            capacities=_write(pairs),
-            excluded=[value / widest for value in devices.excluded if value <= widest],
-        ),
-        evaluation=replace(
-            evaluation, capacities=[value / widest for value in evaluation.capacities if value <= widest]
-        ),
+    written: Any = devices.capacities
+    if isinstance(written, str):
+        pairs = zip(mix.values, mix.weights, strict=True)
+        written = _write([(value / widest, weight) for value, weight in pairs if weight])
+    else:  # each client's own
+        written = [value / widest for value in written]
+    narrow = [value / widest for value in evaluation.capacities if value <= widest]
+    return _plain(
+        replace(
+            settings,
+            model=replace(settings.model, width=settings.model.width * widest),
+            devices=replace(devices, capacities=written, excluded=[value / widest for value in devices.excluded]),
+            evaluation=replace(evaluation, capacities=narrow),
+        )
     )
-    return _plain(capped)
 
 
 def _plain(settings: Settings) -> Settings:
