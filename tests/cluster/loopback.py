@@ -79,7 +79,11 @@ class Loopback:
         wait_until(self._listens, 60, lambda: self.log("superlink"))
 
     def register(self) -> None:
-        """Let the nodes' keys in."""
+        """Have the devices make their keys, as their first start does, and let them in."""
+        for place in sorted((self.folder / "nodes").iterdir()):
+            if not (place / "key").exists():
+                words = [sys.executable, "enrol.py", place.name.removeprefix("client-")]
+                subprocess.run(words, cwd=place, env=self.environment, check=True, capture_output=True)
         done = subprocess.run(["./register.sh"], cwd=self.folder, env=self.environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -117,8 +121,8 @@ class Loopback:
         if "run" in self.processes:
             started = re.search(r"started run (\d+)", self.log("run"))
             if started and self.processes["run"].poll() is None:
-                command = [str(BIN / "flwr"), "stop", started[1], "deployment"]
-                subprocess.run(command, cwd=self.folder / "app", env=self.environment, capture_output=True, timeout=60)
+                words = ["./flwr.sh", "stop", started[1]]
+                subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, timeout=60)
             self.kill("run")
         (self.folder / "run.log").unlink(missing_ok=True)
 

@@ -20,6 +20,13 @@ MARK = "deployment.json"
 LINK = "deployment"
 PACKAGE = "fedwidth_app"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+OPERATORS, ENROLLED = "certificates/operators.pub", "enrolled"
+"""Who may command the server, and which devices are let in."""
+PRIVATE = ("certificates", "operator", "enrolled", "flower", "state", "nodes", "run")
+"""Folders that nobody but their owner may look into."""
+SCRIPTS = ("superlink.sh", "register.sh", "run.sh", "flwr.sh")
+AUTHORITY_DAYS = 3650
+"""How long an authority is valid at least: devices know it, and the server's certificate is renewed under it."""
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -41,41 +48,102 @@ class Plan:
     capacities: tuple[str, ...] = ()
     """Capacity of each node in turn; none: as the recipe deals them."""
     days: int = 365
-    """How long certificates are valid."""
+    """How long the server's certificate is valid."""
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the address is one of IP's version 6."""
+        return ":" in self.address
+
+    @property
+    def host(self) -> str:
+        """Where the server listens: on this machine only if that is its address, else everywhere."""
+        return self.address if self.address in LOOPBACK else "::" if self.is_ipv6 else "0.0.0.0"
+
+    @property
+    def near(self) -> str:
+        """Where the server's own machine reaches it."""
+        return self.address if self.address in LOOPBACK else "::1" if self.is_ipv6 else "127.0.0.1"
+
+    @property
+    def hosts(self) -> list[str]:
+        """What the server's certificate is for."""
+        return list(dict.fromkeys([self.address, "127.0.0.1", "::1", "localhost"]))
+
+    def capacity_of(self, client: int) -> str:
+        """What a client was planned to train; nothing: as the recipe deals it."""
+        return self.capacities[client % len(self.capacities)] if self.capacities and client < self.nodes else ""
 
 
-def write_deployment(folder: Path, plan: Plan, settings: Settings, *, overwrite: bool = False) -> None:
-    """Write everything; refuses a folder with anything in it, and with `overwrite` one that is no deployment."""
-    from fedwidth.flower.keys import make_authority, make_node_key, make_server_certificate
+def with_port(host: str, port: int) -> str:
+    """An address as Flower reads it.
+
+    >>> with_port("fed.example.org", 8443), with_port("::1", 8443)
+    ('fed.example.org:8443', '[::1]:8443')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def write_deployment(
+    folder: Path, plan: Plan, settings: Settings, *, authority: Path | None = None, overwrite: bool = False
+) -> None:
+    """Write everything; refuses a folder with anything in it, and with `overwrite` one that is no deployment.
+
+    `authority` is where the key that signs certificates is kept, or is already; none: a folder of its own in this one.
+    """
+    from fedwidth.flower.keys import make_authority, make_operator_key, make_server_certificate, read_authority
 
     check_plan(plan, settings)
+    authority = (authority or folder / "authority").absolute()
+    if authority.absolute() == (folder / "certificates").absolute():
+        raise OptionError("the authority's key must not be beside the server's: give another folder than certificates")
+    ready = read_authority(authority) if (authority / "ca.key").exists() else None
     _make_room(folder, overwrite)
     folder = folder.absolute()
-    for name in (f"app/{PACKAGE}", "certificates", "flower", "state"):
-        (folder / name).mkdir(parents=True)
-    for name in ("certificates", "flower", "state"):
+    (folder / "app" / PACKAGE).mkdir(parents=True)
+    for name in (*PRIVATE, authority):
+        (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name).chmod(0o700)
-    authority = make_authority(folder / "certificates", days=plan.days)
-    hosts = list(dict.fromkeys([plan.address, "127.0.0.1", "localhost"]))
-    make_server_certificate(folder / "certificates", authority, hosts, days=plan.days)
+    signer = ready if (authority / "ca.key").exists() else None
+    signer = signer or make_authority(authority, days=max(plan.days, AUTHORITY_DAYS))
+    shutil.copy(authority / "ca.pem", folder / "certificates" / "ca.pem")
+    make_server_certificate(folder / "certificates", signer, plan.hosts, days=plan.days)
+    operator = make_operator_key(folder / "operator" / "key")
+    (folder / OPERATORS).write_text(operator + "\n")
     _write_app(folder, plan, settings)
-    values = _values(folder, plan)
-    _write(folder / "flower" / "config.toml", "flower_config.toml", values)
-    _write(folder / "README.md", "README.md", values)
-    for script in ("superlink.sh", "register.sh", "run.sh"):
-        _write(folder / script, script, values, executable=True)
-    for node in range(plan.nodes):
-        place = folder / "nodes" / f"client-{node}"
-        place.mkdir(parents=True)
-        place.chmod(0o700)
-        make_node_key(place / "key")
-        shutil.copy(folder / "certificates" / "ca.pem", place / "ca.pem")
-        (place / "device.py").write_text(files("fedwidth.flower").joinpath("device.py").read_text())
-        capacity = plan.capacities[node % len(plan.capacities)] if plan.capacities else ""
-        stated = f' capacity="{capacity}"' if capacity else ""
-        own = {"client": str(node), "stated": stated, "own_port": str(plan.node_port + node)}
-        _write(place / "start.sh", "node.sh", values | own, executable=True)
+    values = values_of(folder, plan)
+    fill(folder / "flower" / "config.toml", "flower_config.toml", values)
+    fill(folder / "README.md", "README.md", values)
+    for script in SCRIPTS:
+        fill(folder / script, script, values, executable=True)
+    for client in range(plan.nodes):
+        write_node(folder, plan, client)
     (folder / MARK).write_text(json.dumps(asdict(plan), indent=2) + "\n")
+
+
+def write_node(folder: Path, plan: Plan, client: int, capacity: str = "") -> Path:
+    """The folder that a device is given: how to reach the server and whom to trust. Its key it makes itself."""
+    folder = folder.absolute()
+    place, here = folder / "nodes" / f"client-{client}", files("fedwidth.flower")
+    place.mkdir(parents=True)
+    place.chmod(0o700)
+    shutil.copy(folder / "certificates" / "ca.pem", place / "ca.pem")
+    for name in ("device.py", "enrol.py"):
+        (place / name).write_text(here.joinpath(name).read_text())
+    (place / "operators.yaml").write_text(trusted(folder / OPERATORS))
+    capacity = capacity or plan.capacity_of(client)
+    stated = f' capacity="{capacity}"' if capacity else ""
+    own = {"client": str(client), "stated": stated, "own_port": str(plan.node_port + client)}
+    fill(place / "start.sh", "node.sh", values_of(folder, plan) | own, executable=True)
+    return place
+
+
+def trusted(operators: Path) -> str:
+    """The operators whose apps a device runs, as Flower's nodes read it (`--trusted-entities`)."""
+    from fedwidth.flower.operators import read_operators
+    from fedwidth.flower.signing import name_of, public_line
+
+    return "".join(f"{name_of(key)}: {public_line(key)}\n" for key in read_operators(operators))
 
 
 def check_plan(plan: Plan, settings: Settings) -> None:
@@ -116,17 +184,23 @@ def _make_room(folder: Path, overwrite: bool) -> None:
             raise OptionError(f"{folder} is not empty; give another folder, or --overwrite to make new keys in it")
         if not (folder / MARK).exists():
             raise OptionError(f"{folder} holds something else than a deployment; --overwrite does not touch it")
-        port = read_plan(folder).port
-        if _listens(port):
-            raise OptionError(f"something listens on port {port}: stop the server before its deployment is overwritten")
-        for name in ("app", "certificates", "flower", "nodes", "state"):  # and not `run`, which holds results
-            shutil.rmtree(folder / name, ignore_errors=True)
+        plan = read_plan(folder)
+        if listens(plan):
+            raise OptionError(
+                f"something listens on port {plan.port}: stop the server before its deployment is overwritten"
+            )
+        for name in ("app", "authority", *PRIVATE):
+            if name != "run":  # which holds results
+                shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def listens(plan: Plan) -> bool:
+    """Whether something listens on this machine where the server would."""
+    try:
+        with socket.create_connection((plan.near, plan.port), timeout=1.0):
+            return True
+    except OSError:
+        return False
 
 
 def _write_app(folder: Path, plan: Plan, settings: Settings) -> None:
@@ -140,35 +214,40 @@ def _write_app(folder: Path, plan: Plan, settings: Settings) -> None:
     values = {
         "package": PACKAGE,
         "out": json.dumps(str(folder / "run")),
+        "enrolled": json.dumps(str(folder / ENROLLED)),
         "wait_for": str(min(settings.devices.per_round, plan.nodes)),
     }
-    _write(folder / "app" / "pyproject.toml", "app.toml", values)
+    fill(folder / "app" / "pyproject.toml", "app.toml", values)
 
 
-def _values(folder: Path, plan: Plan) -> dict[str, str]:
+def values_of(folder: Path, plan: Plan) -> dict[str, str]:
+    """What the templates are filled with."""
     exports = "\n".join(f"export {name}={value}" for name, value in ENVIRONMENT.items())
     return {
         "folder": str(folder),
-        "address": plan.address,
+        "server": with_port(plan.address, plan.port),
+        "near": with_port(plan.near, plan.port),
         "port": str(plan.port),
-        "host": plan.address if plan.address in LOOPBACK else "0.0.0.0",
+        "host": plan.host,
         "nodes": str(plan.nodes),
         "last": str(plan.nodes - 1),
         "days": str(plan.days),
         "link": LINK,
+        "operators": OPERATORS,
+        "enrolled_folder": ENROLLED,
         "certificate": json.dumps(str(folder / "certificates" / "ca.pem")),
         "exports": exports,
     }
 
 
-def _write(path: Path, template: str, values: Mapping[str, str], *, executable: bool = False) -> None:
+def fill(path: Path, template: str, values: Mapping[str, str], *, executable: bool = False) -> None:
+    """Write a file from its template."""
     text = files("fedwidth.flower").joinpath("templates", template + ".txt").read_text()
     path.write_text(Template(text).substitute(values))
     path.chmod(0o755 if executable else 0o644)
 
 
-def private_files(folder: Path, nodes: int) -> Sequence[Path]:
+def private_files(folder: Path) -> Sequence[Path]:
     """Files that nobody but their owner may read."""
-    certificates = folder / "certificates"
-    keys = [folder / "nodes" / f"client-{node}" / "key" for node in range(nodes)]
-    return [certificates / "ca.key", certificates / "server.key", *keys]
+    keys = [folder / name for name in ("authority/ca.key", "certificates/server.key", "operator/key")]
+    return [*keys, *sorted((folder / "nodes").glob("client-*/key"))]

@@ -71,6 +71,13 @@ def file_of(path: Path, client: int) -> Path:
     return path / f"client-{client}.json"
 
 
+def pem_of(public_key: str) -> bytes:
+    """A device's public key as Flower sends and keeps it."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    return load_ssh_public_key(public_key.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
 def shown(value: object) -> str:
     """A value as a log may show it: one line without control characters, not too long.
 

@@ -1,6 +1,6 @@
 """Flower's SuperLink behind a guard.
 
-    python -m fedwidth.flower.superlink [--most-bytes N] [--most-reply N] [--control any] …
+    python -m fedwidth.flower.superlink --operators FILE --enrolled FOLDER [--most-bytes N] [--most-reply N] …
 
 The rest of the command line is `flower-superlink`'s own. Flower 1.41 serves nodes, operators and apps on one port, and
 reads a request before it knows who sent it. The guard
@@ -10,18 +10,22 @@ reads a request before it knows who sent it. The guard
   holds up to three times as much in memory, and gigabytes in its database lock it for all nodes;
 - waits for a locked database longer than Flower's 5 seconds, after which SuperExec would give up for good and no run
   would start any more;
-- lets only this machine register nodes, start runs and fetch results (`--control any` lifts it): else whoever reaches
-  the port could register a key of their own, and node authentication would keep nobody out.
+- lets only this machine register nodes, start runs and fetch results (`--control any` lifts it).
+
+Behind the guard, `operators.py` asks for proof: operators and the server's own processes sign what they ask, and a
+device must be enrolled.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from fedwidth.errors import OptionError
 from fedwidth.flower.guard import MOST_BYTES, MOST_REPLY, Guard
+from fedwidth.flower.proof import require_proof
 from fedwidth.flower.versions import check_flower
 
 LOCK_MILLISECONDS = "25000"
@@ -34,6 +38,8 @@ def main() -> None:
     parser.add_argument("--most-bytes", type=int, default=MOST_BYTES)
     parser.add_argument("--most-reply", type=int, default=MOST_REPLY)
     parser.add_argument("--control", choices=("local", "any"), default="local")
+    parser.add_argument("--operators", type=Path, required=True)
+    parser.add_argument("--enrolled", type=Path, required=True)
     own, rest = parser.parse_known_args()
     try:
         check_flower()
@@ -45,8 +51,11 @@ def main() -> None:
 
     configure = extensions.configure_app
 
+    check_operators = require_proof(own.operators, own.enrolled)
+
     def guarded(app: Any) -> None:
         configure(app)
+        check_operators(app)
         app.add_middleware(Guard, most=own.most_bytes, most_reply=own.most_reply, local_control=own.control == "local")
 
     extensions.configure_app = guarded
