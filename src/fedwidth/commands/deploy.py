@@ -118,8 +118,8 @@ def add(
         except FedwidthError as error:
             if len(requests or []) == 1:
                 raise
-            print(f"error: {error}")
-            wrong += 1
+            print(f"left out: {error}")
+            wrong += not isinstance(error, admission.Revoked)
     _tell_server(folder)
     return int(wrong > 0)
 

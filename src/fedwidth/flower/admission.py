@@ -20,6 +20,10 @@ REVOKED = "revoked.pub"
 MOST_BYTES = 10_000
 
 
+class Revoked(OptionError):
+    """A key that was let in once, and stays out."""
+
+
 def add(
     folder: Path,
     plan: Plan,
@@ -46,7 +50,7 @@ def add(
     if before is not None and before.public_key != key:
         raise OptionError(f"client {client} is enrolled with another key; deploy revoke {folder} {client} first")
     if key in revoked(place):
-        raise OptionError(f"the key of {request} was revoked; remove key and key.pub on the device, it makes others")
+        raise Revoked(f"the key of {request} was revoked; remove key and key.pub on the device, it makes others")
     planned = plan.capacity_of(client)
     usual = before or Enrolled(client, key, parse_capacity(planned) if planned else 1.0, MOST_SAMPLES)
     device = Enrolled(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import base64
 import os
 import shlex
@@ -46,10 +45,11 @@ def require_proof(operators: Path, enrolled: Path) -> Callable[[Any], None]:
 
 def _commands() -> str:
     """A folder with Flower's commands under their own names, as they sign their requests."""
-    place = tempfile.TemporaryDirectory(prefix="fedwidth-")
-    atexit.register(place.cleanup)
+    place = Path(os.environ.get("FLWR_HOME") or tempfile.mkdtemp(prefix="fedwidth-")).absolute() / "commands"
+    place.mkdir(parents=True, exist_ok=True)
+    place.chmod(0o700)
     for name in PROCESSES:
-        path = Path(place.name, name)
+        path = place / name
         path.write_text(f'#!/bin/sh\nexec {shlex.join(command(name))} "$@"\n')
         path.chmod(0o700)
-    return place.name
+    return str(place)
