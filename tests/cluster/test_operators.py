@@ -212,6 +212,15 @@ def test_a_device_is_let_through_while_it_is_enrolled(place, tmp_path):
     assert place.ask(FLEET, more=said)[0] == 401
 
 
+def test_a_device_is_told_in_flowers_own_words_that_it_is_not_let_in(place):
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+
+    status, said = place.ask("/v1/fleet/activate-node")
+    error = FlowerError.from_json(said)
+    assert (status, error.code) == (412, ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)
+    assert error.message == "this device is not enrolled"
+
+
 def test_enrolled_devices_are_not_read_again_for_every_request(place, tmp_path, monkeypatch):
     make_node_key(tmp_path / "device")
     public = " ".join((tmp_path / "device.pub").read_text().split()[:2])
@@ -279,7 +288,7 @@ def test_every_path_that_flower_serves_is_asked_for_proof(place, monkeypatch):
     paths = {context.path for context in _routes(create_app())}
     assert {LIST, ACQUIRE, FLEET, "/docs", "/openapi.json", "/health"} <= paths
     for path in paths - {"/health"}:
-        assert place.ask(path)[0] in (401, 403), path
+        assert place.ask(path)[0] in (401, 403, 412), path
     assert place.reached == []
 
 

@@ -32,6 +32,8 @@ from fedwidth.flower.enrolment import pem_of, read_enrolled
 from fedwidth.flower.signing import APP_SIGNATURE, RUNTIME, SIGNATURE, START_RUN, is_signed, name_of, target_of, text_of
 
 FLEET, HEALTH = "/v1/fleet/", "/health"
+ACTIVATE, NOT_ACTIVATED = "/v1/fleet/activate-node", 2004
+"""How a device asks to be let in, and how Flower says no to it: the words a device understands."""
 NODE_KEY = b"flwr-public-key"
 """The header in which a device says who it is."""
 WINDOW_SECONDS = 60.0
@@ -75,6 +77,8 @@ class Operators:
         elif scope["path"].startswith(FLEET):
             if dict(scope["headers"]).get(NODE_KEY, b"") in self._enrolled:
                 await self.app(scope, receive, send)
+            elif scope["path"] == ACTIVATE:
+                await _refuse(send, 412, "this device is not enrolled", code=NOT_ACTIVATED)
             else:
                 await _refuse(send, 401, "this device is not enrolled")
         else:
@@ -190,10 +194,10 @@ def sign_apps_with(apps: Mapping[str, dict[str, str]]) -> None:
     control_handlers.Fab = with_signature
 
 
-async def _refuse(send: Any, status: int, why: str) -> None:
+async def _refuse(send: Any, status: int, why: str, **more: int) -> None:
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps({"detail": why}).encode()})
+    await send({"type": "http.response.body", "body": json.dumps({"detail": why, **more}).encode()})
 
 
 async def _body(receive: Any) -> bytes:
