@@ -67,7 +67,7 @@ test-ray: $(RAY_VENV)/.installed  ## Test the Ray engine on one and three emulat
 
 test-flower: $(FLOWER_VENV)/.installed  ## Test deployments with Flower, real ones on this machine included (20 minutes)
 	$(FLOWER_VENV)/bin/python -m pytest -s -m 'slow or not slow' tests/cluster/test_deploy.py tests/cluster/test_scripts.py \
-	  tests/cluster/test_enrolment.py tests/cluster/test_operators.py tests/cluster/test_flower_command.py \
+	  tests/cluster/test_enrolment.py tests/cluster/test_operators.py tests/cluster/test_proof.py tests/cluster/test_flower_command.py \
 	  tests/cluster/test_flower.py tests/cluster/test_flower_wire.py tests/cluster/test_flower_deployment.py tests/test_docs_flower.py src/fedwidth/flower
 
 # Playwright drives the Chromium of the system (Debian: apt-get install chromium); it downloads no browser.
