@@ -15,7 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedwidth.config import read_settings, settings_toml
-from fedwidth.flower.app_folder import ENVIRONMENT, PACKAGE, Plan, write_deployment
+from fedwidth.flower.app_folder import ENVIRONMENT, PACKAGE, write_deployment
+from fedwidth.flower.deployment_plan import Plan
 from fedwidth.flower.keys import make_node_key
 
 BIN = Path(sys.executable).parent

@@ -24,7 +24,7 @@ from cryptography import x509
 from fedwidth.cli import run_command
 from fedwidth.config import read_settings, settings_toml
 from fedwidth.flower.admission import add
-from fedwidth.flower.app_folder import Plan, read_plan
+from fedwidth.flower.deployment_plan import Plan, read_plan
 from fedwidth.flower.doctor import examine
 from fedwidth.flower.enrolment import Enrolled, read_enrolled
 from fedwidth.flower.keys import (

@@ -40,7 +40,8 @@ def init(
     """Write a complete app folder: recipe, certificates, the operator's key, a folder for each device, and scripts."""
     _need_flower()
     from fedwidth.config import read_settings
-    from fedwidth.flower.app_folder import Plan, write_deployment
+    from fedwidth.flower.app_folder import write_deployment
+    from fedwidth.flower.deployment_plan import Plan
 
     settings = read_settings(recipe or "quickstart", changes or []).main
     wanted = tuple(part.strip() for part in capacities.split(",") if part.strip())
@@ -75,7 +76,8 @@ def device(
     """Write the folder of one more device: copy it there, start it, and let the key that it makes in."""
     _need_flower()
     from fedwidth.capacity import parse_capacity
-    from fedwidth.flower.app_folder import read_plan, write_node
+    from fedwidth.flower.app_folder import write_node
+    from fedwidth.flower.deployment_plan import read_plan
 
     plan = read_plan(folder)
     if capacity:
@@ -106,7 +108,7 @@ def add(
     _need_flower()
     from fedwidth.capacity import parse_capacity
     from fedwidth.flower import admission
-    from fedwidth.flower.app_folder import read_plan
+    from fedwidth.flower.deployment_plan import read_plan
 
     plan, wrong = read_plan(folder), 0
     if client is not None and len(requests or []) != 1:
@@ -132,7 +134,7 @@ def revoke(
     """Let a device in no more, at once; the others are not touched."""
     _need_flower()
     from fedwidth.flower import admission
-    from fedwidth.flower.app_folder import read_plan
+    from fedwidth.flower.deployment_plan import read_plan
 
     read_plan(folder)
     print(admission.revoke(folder, client))
@@ -147,7 +149,7 @@ def renew(
 ) -> None:
     """Make the server a new key and certificate; devices go on trusting it, because the authority is the same."""
     _need_flower()
-    from fedwidth.flower.app_folder import read_plan
+    from fedwidth.flower.deployment_plan import read_plan
     from fedwidth.flower.renewal import renew_server
 
     plan = read_plan(folder)
@@ -157,7 +159,7 @@ def renew(
 
 def _tell_server(folder: Path) -> None:
     """Have a server that runs learn of the devices; one that does not is told by register.sh."""
-    from fedwidth.flower.app_folder import listens, read_plan
+    from fedwidth.flower.deployment_plan import listens, read_plan
     from fedwidth.flower.members import settle
 
     plan = read_plan(folder)

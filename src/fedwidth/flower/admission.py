@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from fedwidth.config import read_settings
 from fedwidth.errors import OptionError
 from fedwidth.files import write_whole
-from fedwidth.flower.app_folder import ENROLLED, PACKAGE, Plan
+from fedwidth.flower.app_folder import ENROLLED, PACKAGE
+from fedwidth.flower.deployment_plan import Plan
 from fedwidth.flower.enrolment import MOST_SAMPLES, Enrolled, read_enrolled, remove_enrolled, shown, write_enrolled
 
 REVOKED = "revoked.pub"

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
 from fedwidth.config import settings_toml
 from fedwidth.errors import OptionError
+from fedwidth.flower.deployment_plan import MARK, Plan, check_plan, listens, read_plan, with_port
 from fedwidth.settings import Settings
 
-MARK = "deployment.json"
-"""Facts about the deployment; its presence says that a folder is one."""
 LINK = "deployment"
 PACKAGE = "fedwidth_app"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 OPERATORS, ENROLLED = "certificates/operators.pub", "enrolled"
 """Who may command the server, and which devices are let in."""
 PRIVATE = ("certificates", "operator", "enrolled", "flower", "state", "nodes", "run")
@@ -35,55 +32,6 @@ ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What `deploy init` was asked for."""
-
-    address: str = "127.0.0.1"
-    """Where nodes reach the server: a host name or an address."""
-    port: int = 8443
-    node_port: int = 9094
-    """Port of the first node's own API on its machine; the others count up from it."""
-    nodes: int = 4
-    capacities: tuple[str, ...] = ()
-    """Capacity of each node in turn; none: as the recipe deals them."""
-    days: int = 365
-    """How long the server's certificate is valid."""
-
-    @property
-    def is_ipv6(self) -> bool:
-        """Whether the address is one of IP's version 6."""
-        return ":" in self.address
-
-    @property
-    def host(self) -> str:
-        """Where the server listens: on this machine only if that is its address, else everywhere."""
-        return self.address if self.address in LOOPBACK else "::" if self.is_ipv6 else "0.0.0.0"
-
-    @property
-    def near(self) -> str:
-        """Where the server's own machine reaches it."""
-        return self.address if self.address in LOOPBACK else "::1" if self.is_ipv6 else "127.0.0.1"
-
-    @property
-    def hosts(self) -> list[str]:
-        """What the server's certificate is for."""
-        return list(dict.fromkeys([self.address, "127.0.0.1", "::1", "localhost"]))
-
-    def capacity_of(self, client: int) -> str:
-        """What a client was planned to train; nothing: as the recipe deals it."""
-        return self.capacities[client % len(self.capacities)] if self.capacities and client < self.nodes else ""
-
-
-def with_port(host: str, port: int) -> str:
-    """An address as Flower reads it.
-
-    >>> with_port("fed.example.org", 8443), with_port("::1", 8443)
-    ('fed.example.org:8443', '[::1]:8443')
-    """
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def write_deployment(
     folder: Path, plan: Plan, settings: Settings, *, authority: Path | None = None, overwrite: bool = False
 ) -> None:
@@ -94,20 +42,21 @@ def write_deployment(
     from fedwidth.flower.keys import make_authority, make_operator_key, make_server_certificate, read_authority
 
     check_plan(plan, settings)
-    authority = (authority or folder / "authority").absolute()
-    if authority.absolute() == (folder / "certificates").absolute():
-        raise OptionError("the authority's key must not be beside the server's: give another folder than certificates")
-    ready = read_authority(authority) if (authority / "ca.key").exists() else None
-    _make_room(folder, overwrite)
     folder = folder.absolute()
+    authority = (authority or folder / "authority").absolute()
+    if authority == folder / "certificates":
+        raise OptionError("the authority's key must not be beside the server's: give another folder than certificates")
+    if (authority / "ca.key").exists():
+        read_authority(authority)  # what cannot be used is seen before anything is removed
+    _make_room(folder, overwrite)
     (folder / "app" / PACKAGE).mkdir(parents=True)
     for name in (*PRIVATE, authority):
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name).chmod(0o700)
-    signer = ready if (authority / "ca.key").exists() else None
-    signer = signer or make_authority(authority, days=max(plan.days, AUTHORITY_DAYS))
+    if not (authority / "ca.key").exists():
+        make_authority(authority, days=max(plan.days, AUTHORITY_DAYS))
     shutil.copy(authority / "ca.pem", folder / "certificates" / "ca.pem")
-    make_server_certificate(folder / "certificates", signer, plan.hosts, days=plan.days)
+    make_server_certificate(folder / "certificates", read_authority(authority), plan.hosts, days=plan.days)
     operator = make_operator_key(folder / "operator" / "key")
     (folder / OPERATORS).write_text(operator + "\n")
     _write_app(folder, plan, settings)
@@ -146,36 +95,6 @@ def trusted(operators: Path) -> str:
     return "".join(f"{name_of(key)}: {public_line(key)}\n" for key in read_operators(operators))
 
 
-def check_plan(plan: Plan, settings: Settings) -> None:
-    """What can be seen to be wrong before anything is written."""
-    from fedwidth.capacity import parse_capacity
-
-    if not 1 <= plan.nodes <= settings.data.clients:
-        raise OptionError(f"nodes must be from 1 to the recipe's {settings.data.clients} clients, not {plan.nodes}")
-    for name in ("port", "node_port"):
-        if not 1 <= getattr(plan, name) <= 65535 - plan.nodes:
-            raise OptionError(
-                f"{name.replace('_', '-')} must be a port from 1 to {65535 - plan.nodes}, not {getattr(plan, name)}"
-            )
-    if not plan.address or any(c.isspace() or c in "/\"'$`\\" for c in plan.address):
-        raise OptionError(f"address must be a host name or an IP address, not '{plan.address}'")
-    if plan.days < 1:
-        raise OptionError(f"days must be at least 1, not {plan.days}")
-    if len(plan.capacities) > plan.nodes:
-        raise OptionError(f"{len(plan.capacities)} capacities were given for {plan.nodes} nodes: give one each at most")
-    for capacity in plan.capacities:
-        parse_capacity(capacity)
-
-
-def read_plan(folder: Path) -> Plan:
-    """The plan a folder was made from."""
-    try:
-        facts = json.loads((folder / MARK).read_text())
-        return Plan(**{**facts, "capacities": tuple(facts["capacities"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        raise OptionError(f"{folder} is no deployment: it has no readable {MARK}; make one with deploy init") from None
-
-
 def _make_room(folder: Path, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; give a folder")
@@ -192,15 +111,6 @@ def _make_room(folder: Path, overwrite: bool) -> None:
         for name in ("app", "authority", *PRIVATE):
             if name != "run":  # which holds results
                 shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def listens(plan: Plan) -> bool:
-    """Whether something listens on this machine where the server would."""
-    try:
-        with socket.create_connection((plan.near, plan.port), timeout=1.0):
-            return True
-    except OSError:
-        return False
 
 
 def _write_app(folder: Path, plan: Plan, settings: Settings) -> None:

@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.app_folder import ENROLLED, OPERATORS, Plan
+from fedwidth.flower.app_folder import ENROLLED, OPERATORS
+from fedwidth.flower.deployment_plan import Plan
 from fedwidth.flower.enrolment import read_enrolled
 from fedwidth.flower.findings import Finding, note, ok, wrong
 from fedwidth.flower.keys import hosts_of

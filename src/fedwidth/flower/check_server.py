@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.app_folder import ENROLLED, LOOPBACK, Plan, listens, with_port
+from fedwidth.flower.app_folder import ENROLLED
+from fedwidth.flower.deployment_plan import LOOPBACK, Plan, listens, with_port
 from fedwidth.flower.enrolment import read_enrolled
 from fedwidth.flower.findings import Finding, note, ok, wrong
 from fedwidth.flower.members import states

@@ -20,12 +20,11 @@ from fedwidth.flower.app_folder import (
     PACKAGE,
     PRIVATE,
     SCRIPTS,
-    Plan,
     private_files,
-    read_plan,
 )
 from fedwidth.flower.check_keys import check_certificates, check_devices, check_operators
 from fedwidth.flower.check_server import check_server
+from fedwidth.flower.deployment_plan import Plan, read_plan
 from fedwidth.flower.findings import Finding, note, ok, wrong
 from fedwidth.flower.versions import FLOWER
 from fedwidth.settings import Settings

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.app_folder import ENROLLED, Plan, with_port
+from fedwidth.flower.app_folder import ENROLLED
+from fedwidth.flower.deployment_plan import Plan, with_port
 from fedwidth.flower.enrolment import pem_of, read_enrolled, shown
 from fedwidth.flower.signing import OPERATOR_KEY, SIGNATURE, read_key, sign, target_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from cryptography import x509
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.app_folder import Plan
+from fedwidth.flower.deployment_plan import Plan
 from fedwidth.flower.keys import make_server_certificate, read_authority
 
 
