@@ -41,7 +41,7 @@ def play(tmp_path, monkeypatch):
         found = f'{{"runs": [{{"run-id": "7", "status": "{status}", "status-details": "{details}"}}]}}'
         path.write_text(FAKE.format(python=sys.executable, said=said, listing=listing or found, status=code))
         path.chmod(0o755)
-        monkeypatch.setattr(launch, "_flwr", lambda: str(path))
+        monkeypatch.setattr(launch, "command", lambda _, *words: [str(path), *words])
         monkeypatch.setattr(launch, "SETTLE_SECONDS", 0.0)
         monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
         return launch.launch("app", "link", [])

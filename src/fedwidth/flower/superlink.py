@@ -34,6 +34,10 @@ LOCK_MILLISECONDS = "25000"
 
 def main() -> None:
     """Start the SuperLink with the guard in front."""
+    try:
+        check_flower()
+    except OptionError as error:
+        raise SystemExit(f"error: {error}") from None
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--most-bytes", type=int, default=MOST_BYTES)
     parser.add_argument("--most-reply", type=int, default=MOST_REPLY)
@@ -41,10 +45,6 @@ def main() -> None:
     parser.add_argument("--operators", type=Path, required=True)
     parser.add_argument("--enrolled", type=Path, required=True)
     own, rest = parser.parse_known_args()
-    try:
-        check_flower()
-    except OptionError as error:
-        raise SystemExit(f"error: {error}") from None
     from flwr.supercore import sql_mixin
     from flwr.superlink import extensions
     from flwr.superlink.cli import flower_superlink
