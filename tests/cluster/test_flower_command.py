@@ -31,7 +31,7 @@ from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 from loopback import BIN, Loopback, wait_until
 from test_flower import recipe
 
-from fedwidth.flower.app_folder import write_node
+from fedwidth.flower.app_folder import ENVIRONMENT, write_node
 from fedwidth.flower.keys import make_node_key
 from fedwidth.flower.signing import SIGNATURE, read_key, sign
 
@@ -42,20 +42,27 @@ LIST_RUNS, ACQUIRE = "/v1/control/list-runs", "/v1/runtime/acquire-task"
 
 
 @pytest.fixture(scope="module")
-def loop(tmp_path_factory):
-    """A server with two devices, and a run on them that goes on while it is attacked."""
+def server(tmp_path_factory):
+    """A server whose run waits for devices."""
     made = Loopback(tmp_path_factory.mktemp("loop") / "d", recipe(), nodes=2)
     made.begin(recipe().replace("rounds = 3", "rounds = 500"), "long")
     try:
         made.superlink()
         made.register()
-        for client in (0, 1):
-            made.node(client)
-        made.run("wait-for=2 round-seconds=60.0")
-        made.wait_rounds(1)
+        made.run("wait-for=2 wait-seconds=3000.0 round-seconds=60.0")
+        wait_until(lambda: "waiting for 2 nodes" in made.log("run"), 120, lambda: made.log("run"))
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(scope="module")
+def loop(server):
+    """The same server with its two devices, and a run that goes on."""
+    for client in (0, 1):
+        server.node(client)
+    server.wait_rounds(1)
+    return server
 
 
 def stranger(folder: Path, port: int, authority: bytes) -> dict[str, str]:
@@ -68,7 +75,9 @@ def stranger(folder: Path, port: int, authority: bytes) -> dict[str, str]:
         f'root-certificates = "{folder / "ca.pem"}"\n'
     )
     app.mkdir(parents=True)
-    (app / "__init__.py").write_text(f'open("{folder / PROOF}", "w").write("owned")\n')
+    # Flower's command line imports the app where it is called: what counts is whether anyone else does.
+    code = f'import os\n\nif "STRANGER" not in os.environ:\n    open("{folder / PROOF}", "w").write("owned")\n'
+    (app / "__init__.py").write_text(code)
     for name in ("server_app", "client_app"):
         kind = "ServerApp" if name == "server_app" else "ClientApp"
         (app / f"{name}.py").write_text(f"from flwr.{kind.lower()} import {kind}\n\napp = {kind}()\n")
@@ -79,7 +88,7 @@ def stranger(folder: Path, port: int, authority: bytes) -> dict[str, str]:
     )
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o644)
-    return {**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    return {**os.environ, **ENVIRONMENT, "FLWR_HOME": str(home), "STRANGER": "1"}
 
 
 def gets_nothing(folder: Path, environment: dict[str, str], before: tuple[str, ...] = ()) -> None:
@@ -117,22 +126,22 @@ def signed(loop: Loopback, path: str, message) -> str:
     return sign(key, "POST", path, message.SerializeToString(deterministic=True))
 
 
-def test_a_local_process_without_a_key_gets_nothing(loop, tmp_path):
-    environment = stranger(tmp_path / "s", loop.plan.port, authority(loop))
+def test_a_local_process_without_a_key_gets_nothing(server, tmp_path):
+    environment = stranger(tmp_path / "s", server.plan.port, authority(server))
     gets_nothing(tmp_path / "s", environment)
     for path, message in ((LIST_RUNS, ListRunsRequest()), ("/v1/control/list-nodes", ListNodesRequest())):
-        assert ask(loop, path, message)[0] == 403
+        assert ask(server, path, message)[0] == 403
 
 
-def test_root_without_the_operators_key_gets_nothing(loop, tmp_path):
+def test_root_without_the_operators_key_gets_nothing(server, tmp_path):
     """As the server's own user, with a key of its own instead of the operator's, which is somewhere else."""
-    environment = stranger(tmp_path / "s", loop.plan.port, authority(loop))
-    safe = loop.folder.parent / "safe"
-    shutil.move(loop.folder / "operator", safe)
+    environment = stranger(tmp_path / "s", server.plan.port, authority(server))
+    safe = server.folder.parent / "safe"
+    shutil.move(server.folder / "operator", safe)
     try:
         gets_nothing(tmp_path / "s", environment)
         done = subprocess.run(
-            ["./flwr.sh", "list"], cwd=loop.folder, env=loop.environment, capture_output=True, text=True
+            ["./flwr.sh", "list"], cwd=server.folder, env=server.environment, capture_output=True, text=True
         )
         assert done.returncode != 0
         assert "operator/key cannot be used: No such file or directory" in done.stderr
@@ -144,29 +153,29 @@ def test_root_without_the_operators_key_gets_nothing(loop, tmp_path):
             from fedwidth.flower.keys import make_operator_key
 
             make_operator_key(own)
-        forged = {**loop.environment, "FEDWIDTH_OPERATOR_KEY": str(own)}
-        done = subprocess.run(["./flwr.sh", "list"], cwd=loop.folder, env=forged, capture_output=True, text=True)
+        forged = {**server.environment, "FEDWIDTH_OPERATOR_KEY": str(own)}
+        done = subprocess.run(["./flwr.sh", "list"], cwd=server.folder, env=forged, capture_output=True, text=True)
         assert done.returncode != 0
         assert "nobody's who may" in " ".join((done.stdout + done.stderr).replace("│", " ").split())
-        kept = {**loop.environment, "FEDWIDTH_OPERATOR_KEY": str(safe / "key")}
-        assert subprocess.run(["./flwr.sh", "list"], cwd=loop.folder, env=kept, capture_output=True).returncode == 0
+        kept = {**server.environment, "FEDWIDTH_OPERATOR_KEY": str(safe / "key")}
+        assert subprocess.run(["./flwr.sh", "list"], cwd=server.folder, env=kept, capture_output=True).returncode == 0
     finally:
-        shutil.move(safe, loop.folder / "operator")
+        shutil.move(safe, server.folder / "operator")
 
 
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv, to be another user"
 )
-def test_another_user_gets_nothing_and_can_read_nothing(loop, tmp_path_factory):
+def test_another_user_gets_nothing_and_can_read_nothing(server):
     place = Path("/tmp") / f"stranger-{os.getpid()}"
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     try:
-        environment = stranger(place, loop.plan.port, authority(loop)) | {"HOME": str(place)}
+        environment = stranger(place, server.plan.port, authority(server)) | {"HOME": str(place)}
         if subprocess.run([*nobody, str(BIN / "flwr"), "--version"], env=environment, capture_output=True).returncode:
             pytest.skip("another user cannot run this environment's commands")
         gets_nothing(place, environment, nobody)
         for name in ("operator/key", "certificates/server.key", "enrolled", "run", "state/superlink.db", "nodes"):
-            path = loop.folder / name
+            path = server.folder / name
             done = subprocess.run(
                 [*nobody, "ls" if path.is_dir() else "cat", str(path)], capture_output=True, text=True
             )
@@ -176,37 +185,37 @@ def test_another_user_gets_nothing_and_can_read_nothing(loop, tmp_path_factory):
         shutil.rmtree(place, ignore_errors=True)
 
 
-def test_a_proxy_on_the_servers_machine_makes_nobody_an_operator(loop, tmp_path):
-    with Proxy(loop.plan.port) as proxy:
-        environment = stranger(tmp_path / "s", proxy.port, authority(loop))
+def test_a_proxy_on_the_servers_machine_makes_nobody_an_operator(server, tmp_path):
+    with Proxy(server.plan.port) as proxy:
+        environment = stranger(tmp_path / "s", proxy.port, authority(server))
         gets_nothing(tmp_path / "s", environment)
-        assert ask(loop, LIST_RUNS, ListRunsRequest(), port=proxy.port)[0] == 403
-        header = {SIGNATURE: signed(loop, LIST_RUNS, ListRunsRequest())}
-        assert ask(loop, LIST_RUNS, ListRunsRequest(), port=proxy.port, **header)[0] == 200, "it does pass things on"
+        assert ask(server, LIST_RUNS, ListRunsRequest(), port=proxy.port)[0] == 403
+        header = {SIGNATURE: signed(server, LIST_RUNS, ListRunsRequest())}
+        assert ask(server, LIST_RUNS, ListRunsRequest(), port=proxy.port, **header)[0] == 200, "it does pass things on"
 
 
-def test_a_request_that_an_operator_sent_before_is_refused(loop):
-    header = {SIGNATURE: signed(loop, LIST_RUNS, ListRunsRequest())}
-    status, content = ask(loop, LIST_RUNS, ListRunsRequest(), **header)
+def test_a_request_that_an_operator_sent_before_is_refused(server):
+    header = {SIGNATURE: signed(server, LIST_RUNS, ListRunsRequest())}
+    status, content = ask(server, LIST_RUNS, ListRunsRequest(), **header)
     assert status == 200
     assert len(ListRunsResponse.FromString(content).run_dict) >= 1
-    status, content = ask(loop, LIST_RUNS, ListRunsRequest(), **header)
+    status, content = ask(server, LIST_RUNS, ListRunsRequest(), **header)
     assert status == 403
     assert "it came before" in json.loads(content)["detail"]
 
 
-def test_the_token_in_the_list_of_processes_opens_nothing(loop):
+def test_the_token_in_the_list_of_processes_opens_nothing(server):
     """Flower shows a run's token in its command line, where every user of the machine can read it."""
-    wait_until(lambda: tokens(loop), 60)
-    status, _ = ask(loop, ACQUIRE, AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
+    wait_until(lambda: tokens(server), 60)
+    status, _ = ask(server, ACQUIRE, AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
     assert status == 403
-    for token in tokens(loop):
+    for token in tokens(server):
         for path, message in (("get-nodes", GetNodesRequest()), ("pull-messages", PullAppMessagesRequest())):
-            status, content = ask(loop, f"/v1/runtime/{path}", message, **{TASK_TOKEN_HEADER: token})
+            status, content = ask(server, f"/v1/runtime/{path}", message, **{TASK_TOKEN_HEADER: token})
             assert status == 403
             assert "not signed" in json.loads(content)["detail"]
-    operator = {SIGNATURE: signed(loop, ACQUIRE, AcquireTaskRequest())}
-    assert ask(loop, ACQUIRE, AcquireTaskRequest(), **operator)[0] == 403, "an operator is no process of the server's"
+    operator = {SIGNATURE: signed(server, ACQUIRE, AcquireTaskRequest())}
+    assert ask(server, ACQUIRE, AcquireTaskRequest(), **operator)[0] == 403, "an operator is no process of the server's"
 
 
 def test_a_device_is_added_and_another_revoked_while_the_run_goes_on(loop):
@@ -279,19 +288,24 @@ class Proxy:
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
+        self._sockets = [self._listener]
 
     def __enter__(self) -> Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.close()
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._target))
+                self._sockets += [near, far]
                 for pair in ((near, far), (far, near)):
                     threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
 
