@@ -24,6 +24,7 @@ from cryptography import x509
 from fedwidth.cli import run_command
 from fedwidth.config import read_settings, settings_toml
 from fedwidth.flower.admission import add
+from fedwidth.flower.app_folder import COPIED
 from fedwidth.flower.deployment_plan import Plan, read_plan
 from fedwidth.flower.doctor import examine
 from fedwidth.flower.enrolment import Enrolled, read_enrolled
@@ -333,13 +334,7 @@ def test_a_revoked_key_stays_out_and_a_new_one_comes_in(folder, capsys):
 def test_one_more_device_gets_a_folder_without_a_key(folder, capsys):
     assert run_command(["deploy", "device", str(folder), "5", "--capacity", "1/2"]) == 0
     place = folder / "nodes" / "client-5"
-    assert sorted(path.name for path in place.iterdir()) == [
-        "ca.pem",
-        "device.py",
-        "enrol.py",
-        "operators.yaml",
-        "start.sh",
-    ]
+    assert {path.name for path in place.iterdir()} == {"ca.pem", "operators.yaml", "start.sh", *COPIED}
     assert 'client=5 capacity="1/2"' in (place / "start.sh").read_text()
     assert run_command(["deploy", "device", str(folder), "5"]) == 2
     assert "is there already" in capsys.readouterr().err

@@ -22,6 +22,8 @@ OPERATORS, ENROLLED = "certificates/operators.pub", "enrolled"
 PRIVATE = ("certificates", "operator", "enrolled", "flower", "state", "nodes", "run")
 """Folders that nobody but their owner may look into."""
 SCRIPTS = ("superlink.sh", "register.sh", "run.sh", "flwr.sh")
+COPIED = ("device.py", "enrol.py")
+"""What runs on a device before fedwidth is imported there."""
 AUTHORITY_DAYS = 3650
 """How long an authority is valid at least: devices know it, and the server's certificate is renewed under it."""
 ENVIRONMENT = {
@@ -77,7 +79,7 @@ def write_node(folder: Path, plan: Plan, client: int, capacity: str = "") -> Pat
     place.mkdir(parents=True)
     place.chmod(0o700)
     shutil.copy(folder / "certificates" / "ca.pem", place / "ca.pem")
-    for name in ("device.py", "enrol.py"):
+    for name in COPIED:
         (place / name).write_text(here.joinpath(name).read_text())
     (place / "operators.yaml").write_text(trusted(folder / OPERATORS))
     capacity = capacity or plan.capacity_of(client)

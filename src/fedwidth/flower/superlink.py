@@ -1,6 +1,6 @@
 """Flower's SuperLink behind a guard.
 
-    python -m fedwidth.flower.superlink --operators FILE --enrolled FOLDER [--most-bytes N] [--most-reply N] …
+    python -m fedwidth.flower.superlink [--operators FILE] [--enrolled FOLDER] [--most-bytes N] [--most-reply N] …
 
 The rest of the command line is `flower-superlink`'s own. Flower 1.41 serves nodes, operators and apps on one port, and
 reads a request before it knows who sent it. The guard
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.errors import OptionError
+from fedwidth.flower.app_folder import ENROLLED, OPERATORS
 from fedwidth.flower.guard import MOST_BYTES, MOST_REPLY, Guard
 from fedwidth.flower.proof import require_proof
 from fedwidth.flower.versions import check_flower
@@ -34,17 +35,17 @@ LOCK_MILLISECONDS = "25000"
 
 def main() -> None:
     """Start the SuperLink with the guard in front."""
-    try:
-        check_flower()
-    except OptionError as error:
-        raise SystemExit(f"error: {error}") from None
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--most-bytes", type=int, default=MOST_BYTES)
     parser.add_argument("--most-reply", type=int, default=MOST_REPLY)
     parser.add_argument("--control", choices=("local", "any"), default="local")
-    parser.add_argument("--operators", type=Path, required=True)
-    parser.add_argument("--enrolled", type=Path, required=True)
+    parser.add_argument("--operators", type=Path, default=Path(OPERATORS))
+    parser.add_argument("--enrolled", type=Path, default=Path(ENROLLED))
     own, rest = parser.parse_known_args()
+    try:
+        check_flower()
+    except OptionError as error:
+        raise SystemExit(f"error: {error}") from None
     from flwr.supercore import sql_mixin
     from flwr.superlink import extensions
     from flwr.superlink.cli import flower_superlink
