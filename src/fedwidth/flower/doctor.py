@@ -16,7 +16,7 @@ from fedwidth.flower.app_folder import ENVIRONMENT, PACKAGE, Plan, private_files
 from fedwidth.flower.check_keys import check_certificates, check_node_keys
 from fedwidth.flower.check_server import check_server
 from fedwidth.flower.findings import Finding, note, ok, wrong
-from fedwidth.flower.versions import FLOWER
+from fedwidth.flower.versions import FLOWERS
 
 COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec")
 
@@ -54,14 +54,16 @@ def _files(folder: Path, plan: Plan) -> Iterator[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    for package, wanted in (("flwr", f"{FLOWER}."), ("cryptography", ""), ("torch", ""), ("fedwidth", "")):
+    flowers = tuple(f"{flower}." for flower in FLOWERS)
+    for package, wanted in (("flwr", flowers), ("cryptography", ("",)), ("torch", ("",)), ("fedwidth", ("",))):
         try:
             found = version(package)
         except PackageNotFoundError:
             yield wrong(f"{package} is not installed; pip install 'fedwidth[flower]'")
             continue
         good = found.startswith(wanted)
-        yield ok(f"{package} {found}") if good else wrong(f"{package} is {found}, but this app needs {wanted}x")
+        needed = " or ".join(f"{start}x" for start in wanted)
+        yield ok(f"{package} {found}") if good else wrong(f"{package} is {found}, but this app needs {needed}")
     bin_folder = Path(sys.executable).parent
     for command in COMMANDS:
         if shutil.which(command) is None:
