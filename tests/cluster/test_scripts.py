@@ -213,7 +213,9 @@ def test_what_watches_over_a_device_leaves_its_memory_to_the_trainer(tmp_path):
 
 def test_another_version_of_flower_is_refused_in_one_sentence(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(device, "version", lambda _: "1.410.2")
-    with pytest.raises(OptionError, match=r"^flwr 1.410.2 is installed, but .* were made for flwr 1.41 to 1.42 .*'flwr==1.42"):
+    with pytest.raises(
+        OptionError, match=r"^flwr 1.410.2 is installed, but .* were made for flwr 1.41 to 1.42 .*'flwr==1.42"
+    ):
         versions.check_flower()
     assert run_command(["deploy", "init", str(tmp_path / "d")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -233,5 +235,7 @@ def test_no_script_starts_with_another_version_of_flower(tmp_path, module):
     code += f"from fedwidth.flower.{name} import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: flwr 1.43.0 is installed, but fedwidth's deployments were made for flwr 1.41 to")
+    assert done.stderr.startswith(
+        "error: flwr 1.43.0 is installed, but fedwidth's deployments were made for flwr 1.41 to"
+    )
     assert done.stderr.count("\n") == 1

@@ -56,8 +56,8 @@ def why_not_flower() -> str | None:
     if f"{found}.".startswith(tuple(f"{flower}." for flower in FLOWERS)):
         return None
     return (
-        f"flwr {found} is installed, but fedwidth's deployments were made for flwr {FLOWERS[0]} to {FLOWERS[-1]} and use"
-        f" parts of it that change between versions; pip install 'flwr=={FLOWERS[-1]}.*'"
+        f"flwr {found} is installed, but fedwidth's deployments were made for flwr {FLOWERS[0]} to {FLOWERS[-1]} and"
+        f" use parts of it that change between versions; pip install 'flwr=={FLOWERS[-1]}.*'"
     )
 
 

@@ -7,8 +7,8 @@ reads a request before it knows who sent it. The guard
 
 - refuses request bodies above `--most-bytes` (16 MiB; honest parts are 5 MiB) unread, with status 413;
 - refuses a request unread whose headers no registered node signed, asking to be let in excepted;
-- closes connections of strangers that are too many or too slow (`connections`, `--most-strangers`), and those whose body
-  stops coming;
+- closes connections of strangers that are too many or too slow (`connections`, `--most-strangers`), and those whose
+  body stops coming;
 - refuses the parts of a reply beyond `--most-reply` bytes (128 MiB; set it to a little more than the model), or beyond
   1 MiB and eight times what the node was sent, introductions included: Flower holds up to three times as much in
   memory, and gigabytes in its database lock it for all nodes;
