@@ -73,7 +73,8 @@ class Guard:
     ) -> None:
         """`is_enrolled` says from a request's headers whether a registered node signed them (None: all are let in)."""
         self.app, self.most, self.local_control = app, most, local_control
-        self.strangers, self.is_enrolled = strangers or Strangers(), is_enrolled
+        self.strangers = Strangers() if strangers is None else strangers
+        self.is_enrolled = is_enrolled
         self.replies = Replies(most_reply)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
