@@ -26,7 +26,7 @@ from fedwidth.flower.check_keys import check_certificates, check_devices, check_
 from fedwidth.flower.check_server import check_server
 from fedwidth.flower.deployment_plan import Plan, read_plan
 from fedwidth.flower.findings import Finding, note, ok, wrong
-from fedwidth.flower.versions import FLOWER
+from fedwidth.flower.versions import FLOWERS
 from fedwidth.settings import Settings
 
 COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec")
@@ -68,14 +68,16 @@ def _files(folder: Path) -> Iterator[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    for package, wanted in (("flwr", f"{FLOWER}."), ("cryptography", ""), ("torch", ""), ("fedwidth", "")):
+    flowers = tuple(f"{flower}." for flower in FLOWERS)
+    for package, wanted in (("flwr", flowers), ("cryptography", ("",)), ("torch", ("",)), ("fedwidth", ("",))):
         try:
             found = version(package)
         except PackageNotFoundError:
             yield wrong(f"{package} is not installed; pip install 'fedwidth[flower]'")
             continue
         good = found.startswith(wanted)
-        yield ok(f"{package} {found}") if good else wrong(f"{package} is {found}, but this app needs {wanted}x")
+        needed = " or ".join(f"{start}x" for start in wanted)
+        yield ok(f"{package} {found}") if good else wrong(f"{package} is {found}, but this app needs {needed}")
     bin_folder = Path(sys.executable).parent
     for command in COMMANDS:
         if shutil.which(command) is None:
