@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,25 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.proto.control_pb2 import ListNodesRequest, StartRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListNodesResponse,
+    RegisterNodeRequest,
+    StartRunRequest,
+    UnregisterNodeRequest,
+)
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
+from fedwidth.config import read_settings
+from fedwidth.errors import OptionError
 from fedwidth.flower import operators, proof, signing
-from fedwidth.flower.keys import make_operator_key
+from fedwidth.flower.admission import add, revoke
+from fedwidth.flower.app_folder import write_deployment
+from fedwidth.flower.deployment_plan import Plan
+from fedwidth.flower.enrolment import pem_of, read_enrolled
+from fedwidth.flower.keys import make_node_key, make_operator_key
+from fedwidth.flower.members import settle
 from fedwidth.flower.signing import APP_SIGNATURE, RUNTIME_KEY, SIGNATURE, is_signed, sign_requests, text_of
 
 
@@ -119,7 +134,62 @@ def test_a_server_hands_its_processes_a_key_and_opens_no_other_port(tmp_path, mo
     assert first.stat().st_mode & 0o077 == 0
     assert len(signing.key_of("flower-superexec", os.environ).private_bytes_raw()) == 32
     done = subprocess.run(["flower-superexec", "--version"], capture_output=True, text=True)
-    assert "Flower version: 1.41" in done.stdout, done.stderr
+    assert f"Flower version: {version('flwr')}" in done.stdout, done.stderr
+
+
+@pytest.fixture
+def deployment(tmp_path, monkeypatch):
+    """A folder with two devices that are enrolled."""
+    monkeypatch.delenv(signing.OPERATOR_KEY, raising=False)
+    write_deployment(tmp_path / "d", Plan(nodes=2), read_settings("quickstart").main)
+    for client in (0, 1):
+        make_node_key(tmp_path / "key", f"client-{client}")
+        add(tmp_path / "d", Plan(nodes=2), tmp_path / "key.pub")
+    return tmp_path / "d"
+
+
+def test_a_server_is_told_of_devices_in_signed_requests(deployment, sent):
+    assert list(settle(deployment, Plan(nodes=2))) == ["the server knows client-0", "the server knows client-1"]
+    key = signing.read_key(deployment / "operator" / "key")
+    assert all(is_good(key, request) for request in sent)
+    asked = [RegisterNodeRequest.FromString(request.content) for request in sent[1:]]
+    there = read_enrolled(deployment / "enrolled")
+    assert {message.name: message.public_key for message in asked} == {
+        f"client-{client}": pem_of(device.public_key) for client, device in there.items()
+    }
+
+
+def test_a_server_is_told_of_devices_that_were_revoked(deployment, monkeypatch):
+    there = read_enrolled(deployment / "enrolled")
+    nodes = [
+        NodeInfo(node_id=5 + client, public_key=pem_of(device.public_key), name=f"client-{client}", status="online")
+        for client, device in there.items()
+    ]
+    asked = []
+
+    def send(client, request, **options):
+        asked.append(request)
+        content = ListNodesResponse(nodes_info=nodes).SerializeToString() if len(asked) == 1 else b""
+        return httpx.Response(200, content=content, request=request)
+
+    monkeypatch.setattr(httpx.Client, "send", send)
+    revoke(deployment, 1)
+    assert list(settle(deployment, Plan(nodes=2))) == ["the server no longer knows 'client-1'"]
+    assert UnregisterNodeRequest.FromString(asked[1].content).node_id == 6
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda request: httpx.Response(403, text="no\n\x1b[31m", request=request), "the server answered 403: 'no"),
+        (lambda request: (_ for _ in ()).throw(httpx.ConnectError("refused")), "does not answer: refused"),
+    ],
+)
+def test_a_server_that_will_not_listen_is_an_error_in_one_line(deployment, monkeypatch, answer, why):
+    monkeypatch.setattr(httpx.Client, "send", lambda client, request, **options: answer(request))
+    with pytest.raises(OptionError, match=why) as error:
+        list(settle(deployment, Plan(nodes=2)))
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize("missing", ["operators", "enrolled"])
