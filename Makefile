@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run test test-slow test-track test-browser test-flower test-ray check lint types bench results pictures docs docs-serve clean
+.PHONY: help setup run test test-slow test-track test-browser test-flower test-flower-newest test-ray check lint types bench results pictures docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -48,6 +48,11 @@ test-track: $(TRACK_VENV)/.installed  ## Test --track with the real TensorBoard,
 
 # Flower wants older versions of packages than the rest does, so its tests have an environment and pins of their own.
 FLOWER_VENV ?= .venv-flower
+FLOWER_TESTS = tests/cluster/test_enrolment.py tests/cluster/test_operators.py tests/cluster/test_proof.py \
+	tests/cluster/test_flower_command.py tests/cluster/test_deploy.py tests/cluster/test_scripts.py tests/cluster/test_flower.py \
+	tests/cluster/test_flower_wire.py tests/cluster/test_flower_guard.py tests/cluster/test_flower_watch.py \
+	tests/cluster/test_flower_private.py tests/cluster/test_flower_deployment.py tests/cluster/test_flower_faults.py \
+	tests/test_docs_flower.py src/fedwidth/flower
 
 $(FLOWER_VENV)/.installed: PINS = constraints-flower.txt
 $(FLOWER_VENV)/.installed: PACKAGES = -e '.[dev,flower]'
@@ -66,8 +71,19 @@ test-ray: $(RAY_VENV)/.installed  ## Test the Ray engine on one and three emulat
 	  tests/cluster/test_ray_engine.py tests/cluster/test_ray_gpu.py tests/test_docs_ray.py
 
 test-flower: $(FLOWER_VENV)/.installed  ## Test deployments with Flower, real ones on this machine included (20 minutes)
-	$(FLOWER_VENV)/bin/python -m pytest -s -m 'slow or not slow' tests/cluster/test_deploy.py tests/cluster/test_scripts.py \
-	  tests/cluster/test_flower.py tests/cluster/test_flower_wire.py tests/cluster/test_flower_deployment.py tests/test_docs_flower.py src/fedwidth/flower
+	$(FLOWER_VENV)/bin/python -m pytest -s -m 'slow or not slow' $(FLOWER_TESTS)
+
+# The newest Flower of those that deployments take. Every package is pinned and none is resolved: flwr 1.42.0 asks for a
+# certifi that is newer than the newest there is.
+NEWEST_VENV ?= .venv-flower-newest
+
+$(NEWEST_VENV)/.installed: PINS = constraints-flower-newest.txt
+$(NEWEST_VENV)/.installed: PACKAGES = --no-deps -r constraints-flower-newest.txt -e .
+$(NEWEST_VENV)/.installed: pyproject.toml constraints-flower-newest.txt
+	$(install)
+
+test-flower-newest: $(NEWEST_VENV)/.installed  ## The same with the newest Flower that deployments take
+	$(NEWEST_VENV)/bin/python -m pytest -s -m 'slow or not slow' $(FLOWER_TESTS)
 
 # Playwright drives the Chromium of the system (Debian: apt-get install chromium); it downloads no browser.
 BROWSER_VENV ?= .venv-browser
@@ -117,4 +133,4 @@ docs-serve: $(DOCS_VENV)/.installed  ## Show the documentation site on 127.0.0.1
 	$(MKDOCS) serve
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(DOCS_VENV) $(BROWSER_VENV) $(TRACK_VENV) $(FLOWER_VENV) $(RAY_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(DOCS_VENV) $(BROWSER_VENV) $(TRACK_VENV) $(FLOWER_VENV) $(NEWEST_VENV) $(RAY_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

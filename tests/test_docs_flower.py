@@ -39,5 +39,5 @@ def test_commands_run(page, tmp_path, monkeypatch, capsys):
         code = run_command(words)
         printed = capsys.readouterr()
         assert code == 0, f"{command}\n{printed.out}{printed.err}"
-        assert {"init": "wrote ", "doctor": "nothing is wrong"}[words[1]] in printed.out
-    assert list(tmp_path.glob("*/nodes/client-0/key")), "a deployment is there"
+        assert {"init": "wrote ", "device": "wrote ", "doctor": "nothing is wrong"}[words[1]] in printed.out
+    assert list(tmp_path.glob("*/nodes/client-0/start.sh")), "a deployment is there"

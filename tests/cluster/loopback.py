@@ -9,13 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
 from fedwidth.config import read_settings, settings_toml
-from fedwidth.flower.app_folder import ENVIRONMENT, PACKAGE, Plan, write_deployment
+from fedwidth.flower.app_folder import ENVIRONMENT, PACKAGE, write_deployment
+from fedwidth.flower.deployment_plan import Plan
+from fedwidth.flower.keys import make_node_key
 
 BIN = Path(sys.executable).parent
 
@@ -46,6 +49,8 @@ class Loopback:
         first = free_ports(nodes + 2)
         self.plan = Plan(port=first, node_port=first + 1, nodes=nodes, capacities=capacities, days=days)
         write_deployment(folder, self.plan, read_settings(recipe).main)
+        for client in range(nodes):  # as its first start does
+            make_node_key(folder / "nodes" / f"client-{client}" / "key", f"client-{client}")
         self.processes: dict[str, subprocess.Popen] = {}
         self.environment = {
             **os.environ,
@@ -73,9 +78,9 @@ class Loopback:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def superlink(self) -> None:
+    def superlink(self, *more: str) -> None:
         """Start it and wait until it listens."""
-        self.start("superlink", "./superlink.sh")
+        self.start("superlink", "./superlink.sh", *more)
         wait_until(self._listens, 60, lambda: self.log("superlink"))
 
     def register(self) -> None:
@@ -84,13 +89,17 @@ class Loopback:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def node(
-        self, client: int, *, resident: bool = True, more: str = "", name: str = "", **changes: str
+        self, client: int, *, resident: bool = True, through: int = 0, more: str = "", name: str = "", **changes: str
     ) -> subprocess.Popen:
-        """Start a device's script; without `resident` the bare SuperNode, as Flower documents it."""
+        """Start a device's script; without `resident` the bare SuperNode, as Flower documents it.
+
+        `through` is the port of a proxy before the server.
+        """
         place = self.folder / "nodes" / f"client-{client}"
         name = name or f"node-{client}"
         if resident and not more and not changes:
-            return self.start(name, "./start.sh", cwd=place)
+            words = ["--superlink", f"127.0.0.1:{through}"] if through else []
+            return self.start(name, "./start.sh", *words, cwd=place)
         capacity = self.plan.capacities[client % len(self.plan.capacities)]
         options = {
             "--root-certificates": "ca.pem",
@@ -117,8 +126,8 @@ class Loopback:
         if "run" in self.processes:
             started = re.search(r"started run (\d+)", self.log("run"))
             if started and self.processes["run"].poll() is None:
-                command = [str(BIN / "flwr"), "stop", started[1], "deployment"]
-                subprocess.run(command, cwd=self.folder / "app", env=self.environment, capture_output=True, timeout=60)
+                words = ["./flwr.sh", "stop", started[1]]
+                subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, timeout=60)
             self.kill("run")
         (self.folder / "run.log").unlink(missing_ok=True)
 
@@ -160,9 +169,10 @@ class Loopback:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def family(self) -> dict[int, str]:
-        """Every process of this deployment, by its environment (Flower puts apps into groups of their own)."""
-        mark, found = f"FLWR_HOME={self.folder}".encode(), {}
+    def family(self, client: int | None = None) -> dict[int, str]:
+        """Every process of this deployment, or of one device (Flower puts apps into groups of their own)."""
+        place = self.folder if client is None else self.folder / "nodes" / f"client-{client}" / "flower"
+        mark, found = f"FLWR_HOME={place}".encode(), {}
         for place in Path("/proc").iterdir():
             if place.name.isdigit():
                 with suppress(OSError):
@@ -181,6 +191,45 @@ class Loopback:
     def _listens(self) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.plan.port)) == 0
+
+
+class Proxy:
+    """Passes bytes on to a port of this machine, as a proxy of the fourth layer does: it knows nothing of TLS.
+
+    Where nobody listens there, it accepts connections all the same and closes them.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._to, self._listener = port, socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._to), timeout=5)
+                far.settimeout(None)
+            except OSError:
+                near.close()
+                continue
+            for ends in ((near, far), (far, near)):
+                threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def wait_until(condition, seconds: float, why=lambda: "") -> None:

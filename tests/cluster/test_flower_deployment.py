@@ -28,8 +28,8 @@ from fedwidth.config import read_settings
 from fedwidth.experiment import Experiment
 from fedwidth.flower.device import is_refusal
 from fedwidth.flower.doctor import examine
+from fedwidth.flower.guard import MOST_REPLY
 from fedwidth.flower.keys import make_authority, make_node_key, make_server_certificate
-from fedwidth.flower.superlink import MOST_REPLY
 from small_runs import same
 
 pytestmark = pytest.mark.slow

@@ -30,11 +30,11 @@ from fedwidth.errors import OptionError
 from fedwidth.flower import resident
 from fedwidth.flower.bounds import bound_replies
 from fedwidth.flower.exchange import error_of
+from fedwidth.flower.guard import KEY, Guard
 from fedwidth.flower.in_process import InProcessGrid
 from fedwidth.flower.local import raw_of, tensor_of, trainer_of
 from fedwidth.flower.node_app import client_app, train_block
 from fedwidth.flower.server import Deployment, serve
-from fedwidth.flower.superlink import KEY, Guard
 from fedwidth.flower.wire import CODES, pack, receive, send, unpack
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -20,6 +21,7 @@ from torch import nn
 from fedwidth.data import from_tensors
 from fedwidth.engines import make_engine
 from fedwidth.engines.ray_engine import MOST_LOSSES, RayEngine
+from fedwidth.engines.ray_watch import ENDED
 from fedwidth.errors import ClientError, OptionError, UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import DataSettings, DeviceSettings, RaySettings, Settings
@@ -295,3 +297,67 @@ def test_a_run_that_was_killed_or_stopped_goes_on_with_the_same_bits(tmp_path, h
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
     lines = [json.loads(line)["round"] for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
     assert lines == list(range(1, 13))
+
+
+def children(process: int) -> dict[int, str]:
+    """A process and all it started, with their command lines."""
+    parents, lines = {}, {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(place.name)] = int((place / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            lines[int(place.name)] = (place / "cmdline").read_text().replace("\0", " ")
+    found, new = {process}, {process}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new} - found
+        found |= new
+    return {one: lines[one] for one in found if one in lines}
+
+
+def listening(processes: dict[int, str]) -> dict[str, str]:
+    """Addresses on which these processes listen, as the kernel writes them, and who does."""
+    sockets = {}
+    for process, line in processes.items():
+        for descriptor in Path(f"/proc/{process}/fd").glob("*"):
+            with suppress(OSError):
+                sockets[os.readlink(descriptor)] = line
+    found = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and (owner := sockets.get(f"socket:[{fields[9]}]")):
+                found[fields[1]] = owner
+    return found
+
+
+LOOPBACK = ("0100007F:", "0000000000000000FFFF00000100007F:", "00000000000000000000000001000000:")
+"""127.0.0.1, the same as IPv6 writes it, and ::1."""
+
+
+def test_a_cluster_of_the_runs_own_listens_on_loopback_only():
+    token = Path.home() / ".ray" / "auth_token"
+    engine = make_engine(Experiment(small("engine=ray", "ray.engine=serial", "workers=2")).trainer)
+    try:
+        run_once(Experiment(small("devices.per_round=6")), engine)
+        found = listening(children(os.getpid()))
+        assert len(found) >= 5, "raylet, the cluster's store, workers"
+        assert {address: owner for address, owner in found.items() if not address.startswith(LOOPBACK)} == {}
+        assert not token.exists() or token.stat().st_mode & 0o077 == 0
+    finally:
+        engine.close()
+    assert ray._private.ray_constants.ENABLE_RAY_CLUSTER, "a cluster at an address is still joined as before"
+
+
+def test_a_killed_raylet_is_one_line_and_the_run_is_resumed(tmp_path):
+    Experiment(small("rounds=100", "evaluation.every=100", "engine=serial")).run(tmp_path / "whole")
+    longer = ("--engine", "ray", "--set", "rounds=100", "--set", "evaluation.every=100")
+    run = start(tmp_path, "cut", *longer)
+    wait_for_rounds(tmp_path / "cut", 3)
+    (raylet,) = (process for process, line in children(run.pid).items() if "raylet/raylet" in line)
+    os.kill(raylet, signal.SIGKILL)
+    assert run.wait(120) != 0
+    deadline, own = time.monotonic() + 10, []
+    while not own and time.monotonic() < deadline:
+        own = [line for line in (tmp_path / "said").read_text().splitlines() if line.startswith("error:")]
+    assert own == [f"error: {ENDED}"]
+    assert start(tmp_path, "cut", *longer, "--resume").wait(240) == 0, (tmp_path / "said").read_text()
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")

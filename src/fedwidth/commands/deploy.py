@@ -1,4 +1,4 @@
-"""Commands for real devices: deploy init, deploy doctor."""
+"""Commands for real devices: deploy init, doctor, device, add, revoke, renew."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Annotated
 import typer
 
 from fedwidth.commands.run import Set
-from fedwidth.errors import OptionError
+from fedwidth.errors import FedwidthError, OptionError
 
-app = typer.Typer(help="Train on real devices with Flower: set up a deployment, and see what is wrong with one.")
+app = typer.Typer(help="Train on real devices with Flower: set up a deployment, let devices in, see what is wrong.")
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the deployment.")]
+Authority = Annotated[
+    Path | None,
+    typer.Option("--authority", help="Folder of the key that signs certificates; none: authority/ in the deployment."),
+]
 
 
 @app.command("init")
@@ -29,18 +33,20 @@ def init(
     capacities: Annotated[
         str, typer.Option("--capacities", help="Capacity of each device in turn, e.g. 1,1/4; none: by recipe.")
     ] = "",
-    days: Annotated[int, typer.Option("--days", help="How long certificates are valid.")] = 365,
+    days: Annotated[int, typer.Option("--days", help="How long the server's certificate is valid.")] = 365,
+    authority: Authority = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a deployment, its keys included.")] = False,
 ) -> None:
-    """Write a complete app folder: recipe, certificates, a key for each device, and scripts with the exact commands."""
+    """Write a complete app folder: recipe, certificates, the operator's key, a folder for each device, and scripts."""
     _need_flower()
     from fedwidth.config import read_settings
-    from fedwidth.flower.app_folder import Plan, write_deployment
+    from fedwidth.flower.app_folder import write_deployment
+    from fedwidth.flower.deployment_plan import Plan
 
     settings = read_settings(recipe or "quickstart", changes or []).main
     wanted = tuple(part.strip() for part in capacities.split(",") if part.strip())
     plan = Plan(address, port, node_port, nodes, wanted, days)
-    write_deployment(folder, plan, settings, overwrite=overwrite)
+    write_deployment(folder, plan, settings, authority=authority, overwrite=overwrite)
     print(f"wrote {folder}: read {folder / 'README.md'}, and check it with fedwidth deploy doctor {folder}")
 
 
@@ -59,6 +65,109 @@ def doctor(
     wrong = sum(finding.kind == "wrong" for finding in found)
     print(f"{wrong} thing{'s' * (wrong != 1)} to put right" if wrong else "nothing is wrong")
     return int(wrong > 0)
+
+
+@app.command("device")
+def device(
+    folder: Folder,
+    client: Annotated[int, typer.Argument(help="Which client the device will be.", min=0)],
+    capacity: Annotated[str, typer.Option("--capacity", help="What it trains, e.g. 1/4; none: by recipe.")] = "",
+) -> None:
+    """Write the folder of one more device: copy it there, start it, and let the key that it makes in."""
+    _need_flower()
+    from fedwidth.capacity import parse_capacity
+    from fedwidth.flower.app_folder import write_node
+    from fedwidth.flower.deployment_plan import read_plan
+
+    plan = read_plan(folder)
+    if capacity:
+        parse_capacity(capacity)
+    if not plan.node_port + client <= 65535:
+        raise OptionError(f"client {client} would need the port {plan.node_port + client}: give a lower --node-port")
+    if (folder / "nodes" / f"client-{client}").exists():
+        raise OptionError(f"{folder / 'nodes' / f'client-{client}'} is there already")
+    place = write_node(folder, plan, client, capacity)
+    print(f"wrote {place}: copy it to the device, ./start.sh there, then fedwidth deploy add {folder} KEY.pub")
+
+
+@app.command("add")
+def add(
+    folder: Folder,
+    requests: Annotated[
+        list[Path] | None, typer.Argument(help="Public keys that devices made (key.pub); none: tell the server again.")
+    ] = None,
+    client: Annotated[
+        int | None, typer.Option("--client", help="Which client the key is of; none: as its file says.", min=0)
+    ] = None,
+    max_capacity: Annotated[
+        str, typer.Option("--max-capacity", help="Most that it may train, e.g. 1/4; none: as planned, else all.")
+    ] = "",
+    max_samples: Annotated[int | None, typer.Option("--max-samples", help="Most samples it may claim.", min=1)] = None,
+) -> int:
+    """Let devices in by the public keys they made, or change what they may claim; the others are not touched."""
+    _need_flower()
+    from fedwidth.capacity import parse_capacity
+    from fedwidth.flower import admission
+    from fedwidth.flower.deployment_plan import read_plan
+
+    plan, wrong = read_plan(folder), 0
+    if client is not None and len(requests or []) != 1:
+        raise OptionError("--client names the client of one key: give one")
+    most = parse_capacity(max_capacity) if max_capacity else None
+    for request in requests or []:
+        try:
+            print(admission.add(folder, plan, request, client=client, max_capacity=most, max_samples=max_samples))
+        except FedwidthError as error:
+            if len(requests or []) == 1:
+                raise
+            print(f"left out: {error}")
+            wrong += not isinstance(error, admission.Revoked)
+    _tell_server(folder)
+    return int(wrong > 0)
+
+
+@app.command("revoke")
+def revoke(
+    folder: Folder,
+    client: Annotated[int, typer.Argument(help="Which client is let in no more.", min=0)],
+) -> None:
+    """Let a device in no more, at once; the others are not touched."""
+    _need_flower()
+    from fedwidth.flower import admission
+    from fedwidth.flower.deployment_plan import read_plan
+
+    read_plan(folder)
+    print(admission.revoke(folder, client))
+    _tell_server(folder)
+
+
+@app.command("renew")
+def renew(
+    folder: Folder,
+    days: Annotated[int, typer.Option("--days", help="How long the new certificate is valid.", min=1)] = 365,
+    authority: Authority = None,
+) -> None:
+    """Make the server a new key and certificate; devices go on trusting it, because the authority is the same."""
+    _need_flower()
+    from fedwidth.flower.deployment_plan import read_plan
+    from fedwidth.flower.renewal import renew_server
+
+    plan = read_plan(folder)
+    end = renew_server(folder, plan, authority or folder / "authority", days=days)
+    print(f"the server's certificate is new, valid until {end:%Y-%m-%d}; start ./superlink.sh again to use it")
+
+
+def _tell_server(folder: Path) -> None:
+    """Have a server that runs learn of the devices; one that does not is told by register.sh."""
+    from fedwidth.flower.deployment_plan import listens, read_plan
+    from fedwidth.flower.members import settle
+
+    plan = read_plan(folder)
+    if not listens(plan):
+        print("the server does not run here: ./register.sh tells it once it does")
+        return
+    for line in settle(folder, plan):
+        print(line)
 
 
 def _need_flower() -> None:

@@ -10,9 +10,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
+from fedwidth.engines.ray_watch import watch, watch_no_longer
 from fedwidth.engines.ray_worker import Worker
 from fedwidth.errors import OptionError
 from fedwidth.settings import Settings
@@ -23,6 +26,7 @@ class Cluster:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._watcher: Popen[bytes] | None = None
         with _signals_kept():
             self.ray = _import_ray()
             self._ours = not self.ray.is_initialized()
@@ -31,6 +35,8 @@ class Cluster:
 
     def close(self) -> None:
         """Leave the cluster; one of our own ends."""
+        if self._watcher is not None:
+            watch_no_longer(self._watcher)
         if self._ours:
             with _signals_kept():
                 self.ray.shutdown()
@@ -78,13 +84,16 @@ class Cluster:
         if not address:
             needed = math.ceil(self.settings.workers * self.settings.ray.cpus)
             # "local", or a cluster that ran here before and left its file behind may be waited for.
-            with _path_shared():
+            with _path_shared(), _loopback_only(), _private_files():
                 self.ray.init(
                     address="local",
                     include_dashboard=False,
                     num_cpus=max(_count_cores(), needed),
                     logging_level="WARNING",
                 )
+            node = self.ray._private.worker._global_node
+            (raylet,) = node.all_processes[self.ray._private.ray_constants.PROCESS_TYPE_RAYLET]
+            self._watcher = watch(raylet.process.pid)
             return
         try:
             _knock(address)
@@ -136,6 +145,39 @@ def _path_shared() -> Iterator[None]:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    """A cluster started here listens on this machine alone.
+
+    Ray takes `127.0.0.1` for "find an address that others can reach", unless it is told that there are no others.
+    """
+    from ray._private import ray_constants
+
+    name: str = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before, others = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = others
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """What Ray writes here only its owner may read: the token with which work is sent to the cluster, and its logs."""
+    with suppress(OSError):
+        (Path.home() / ".ray" / "auth_token").chmod(0o600)
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @contextmanager

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
 from fedwidth.config import settings_toml
 from fedwidth.errors import OptionError
+from fedwidth.flower.deployment_plan import MARK, Plan, check_plan, listens, read_plan, with_port
 from fedwidth.settings import Settings
 
-MARK = "deployment.json"
-"""Facts about the deployment; its presence says that a folder is one."""
 LINK = "deployment"
 PACKAGE = "fedwidth_app"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+OPERATORS, ENROLLED = "certificates/operators.pub", "enrolled"
+"""Who may command the server, and which devices are let in."""
+PRIVATE = ("certificates", "operator", "enrolled", "flower", "state", "nodes", "run")
+"""Folders that nobody but their owner may look into."""
+SCRIPTS = ("superlink.sh", "register.sh", "run.sh", "flwr.sh")
+COPIED = ("device.py", "enrol.py", "supernode.py", "trainer_process.py")
+"""What runs on a device before fedwidth is imported there."""
+AUTHORITY_DAYS = 3650
+"""How long an authority is valid at least: devices know it, and the server's certificate is renewed under it."""
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -28,84 +34,67 @@ ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What `deploy init` was asked for."""
+def write_deployment(
+    folder: Path, plan: Plan, settings: Settings, *, authority: Path | None = None, overwrite: bool = False
+) -> None:
+    """Write everything; refuses a folder with anything in it, and with `overwrite` one that is no deployment.
 
-    address: str = "127.0.0.1"
-    """Where nodes reach the server: a host name or an address."""
-    port: int = 8443
-    node_port: int = 9094
-    """Port of the first node's own API on its machine; the others count up from it."""
-    nodes: int = 4
-    capacities: tuple[str, ...] = ()
-    """Capacity of each node in turn; none: as the recipe deals them."""
-    days: int = 365
-    """How long certificates are valid."""
-
-
-def write_deployment(folder: Path, plan: Plan, settings: Settings, *, overwrite: bool = False) -> None:
-    """Write everything; refuses a folder with anything in it, and with `overwrite` one that is no deployment."""
-    from fedwidth.flower.keys import make_authority, make_node_key, make_server_certificate
+    `authority` is where the key that signs certificates is kept, or is already; none: a folder of its own in this one.
+    """
+    from fedwidth.flower.keys import make_authority, make_operator_key, make_server_certificate, read_authority
 
     check_plan(plan, settings)
-    _make_room(folder, overwrite)
     folder = folder.absolute()
-    for name in (f"app/{PACKAGE}", "certificates", "flower", "state"):
-        (folder / name).mkdir(parents=True)
-    for name in ("certificates", "flower", "state"):
+    authority = (authority or folder / "authority").absolute()
+    if authority == folder / "certificates":
+        raise OptionError("the authority's key must not be beside the server's: give another folder than certificates")
+    if (authority / "ca.key").exists():
+        read_authority(authority)  # what cannot be used is seen before anything is removed
+    _make_room(folder, overwrite)
+    (folder / "app" / PACKAGE).mkdir(parents=True)
+    for name in (*PRIVATE, authority):
+        (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name).chmod(0o700)
-    authority = make_authority(folder / "certificates", days=plan.days)
-    hosts = list(dict.fromkeys([plan.address, "127.0.0.1", "localhost"]))
-    make_server_certificate(folder / "certificates", authority, hosts, days=plan.days)
+    if not (authority / "ca.key").exists():
+        make_authority(authority, days=max(plan.days, AUTHORITY_DAYS))
+    shutil.copy(authority / "ca.pem", folder / "certificates" / "ca.pem")
+    make_server_certificate(folder / "certificates", read_authority(authority), plan.hosts, days=plan.days)
+    operator = make_operator_key(folder / "operator" / "key")
+    (folder / OPERATORS).write_text(operator + "\n")
     _write_app(folder, plan, settings)
-    values = _values(folder, plan)
-    _write(folder / "flower" / "config.toml", "flower_config.toml", values)
-    _write(folder / "README.md", "README.md", values)
-    for script in ("superlink.sh", "register.sh", "run.sh"):
-        _write(folder / script, script, values, executable=True)
-    for node in range(plan.nodes):
-        place = folder / "nodes" / f"client-{node}"
-        place.mkdir(parents=True)
-        place.chmod(0o700)
-        make_node_key(place / "key")
-        shutil.copy(folder / "certificates" / "ca.pem", place / "ca.pem")
-        (place / "device.py").write_text(files("fedwidth.flower").joinpath("device.py").read_text())
-        capacity = plan.capacities[node % len(plan.capacities)] if plan.capacities else ""
-        stated = f' capacity="{capacity}"' if capacity else ""
-        own = {"client": str(node), "stated": stated, "own_port": str(plan.node_port + node)}
-        _write(place / "start.sh", "node.sh", values | own, executable=True)
+    values = values_of(folder, plan)
+    fill(folder / "flower" / "config.toml", "flower_config.toml", values)
+    fill(folder / "README.md", "README.md", values)
+    for script in SCRIPTS:
+        fill(folder / script, script, values, executable=True)
+    for client in range(plan.nodes):
+        write_node(folder, plan, client)
     (folder / MARK).write_text(json.dumps(asdict(plan), indent=2) + "\n")
 
 
-def check_plan(plan: Plan, settings: Settings) -> None:
-    """What can be seen to be wrong before anything is written."""
-    from fedwidth.capacity import parse_capacity
-
-    if not 1 <= plan.nodes <= settings.data.clients:
-        raise OptionError(f"nodes must be from 1 to the recipe's {settings.data.clients} clients, not {plan.nodes}")
-    for name in ("port", "node_port"):
-        if not 1 <= getattr(plan, name) <= 65535 - plan.nodes:
-            raise OptionError(
-                f"{name.replace('_', '-')} must be a port from 1 to {65535 - plan.nodes}, not {getattr(plan, name)}"
-            )
-    if not plan.address or any(c.isspace() or c in "/\"'$`\\" for c in plan.address):
-        raise OptionError(f"address must be a host name or an IP address, not '{plan.address}'")
-    if plan.days < 1:
-        raise OptionError(f"days must be at least 1, not {plan.days}")
-    if len(plan.capacities) > plan.nodes:
-        raise OptionError(f"{len(plan.capacities)} capacities were given for {plan.nodes} nodes: give one each at most")
-    for capacity in plan.capacities:
-        parse_capacity(capacity)
+def write_node(folder: Path, plan: Plan, client: int, capacity: str = "") -> Path:
+    """The folder that a device is given: how to reach the server and whom to trust. Its key it makes itself."""
+    folder = folder.absolute()
+    place, here = folder / "nodes" / f"client-{client}", files("fedwidth.flower")
+    place.mkdir(parents=True)
+    place.chmod(0o700)
+    shutil.copy(folder / "certificates" / "ca.pem", place / "ca.pem")
+    for name in COPIED:
+        (place / name).write_text(here.joinpath(name).read_text())
+    (place / "operators.yaml").write_text(trusted(folder / OPERATORS))
+    capacity = capacity or plan.capacity_of(client)
+    stated = f' capacity="{capacity}"' if capacity else ""
+    own = {"client": str(client), "stated": stated, "own_port": str(plan.node_port + client)}
+    fill(place / "start.sh", "node.sh", values_of(folder, plan) | own, executable=True)
+    return place
 
 
-def read_plan(folder: Path) -> Plan:
-    """The plan a folder was made from."""
-    try:
-        facts = json.loads((folder / MARK).read_text())
-        return Plan(**{**facts, "capacities": tuple(facts["capacities"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        raise OptionError(f"{folder} is no deployment: it has no readable {MARK}; make one with deploy init") from None
+def trusted(operators: Path) -> str:
+    """The operators whose apps a device runs, as Flower's nodes read it (`--trusted-entities`)."""
+    from fedwidth.flower.operators import read_operators
+    from fedwidth.flower.signing import name_of, public_line
+
+    return "".join(f"{name_of(key)}: {public_line(key)}\n" for key in read_operators(operators))
 
 
 def _make_room(folder: Path, overwrite: bool) -> None:
@@ -116,17 +105,14 @@ def _make_room(folder: Path, overwrite: bool) -> None:
             raise OptionError(f"{folder} is not empty; give another folder, or --overwrite to make new keys in it")
         if not (folder / MARK).exists():
             raise OptionError(f"{folder} holds something else than a deployment; --overwrite does not touch it")
-        port = read_plan(folder).port
-        if _listens(port):
-            raise OptionError(f"something listens on port {port}: stop the server before its deployment is overwritten")
-        for name in ("app", "certificates", "flower", "nodes", "state"):  # and not `run`, which holds results
-            shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        plan = read_plan(folder)
+        if listens(plan):
+            raise OptionError(
+                f"something listens on port {plan.port}: stop the server before its deployment is overwritten"
+            )
+        for name in ("app", "authority", *PRIVATE):
+            if name != "run":  # which holds results
+                shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _write_app(folder: Path, plan: Plan, settings: Settings) -> None:
@@ -140,35 +126,40 @@ def _write_app(folder: Path, plan: Plan, settings: Settings) -> None:
     values = {
         "package": PACKAGE,
         "out": json.dumps(str(folder / "run")),
+        "enrolled": json.dumps(str(folder / ENROLLED)),
         "wait_for": str(min(settings.devices.per_round, plan.nodes)),
     }
-    _write(folder / "app" / "pyproject.toml", "app.toml", values)
+    fill(folder / "app" / "pyproject.toml", "app.toml", values)
 
 
-def _values(folder: Path, plan: Plan) -> dict[str, str]:
+def values_of(folder: Path, plan: Plan) -> dict[str, str]:
+    """What the templates are filled with."""
     exports = "\n".join(f"export {name}={value}" for name, value in ENVIRONMENT.items())
     return {
         "folder": str(folder),
-        "address": plan.address,
+        "server": with_port(plan.address, plan.port),
+        "near": with_port(plan.near, plan.port),
         "port": str(plan.port),
-        "host": plan.address if plan.address in LOOPBACK else "0.0.0.0",
+        "host": plan.host,
         "nodes": str(plan.nodes),
         "last": str(plan.nodes - 1),
         "days": str(plan.days),
         "link": LINK,
+        "operators": OPERATORS,
+        "enrolled_folder": ENROLLED,
         "certificate": json.dumps(str(folder / "certificates" / "ca.pem")),
         "exports": exports,
     }
 
 
-def _write(path: Path, template: str, values: Mapping[str, str], *, executable: bool = False) -> None:
+def fill(path: Path, template: str, values: Mapping[str, str], *, executable: bool = False) -> None:
+    """Write a file from its template."""
     text = files("fedwidth.flower").joinpath("templates", template + ".txt").read_text()
     path.write_text(Template(text).substitute(values))
     path.chmod(0o755 if executable else 0o644)
 
 
-def private_files(folder: Path, nodes: int) -> Sequence[Path]:
+def private_files(folder: Path) -> Sequence[Path]:
     """Files that nobody but their owner may read."""
-    certificates = folder / "certificates"
-    keys = [folder / "nodes" / f"client-{node}" / "key" for node in range(nodes)]
-    return [certificates / "ca.key", certificates / "server.key", *keys]
+    keys = [folder / name for name in ("authority/ca.key", "certificates/server.key", "operator/key")]
+    return [*keys, *sorted((folder / "nodes").glob("client-*/key"))]

@@ -16,11 +16,21 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from fedwidth.flower.app_folder import Plan
+from fedwidth.errors import OptionError
+from fedwidth.flower.app_folder import ENROLLED, OPERATORS
+from fedwidth.flower.deployment_plan import Plan
+from fedwidth.flower.enrolment import read_enrolled
 from fedwidth.flower.findings import Finding, note, ok, wrong
 from fedwidth.flower.keys import hosts_of
+from fedwidth.flower.members import operator_key
+from fedwidth.flower.operators import read_operators
+from fedwidth.flower.signing import read_key
 
 SOON = timedelta(days=30)
+AGAIN = {
+    "server.pem": "make a new one with deploy renew",
+    "ca.pem": "devices know no other, so make a new deployment with deploy init --overwrite",
+}
 CURVES = ("secp256r1", "secp384r1", "secp521r1")
 
 
@@ -37,7 +47,7 @@ def check_certificates(folder: Path, plan: Plan) -> Iterator[Finding]:
     for name, certificate in loaded.items():
         end = certificate.not_valid_after_utc
         if now > end:
-            yield wrong(f"certificates/{name} expired on {end:%Y-%m-%d}; make new ones with deploy init --overwrite")
+            yield wrong(f"certificates/{name} expired on {end:%Y-%m-%d}; {AGAIN[name]}")
         elif now < certificate.not_valid_before_utc:
             yield wrong(f"certificates/{name} is not valid yet: is this machine's clock right ({now:%Y-%m-%d %H:%M})?")
         elif end - now < SOON:
@@ -48,7 +58,7 @@ def check_certificates(folder: Path, plan: Plan) -> Iterator[Finding]:
         return
     server = loaded["server.pem"]
     hosts = hosts_of(server)
-    for host in dict.fromkeys([plan.address, "127.0.0.1"]):
+    for host in dict.fromkeys([plan.address, plan.near]):
         if host not in hosts:
             yield wrong(f"the server's certificate is for {', '.join(sorted(hosts)) or 'no host'}, not for {host}")
     try:
@@ -61,21 +71,46 @@ def check_certificates(folder: Path, plan: Plan) -> Iterator[Finding]:
             yield wrong("certificates/server.key does not belong to certificates/server.pem")
     except (OSError, ValueError, TypeError) as error:
         yield wrong(f"certificates/server.key cannot be read: {error}")
-    for node in range(plan.nodes):
-        copy = folder / "nodes" / f"client-{node}" / "ca.pem"
-        if copy.exists() and copy.read_bytes() != (place / "ca.pem").read_bytes():
+    if (place / "ca.key").exists():
+        yield wrong(
+            "certificates/ca.key is beside the server's key: move it to where deploy renew --authority finds it"
+        )
+    for copy in sorted((folder / "nodes").glob("client-*/ca.pem")):
+        if copy.read_bytes() != (place / "ca.pem").read_bytes():
             yield wrong(f"{copy} is not the deployment's: that node will refuse the server")
 
 
-def check_node_keys(folder: Path, plan: Plan) -> Iterator[Finding]:
-    """Each node's own, of a kind that Flower takes."""
-    seen: dict[bytes, int] = {}
-    here = 0
-    for node in range(plan.nodes):
-        path = folder / "nodes" / f"client-{node}" / "key"
+def check_operators(folder: Path) -> Iterator[Finding]:
+    """Who may command the server, and whether one of them can from here."""
+    try:
+        keys = read_operators(folder / OPERATORS)
+    except OptionError as error:
+        yield wrong(str(error))
+        return
+    path = operator_key(folder)
+    if not path.exists():
+        yield note(f"the operator's key is not here ({path}): commands come from where it is")
+        return
+    try:
+        mine = read_key(path).public_key()
+    except ValueError as error:
+        yield wrong(str(error))
+        return
+    yield ok(f"{path} may command the server") if mine in keys else wrong(f"{path} is not one of {OPERATORS}")
+
+
+def check_devices(folder: Path, plan: Plan) -> Iterator[Finding]:
+    """Which are enrolled, and whether the keys that are here are of a kind that Flower takes."""
+    try:
+        enrolled = {device.public_key: client for client, device in read_enrolled(folder / ENROLLED).items()}
+    except OptionError as error:
+        yield wrong(str(error))
+        return
+    seen: dict[str, str] = {}
+    for place in sorted((folder / "nodes").glob("client-*")):
+        path = place / "key"
         if not path.exists():
             continue
-        here += 1
         try:
             key = load_ssh_private_key(path.read_bytes(), None)
         except (ValueError, TypeError, OSError) as error:
@@ -84,14 +119,17 @@ def check_node_keys(folder: Path, plan: Plan) -> Iterator[Finding]:
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name not in CURVES:
             yield wrong(f"{path} must be an ECDSA key; make it with ssh-keygen -t ecdsa -b 384")
             continue
-        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
         written = path.with_name("key.pub")
-        if not written.exists() or written.read_bytes().split()[:2] != public.split()[:2]:
+        if not written.exists() or written.read_text().split()[:2] != public.split():
             yield wrong(f"{written} is missing or does not belong to {path}")
         if public in seen:
-            yield wrong(f"clients {seen[public]} and {node} have the same key: only one of them can be connected")
-        seen[public] = node
-    yield ok(f"{here} of {plan.nodes} nodes' keys are here (those of devices need not be)")
+            yield wrong(f"{seen[public]} and {place.name} have the same key: only one of them can be connected")
+        elif f"client-{enrolled.get(public)}" not in (place.name, "client-None"):
+            yield wrong(f"the key of {place.name} is enrolled as client {enrolled[public]}")
+        seen[public] = place.name
+    told = f"{len(enrolled)} devices are enrolled, {plan.nodes} were planned"
+    yield ok(told) if len(enrolled) >= plan.nodes else note(f"{told}; deploy add lets them in, once they have keys")
 
 
 def _public(key: object) -> bytes:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedwidth.flower.app_folder import ENVIRONMENT, LINK, LOOPBACK, Plan
+from fedwidth.errors import OptionError
+from fedwidth.flower.app_folder import ENROLLED
+from fedwidth.flower.deployment_plan import LOOPBACK, Plan, listens, with_port
+from fedwidth.flower.enrolment import read_enrolled
 from fedwidth.flower.findings import Finding, note, ok, wrong
+from fedwidth.flower.members import states
 
 
 def check_server(folder: Path, plan: Plan) -> Iterator[Finding]:
     """Contact it as a node would."""
-    address = ("127.0.0.1" if plan.address in LOOPBACK else plan.address, plan.port)
-    shown = f"{address[0]}:{address[1]}"
+    shown = with_port(plan.address, plan.port)
     try:
         context = ssl.create_default_context(cafile=str(folder / "certificates" / "ca.pem"))
         with (
-            socket.create_connection(address, timeout=5) as plain,
+            socket.create_connection((plan.address, plan.port), timeout=5) as plain,
             context.wrap_socket(plain, server_hostname=plan.address),
         ):
             pass
@@ -35,31 +34,26 @@ def check_server(folder: Path, plan: Plan) -> Iterator[Finding]:
     except ssl.SSLError as error:
         yield wrong(f"what listens at {shown} does not speak TLS ({error.reason}): another program, or --insecure?")
         return
+    except socket.gaierror as error:
+        why = error.strerror or str(error)
+        yield wrong(f"no address is known for the name {plan.address} ({why}): is it right, and does DNS work here?")
+        return
     except OSError as error:
         yield wrong(f"{shown} cannot be reached: {error.strerror or error}; is a firewall between?")
         return
     yield ok(f"the server at {shown} answers with the deployment's certificate")
-    if plan.address in LOOPBACK or _listens_here(plan.port):
+    if plan.address in LOOPBACK or listens(plan):
         yield from _registered(folder, plan)
 
 
 def _registered(folder: Path, plan: Plan) -> Iterator[Finding]:
-    """Which nodes the server knows; only its own machine may ask."""
-    environment = {**os.environ, **ENVIRONMENT, "FLWR_HOME": str(folder.absolute() / "flower")}
-    command = [str(Path(sys.executable).parent / "flwr"), "supernode", "list", LINK, "--format", "json"]
+    """Which devices the server knows; only an operator may ask."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-        status = [str(node["status"]) for node in json.loads(done.stdout)["nodes"]]
-    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
-        yield note("the server's list of nodes could not be read")
+        enrolled, known = read_enrolled(folder / ENROLLED), states(folder, plan)
+    except OptionError as error:
+        yield note(f"the server's list of devices could not be read: {error}")
         return
-    if len(status) < plan.nodes:
-        yield wrong(f"only {len(status)} of {plan.nodes} nodes' keys are registered; run ./register.sh")
-    online = status.count("online")
-    yield (ok if online >= plan.nodes else note)(f"{online} of {plan.nodes} nodes are online")
-
-
-def _listens_here(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    if len(known) < len(enrolled):
+        yield wrong(f"the server knows only {len(known)} of {len(enrolled)} enrolled devices; run ./register.sh")
+    online = list(known.values()).count("online")
+    yield (ok if online >= plan.nodes else note)(f"{online} of {max(plan.nodes, len(enrolled))} nodes are online")

@@ -1,7 +1,8 @@
 """A device's trainer and its connection to the server: `python device.py …`, what `start.sh` calls.
 
 The command line is that of `flower-supernode`. A connection that is lost is tried again, for ever; what trying again
-cannot heal (a key the server does not know, a certificate that has expired) ends it with the reason in one line.
+cannot heal (a key the server does not know, a certificate that has expired) ends it with the reason in one line. A
+SuperNode or a trainer that hangs is killed and started again. SIGTERM ends all of it within seconds.
 
 Standard library only, and copied into the nodes' folders: importing fedwidth brings in PyTorch, and a device needs its
 memory for the trainer.
@@ -24,10 +25,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 
-FLOWER = "1.41"
-"""The minor version of Flower whose words are read here, and which all deployments were made for."""
+if __package__:
+    from fedwidth.flower.trainer_process import TrainerProcess
+else:  # in a node's folder, where importing fedwidth would bring in PyTorch
+    from trainer_process import TrainerProcess  # type: ignore[import-not-found,no-redef]
+
+FLOWERS = ("1.41", "1.42")
+"""The minor versions of Flower whose words are read here, and with which deployments are tested."""
 SOCKET = "trainer.sock"
 PAUSE_SECONDS = 10.0
+SILENT_SECONDS = 90.0
+"""Three heartbeats of a SuperNode: one that has heard nothing for so long from a server that can be reached hangs."""
+END_SECONDS = 5.0
+PULSE = "FEDWIDTH_PULSE"
 REFUSED_SECONDS = 100.0
 """The server refuses a node that was cut off for up to 60 seconds, in the same words as one it does not know."""
 FINAL = (302, 303, 304, 600, 602, 603, 604, 605, 606)
@@ -43,29 +53,49 @@ def why_not_flower() -> str | None:
         found = version("flwr")
     except PackageNotFoundError:
         return "flwr is not installed; pip install 'fedwidth[flower]'"
-    if f"{found}.".startswith(f"{FLOWER}."):
+    if f"{found}.".startswith(tuple(f"{flower}." for flower in FLOWERS)):
         return None
     return (
-        f"flwr {found} is installed, but fedwidth's deployments were made for flwr {FLOWER} and use parts of it that"
-        f" change between versions; pip install 'flwr=={FLOWER}.*'"
+        f"flwr {found} is installed, but fedwidth's deployments were made for flwr {FLOWERS[0]} to {FLOWERS[-1]} and"
+        f" use parts of it that change between versions; pip install 'flwr=={FLOWERS[-1]}.*'"
     )
 
 
 class Node:
-    """One `flower-supernode`, its output passed on."""
+    """One SuperNode, its output passed on."""
 
     def __init__(self, words: list[str]) -> None:
         self.connected = False
+        self.heard = time.monotonic()
+        """When the server last answered it."""
         self._last: deque[str] = deque(maxlen=30)
-        command = [str(Path(sys.executable).with_name("flower-supernode")), *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [sys.executable, str(Path(__file__).with_name("supernode.py")), *words]
+        pulse, theirs = os.pipe()
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            pass_fds=[theirs],
+            env={**os.environ, PULSE: str(theirs)},
+        )
+        os.close(theirs)
         # Processes it started hold the pipe open after its end, so that is not what is waited for.
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        threading.Thread(target=self._feel, args=[pulse], daemon=True).start()
 
-    def wait(self) -> str:
-        """The last it said, once it has ended."""
-        self.process.wait()
+    def is_silent(self, superlink: str, authority: str) -> bool:
+        """Whether it hears nothing from a server that can be reached."""
+        if time.monotonic() - self.heard < SILENT_SECONDS:
+            return False
+        if reachable(superlink, authority):
+            return True
+        self.heard = time.monotonic()  # nobody could hear anything
+        return False
+
+    def last_words(self) -> str:
+        """What it said before it ended."""
         self._reader.join(timeout=2.0)
         return "".join(self._last)
 
@@ -76,8 +106,13 @@ class Node:
             self._last.append(line)
             self.connected |= "SuperNode ID:" in line
 
+    def _feel(self, pulse: int) -> None:
+        with open(pulse, "rb", buffering=0) as beats:
+            while beats.read(1024):
+                self.heard = time.monotonic()
 
-def stay_connected(words: list[str], superlink: str, authority: str, trainer: subprocess.Popen[bytes]) -> str:
+
+def stay_connected(words: list[str], superlink: str, authority: str, trainer: TrainerProcess) -> str:
     """Keep a SuperNode running until that cannot help; why it cannot."""
     refused: float | None = None
     while True:
@@ -85,13 +120,19 @@ def stay_connected(words: list[str], superlink: str, authority: str, trainer: su
             return reason
         node = Node(words)
         try:
-            said = node.wait()
+            while node.process.poll() is None and trainer.failed is None:
+                if node.is_silent(superlink, authority):
+                    print(f"the SuperNode heard nothing for {SILENT_SECONDS:.0f} s; it is started again", flush=True)
+                    node.process.kill()
+                    node.process.wait()
+                time.sleep(0.5)
         finally:
             end(node.process)
+        if trainer.failed is not None:
+            return trainer.failed
+        said = node.last_words()
         if (reason := why_final(said)) is not None:
             return reason
-        if trainer.poll() is not None:
-            return "the trainer has ended: see above"
         if node.connected:
             refused = None
         elif is_refusal(said):
@@ -107,17 +148,31 @@ def stay_connected(words: list[str], superlink: str, authority: str, trainer: su
         time.sleep(PAUSE_SECONDS)
 
 
-def distrust(superlink: str, authority: str) -> str | None:
-    """Why this device must not trust the server's certificate, or None; also where the server cannot be reached."""
+def reachable(superlink: str, authority: str) -> bool:
+    """Whether the server can be talked to."""
+    try:
+        _shake_hands(superlink, authority)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _shake_hands(superlink: str, authority: str) -> None:
     host, _, port = superlink.rpartition(":")
     host = host.strip("[]")
+    context = ssl.create_default_context(cafile=authority)
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=host),
+    ):
+        pass
+
+
+def distrust(superlink: str, authority: str) -> str | None:
+    """Why this device must not trust the server's certificate, or None; also where the server cannot be reached."""
     try:
-        context = ssl.create_default_context(cafile=authority)
-        with (
-            socket.create_connection((host, int(port)), timeout=10) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            return None
+        _shake_hands(superlink, authority)
+        return None
     except ssl.SSLCertVerificationError as error:
         if error.verify_code == NOT_YET_VALID:
             return None
@@ -175,9 +230,10 @@ def end(*processes: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
     for process in processes:
         if process.poll() is None:
             process.terminate()
+    deadline = time.monotonic() + END_SECONDS
     for process in processes:
         try:
-            process.wait(10)
+            process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -201,11 +257,12 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     os.environ["PYTHONUNBUFFERED"] = "1"
-    trainer = subprocess.Popen([sys.executable, "-m", "fedwidth.flower.resident", "--socket", SOCKET])
+    trainer = TrainerProcess(SOCKET)
+    threading.Thread(target=trainer.keep, daemon=True).start()
     try:
         why = stay_connected(words, known.superlink, known.root_certificates, trainer)
     finally:
-        end(trainer)
+        end(trainer.end())
     raise SystemExit(f"error: {why}")
 
 

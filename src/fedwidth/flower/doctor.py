@@ -6,17 +6,28 @@ import os
 import shutil
 import stat
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fedwidth.config import read_settings
+from fedwidth.data import load
 from fedwidth.errors import FedwidthError
-from fedwidth.flower.app_folder import ENVIRONMENT, PACKAGE, Plan, private_files, read_plan
-from fedwidth.flower.check_keys import check_certificates, check_node_keys
+from fedwidth.flower.app_folder import (
+    ENVIRONMENT,
+    OPERATORS,
+    PACKAGE,
+    PRIVATE,
+    SCRIPTS,
+    private_files,
+)
+from fedwidth.flower.check_keys import check_certificates, check_devices, check_operators
 from fedwidth.flower.check_server import check_server
+from fedwidth.flower.deployment_plan import Plan, read_plan
 from fedwidth.flower.findings import Finding, note, ok, wrong
-from fedwidth.flower.versions import FLOWER
+from fedwidth.flower.versions import FLOWERS
+from fedwidth.settings import Settings
 
 COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec")
 
@@ -27,9 +38,10 @@ def examine(folder: Path, *, online: bool = True) -> list[Finding]:
     """Everything that can be said about a deployment; `OptionError` where the folder is none."""
     plan = read_plan(folder)
     found = [
-        *_files(folder, plan),
+        *_files(folder),
         *check_certificates(folder, plan),
-        *check_node_keys(folder, plan),
+        *check_operators(folder),
+        *check_devices(folder, plan),
         *_versions(),
         *_surroundings(plan),
         *_recipe(folder, plan),
@@ -37,31 +49,35 @@ def examine(folder: Path, *, online: bool = True) -> list[Finding]:
     return found + list(check_server(folder, plan)) if online else found
 
 
-def _files(folder: Path, plan: Plan) -> Iterator[Finding]:
-    wanted = ["superlink.sh", "register.sh", "run.sh", "flower/config.toml", "app/pyproject.toml"]
+def _files(folder: Path) -> Iterator[Finding]:
+    wanted = [*SCRIPTS, "flower/config.toml", "app/pyproject.toml"]
     wanted += [f"app/{PACKAGE}/{name}" for name in ("client_app.py", "server_app.py", "wire.py", "recipe.toml")]
-    wanted += ["certificates/ca.pem", "certificates/server.pem", "certificates/server.key"]
+    wanted += ["certificates/ca.pem", "certificates/server.pem", "certificates/server.key", OPERATORS]
     missing = [name for name in wanted if not (folder / name).is_file()]
     yield from (wrong(f"{name} is missing") for name in missing)
     if not missing:
         yield ok(f"{len(wanted)} files are there")
-    open_ones = [path for path in private_files(folder, plan.nodes) if path.exists() and path.stat().st_mode & 0o077]
+    private = [*private_files(folder), *(folder / name for name in PRIVATE)]
+    open_ones = [path for path in private if path.exists() and path.stat().st_mode & 0o077]
     for path in open_ones:
         mode = stat.S_IMODE(path.stat().st_mode)
-        yield wrong(f"others can read the private {path} (mode {mode:04o}); chmod 600 it")
+        allowed = "700" if path.is_dir() else "600"
+        yield wrong(f"others can read the private {path} (mode {mode:04o}); chmod {allowed} it")
     if not open_ones:
-        yield ok("private keys are readable by their owner only")
+        yield ok("private keys and results are readable by their owner only")
 
 
 def _versions() -> Iterator[Finding]:
-    for package, wanted in (("flwr", f"{FLOWER}."), ("cryptography", ""), ("torch", ""), ("fedwidth", "")):
+    flowers = tuple(f"{flower}." for flower in FLOWERS)
+    for package, wanted in (("flwr", flowers), ("cryptography", ("",)), ("torch", ("",)), ("fedwidth", ("",))):
         try:
             found = version(package)
         except PackageNotFoundError:
             yield wrong(f"{package} is not installed; pip install 'fedwidth[flower]'")
             continue
         good = found.startswith(wanted)
-        yield ok(f"{package} {found}") if good else wrong(f"{package} is {found}, but this app needs {wanted}x")
+        needed = " or ".join(f"{start}x" for start in wanted)
+        yield ok(f"{package} {found}") if good else wrong(f"{package} is {found}, but this app needs {needed}")
     bin_folder = Path(sys.executable).parent
     for command in COMMANDS:
         if shutil.which(command) is None:
@@ -90,5 +106,24 @@ def _recipe(folder: Path, plan: Plan) -> Iterator[Finding]:
         yield wrong(f"{path}: {error}")
         return
     yield ok(f"the recipe trains {settings.model.name} with {settings.method.name} for {settings.rounds} rounds")
+    yield from _data(folder, settings)
     if settings.devices.per_round > plan.nodes:
         yield note(f"a round takes {settings.devices.per_round} clients, but there are {plan.nodes} nodes: all of them")
+
+
+def _data(folder: Path, settings: Settings) -> Iterator[Finding]:
+    """Whether this machine has what the recipe trains and tests with."""
+    try:
+        own = tomllib.loads((folder / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]["load"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield wrong(f"app/pyproject.toml cannot be read: {error}")
+        return
+    if own:
+        yield note(f"the data is {own}'s; whether a device has it, only the device knows")
+        return
+    try:
+        load(settings.data.name, settings.data.root or None, download=False, **settings.data.options)
+    except FedwidthError as error:
+        yield wrong(f"{error}; the server needs it to test, and every device to train")
+    else:
+        yield ok(f"the data {settings.data.name} is on this machine; every device needs it too")

@@ -1,9 +1,8 @@
-"""Certificates for TLS and keys for nodes, as files. Private ones can be read by their owner only."""
+"""Certificates for TLS and keys, as files. Private ones can be read by their owner only."""
 
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,13 +12,28 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey as PrivateKey
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey as PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedwidth.errors import OptionError
+from fedwidth.flower.enrol import make_node_key, write_private
+
+__all__ = [
+    "hosts_of",
+    "make_authority",
+    "make_node_key",
+    "make_operator_key",
+    "make_server_certificate",
+    "read_authority",
+    "write_private",
+]
 
 
 def make_authority(folder: Path, *, days: int) -> tuple[PrivateKey, x509.Certificate]:
@@ -56,19 +70,26 @@ def make_server_certificate(
     (folder / "server.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
 
 
-def make_node_key(path: Path) -> None:
-    """A node's key pair as OpenSSH writes it: `path` and `path`.pub (ECDSA P-384, what Flower takes)."""
-    key = _new_key()
+def make_operator_key(path: Path, remark: str = "operator") -> str:
+    """An operator's key pair as OpenSSH writes it (Ed25519): `path`, and the public line, which is also `path`.pub."""
+    key = Ed25519PrivateKey.generate()
     write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    path.with_name(path.name + ".pub").write_bytes(public + b"\n")
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    line = f"{public} {remark}"
+    path.with_name(path.name + ".pub").write_text(line + "\n")
+    return line
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, from its first moment on."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
+def read_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
+    """The certificate authority that was made in a folder."""
+    try:
+        key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        raise OptionError(f"{folder} holds no certificate authority (ca.key, ca.pem): {error}") from None
+    if not isinstance(key, PrivateKey) or key.public_key() != certificate.public_key():
+        raise OptionError(f"ca.key and ca.pem in {folder} do not belong together")
+    return key, certificate
 
 
 def hosts_of(certificate: x509.Certificate) -> set[str]:

@@ -13,12 +13,20 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from fedwidth.errors import OptionError
+from fedwidth.checkpoint import rounds_done
+from fedwidth.config import read_settings
+from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.flower.app_folder import PACKAGE
+from fedwidth.flower.signing import command
 from fedwidth.flower.versions import check_flower
+from fedwidth.folder import check_same
 
+OUT = re.compile(r"""(?:^|\s)out\s*=\s*["']([^"']+)["']""")
 STARTED = re.compile(r"started run (\d+)")
 RAISED = "ServerApp failed with exception: "
 SETTLE_SECONDS = 10.0
@@ -33,7 +41,7 @@ class Watch:
     def __init__(self, app: str, link: str, more: list[str]) -> None:
         self.interrupted = False
         self._process = subprocess.Popen(
-            [_flwr(), "run", app, link, "--stream", *more],
+            command("flwr", "run", app, link, "--stream", *more),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -59,13 +67,16 @@ class Watch:
 
 
 def launch(app: str, link: str, more: list[str]) -> int:
-    """Start the run and watch it; 0 if it finished."""
+    """Start the run and watch it; 0 if it finished, now or before."""
+    if (said := finished(Path(app), more)) is not None:
+        print(said)
+        return 0
     watch = Watch(app, link, more)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, watch.end)
     run, status = watch.follow()
     if watch.interrupted:
-        after = f"run {run} goes on; flwr stop {run} {link} ends it" if run else "it may not have been started"
+        after = f"run {run} goes on; ./flwr.sh stop {run} ends it" if run else "it may not have been started"
         print(f"no longer watching: {after}", file=sys.stderr)
         return INTERRUPTED
     if not run:
@@ -77,12 +88,27 @@ def launch(app: str, link: str, more: list[str]) -> int:
     return int(said is not None)
 
 
+def finished(app: Path, more: Sequence[str]) -> str | None:
+    """What to say of a run that has had all its rounds already; None where there is something left to do."""
+    try:
+        config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+        given = [found[1] for word in more if (found := OUT.search(word))]
+        out = Path(given[-1] if given else config["out"])
+        settings = read_settings(app / PACKAGE / "recipe.toml").main
+        if not (out / "summary.json").exists() or rounds_done(out) < settings.rounds:
+            return None
+        check_same(out, settings)
+    except (FedwidthError, OSError, ValueError, KeyError, TypeError):
+        return None  # the run itself says what is wrong
+    return f"the run in {out} has finished: {settings.rounds} of {settings.rounds} rounds; see fedwidth report {out}"
+
+
 def outcome(run: str, link: str) -> tuple[str, str]:
     """The status of a run and Flower's remarks on it; a run that is still going on is given a moment to end."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        command = [_flwr(), "list", link, "--run-id", run, "--format", "json"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        words = command("flwr", "list", link, "--run-id", run, "--format", "json")
+        done = subprocess.run(words, capture_output=True, text=True)
         try:
             (found,) = json.loads(done.stdout)["runs"]
             status, details = str(found["status"]), str(found.get("status-details", ""))
@@ -112,7 +138,7 @@ def verdict(status: str, details: str) -> str | None:
         if "heartbeat" in details:
             return "the run failed: its process ended without a word (killed, or out of memory)"
         return f"the run failed: {' '.join(details.removeprefix(RAISED).split())}"
-    return f"the log ended, but the run is {status}; flwr list shows what becomes of it"
+    return f"the log ended, but the run is {status}; ./flwr.sh list shows what becomes of it"
 
 
 def main() -> None:
@@ -124,10 +150,6 @@ def main() -> None:
     if len(sys.argv) < 3:
         raise SystemExit("error: give the app's folder and the name of the link")
     raise SystemExit(launch(sys.argv[1], sys.argv[2], sys.argv[3:]))
-
-
-def _flwr() -> str:
-    return str(Path(sys.executable).with_name("flwr"))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,12 @@ from flwr.clientapp import ClientApp
 from .wire import Raw, pack, receive, send, unpack
 
 STYPE = "fedwidth.raw"
+WAIT_SECONDS = 20.0
+"""How long a trainer that is being started again is waited for."""
+SHARE = 0.9
+"""Of the time a task has, for training: what is left is for saying that it was not enough."""
+WHY = ".why"
+"""Ends the name of the file beside the trainer's socket that says why the last one was ended."""
 STATED = ("client", "capacity", "memory", "bytes", "operations", "samples")
 
 
@@ -50,6 +57,7 @@ def client_app(recipe: str | None = None) -> ClientApp:
             raise ValueError(f"this is client {own}, not {facts.get('client')}")
         facts |= {"recipe": text, "load": str(context.run_config.get("load", ""))}
         facts["threads"] = int(context.node_config.get("threads", 1))
+        facts["seconds"] = SHARE * message.metadata.ttl
         arrays = message.content.array_records["arrays"]
         tensors = {name: (array.dtype, tuple(array.shape), array.data) for name, array in arrays.items()}
         answer, trained = train_block(facts, tensors, str(context.node_config.get("trainer", "")))
@@ -63,22 +71,54 @@ def client_app(recipe: str | None = None) -> ClientApp:
 def train_block(
     facts: Mapping[str, Any], tensors: Mapping[str, Raw], trainer: str
 ) -> tuple[dict[str, Any], dict[str, Raw]]:
-    """Ask the resident trainer at this socket; without one, train here."""
-    if trainer:
-        try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(trainer)
-                send(connection, pack(facts, tensors))
-                answer, trained = unpack(receive(connection))
-        except (OSError, EOFError) as error:
-            print(f"no resident trainer at {trainer} ({error}); training in this process", flush=True)
-        else:
-            if "error" in answer:
-                raise RuntimeError(answer["error"])
-            return answer, trained
-    from fedwidth.flower.local import train_here
+    """Ask the resident trainer at this socket; without one, train here.
 
-    return train_here(facts, tensors)
+    One that ends with the task unanswered, or does not answer in time, is an error: here the same would happen again.
+    """
+    connection = _connect(trainer) if trainer else None
+    if connection is None:
+        from fedwidth.flower.local import train_here
+
+        return train_here(facts, tensors)
+    begun, seconds = time.time(), facts.get("seconds")
+    with connection:
+        connection.settimeout(seconds)
+        try:
+            send(connection, pack(facts, tensors))
+            answer, trained = unpack(receive(connection))
+        except TimeoutError:
+            raise RuntimeError(f"the trainer did not answer within {seconds:g} seconds") from None
+        except (OSError, EOFError):
+            raise RuntimeError(f"the trainer ended before it answered: {_why_ended(trainer, begun)}") from None
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer, trained
+
+
+def _connect(trainer: str) -> socket.socket | None:
+    """A connection to the trainer; None where there is none."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(trainer)
+            return connection
+        except OSError as error:
+            connection.close()
+            if not Path(trainer).exists() or time.monotonic() > deadline:
+                print(f"no resident trainer at {trainer} ({error}); training in this process", flush=True)
+                return None
+        time.sleep(0.5)
+
+
+def _why_ended(trainer: str, since: float) -> str:
+    """What the device wrote down when it ended the trainer."""
+    path = Path(trainer + WHY)
+    for _ in range(20):
+        if path.exists() and path.stat().st_mtime >= since - 1.0:
+            return path.read_text()
+        time.sleep(0.1)
+    return "it was killed, or ran out of memory"
 
 
 def _recipe_beside() -> str:

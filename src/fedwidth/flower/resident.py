@@ -2,17 +2,22 @@
 
 Flower starts a process for every message, and a process that imports torch, builds the model and loads the data takes
 seconds before it trains. This one does so once and answers blocks (`wire`) on a unix socket that only its owner can
-open. One task at a time: a device has one training to do.
+open. One task at a time, in the main thread: a device has one training to do. Meanwhile an empty block is answered at
+once, with what is wrong: nothing, or that the present task takes longer than it may.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import queue
 import signal
 import socket
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -60,13 +65,62 @@ def answer(block: bytes) -> bytes:
     return pack(facts, tensors)
 
 
+@dataclass
+class Work:
+    """The tasks that wait, and the one that is trained now."""
+
+    waiting: queue.Queue[tuple[socket.socket, bytes]] = field(default_factory=queue.Queue)
+    deadline: float | None = None
+    seconds: float = 0.0
+
+    def begin(self, block: bytes) -> None:
+        """Note until when the task of this block may take."""
+        with suppress(ValueError, KeyError, TypeError):
+            self.seconds = float(unpack(block)[0]["seconds"])
+            self.deadline = time.monotonic() + self.seconds
+
+    def complaint(self) -> str:
+        """What is wrong, empty where nothing."""
+        late = self.deadline is not None and time.monotonic() > self.deadline
+        return f"its task has taken more than {self.seconds:g} seconds" if late else ""
+
+
 def serve(listener: socket.socket) -> None:
-    """Answer one connection after the other, for ever."""
+    """Answer one task after the other, until whoever started this process is gone."""
+    work, parent = Work(), os.getppid()
+    threading.Thread(target=_welcome, args=[listener, work], daemon=True).start()
+    while os.getppid() == parent:
+        try:
+            connection, block = work.waiting.get(timeout=2.0)
+        except queue.Empty:
+            continue
+        work.begin(block)
+        # A client process that is killed takes no answer.
+        with connection, suppress(OSError):
+            send(connection, answer(block))
+        work.deadline = None
+
+
+def _welcome(listener: socket.socket, work: Work) -> None:
     while True:
-        connection, _ = listener.accept()
-        # A client process that is killed leaves half a block or takes no answer.
-        with connection, suppress(OSError, EOFError, ValueError):
-            send(connection, answer(receive(connection)))
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # it is closed
+            return
+        threading.Thread(target=_hear, args=[connection, work], daemon=True).start()
+
+
+def _hear(connection: socket.socket, work: Work) -> None:
+    """Take a task in, or answer the question whether all is well."""
+    try:
+        block = receive(connection)
+        if block:
+            work.waiting.put((connection, block))
+            return
+        send(connection, work.complaint().encode())
+    except (OSError, EOFError, ValueError):  # a client process that is killed leaves half a block
+        pass
+    connection.close()
 
 
 def main() -> None:

@@ -53,6 +53,8 @@ class Deployment:
     """Largest norm of an update, in multiples of the norm of the sub-model that was sent."""
     most_samples: int = 1_000_000
     """Samples a client may claim for its weight."""
+    enrolled: str = ""
+    """Folder with the devices that are enrolled, see `enrolment`; empty: whoever Flower lets in, without limits."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Deployment:

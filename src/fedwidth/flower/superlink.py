@@ -2,107 +2,93 @@
 
     python -m fedwidth.flower.superlink [--most-bytes N] [--most-reply N] [--control any] …
 
-The rest of the command line is `flower-superlink`'s own. Flower 1.41 serves nodes, operators and apps on one port, and
+The rest of the command line is `flower-superlink`'s own. Flower serves nodes, operators and apps on one port, and
 reads a request before it knows who sent it. The guard
 
 - refuses request bodies above `--most-bytes` (16 MiB; honest parts are 5 MiB) unread, with status 413;
-- refuses the parts of a reply beyond `--most-reply` bytes (128 MiB; set it to a little more than the model): Flower
-  holds up to three times as much in memory, and gigabytes in its database lock it for all nodes;
+- refuses a request unread whose headers no registered node signed, asking to be let in excepted;
+- closes connections of strangers that are too many or too slow (`connections`, `--most-strangers`), and those whose
+  body stops coming;
+- refuses the parts of a reply beyond `--most-reply` bytes (128 MiB; set it to a little more than the model), or beyond
+  1 MiB and eight times what the node was sent, introductions included: Flower holds up to three times as much in
+  memory, and gigabytes in its database lock it for all nodes;
 - waits for a locked database longer than Flower's 5 seconds, after which SuperExec would give up for good and no run
   would start any more;
-- lets only this machine register nodes, start runs and fetch results (`--control any` lifts it): else whoever reaches
-  the port could register a key of their own, and node authentication would keep nobody out.
+- lets only this machine register nodes, start runs and fetch results (`--control any` lifts it).
+
+Behind the guard, `operators.py` asks for proof: operators and the server's own processes sign what they ask, and a
+device must be enrolled.
+
+SIGTERM ends it within seconds, whoever is connected. A second SuperLink on the same database is refused.
 """
 
 from __future__ import annotations
 
 import argparse
-import ipaddress
+import fcntl
+import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from fedwidth.errors import OptionError
+from fedwidth.flower.app_folder import ENROLLED, OPERATORS
+from fedwidth.flower.connections import MOST, MOST_EACH, Strangers, listen, make_room
+from fedwidth.flower.guard import MOST_BYTES, MOST_REPLY, Guard
+from fedwidth.flower.proof import require_proof
 from fedwidth.flower.versions import check_flower
 
-MOST_BYTES, MOST_REPLY = 16 << 20, 128 << 20
-MOST_KEYS = 100_000
 LOCK_MILLISECONDS = "25000"
 """Below the 30 seconds after which Flower's own clients give up."""
-KEY = b"flwr-public-key"
-"""The header in which a node says who it is; what it uploads counts once Flower has checked that."""
 
 
-class Guard:
-    """ASGI middleware: what a stranger may send, and where to."""
-
-    def __init__(
-        self, app: Any, *, most: int = MOST_BYTES, most_reply: int = MOST_REPLY, local_control: bool = True
-    ) -> None:
-        self.app, self.most, self.most_reply, self.local_control = app, most, most_reply, local_control
-        self._uploaded: dict[bytes, int] = {}
-        """Bytes of each node's present reply."""
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuse, or pass on while counting."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        is_node = scope["path"].startswith("/v1/fleet/")
-        if self.local_control and not is_node and scope["path"] != "/health" and not is_loopback(scope.get("client")):
-            await _refuse(send, 403, "only nodes may come in from outside")
-            return
-        headers = dict(scope["headers"])
-        length, key = headers.get(b"content-length", b"0"), headers.get(KEY, b"")
-        if is_node and (not length.isdigit() or int(length) > self.most):
-            await _refuse(send, 413, f"a request may have {self.most} bytes")
-            return
-        is_part = scope["path"] == "/v1/fleet/push-object"
-        if is_part and self._uploaded.get(key, 0) + int(length) > self.most_reply:
-            await _refuse(send, 413, f"a reply may have {self.most_reply} bytes")
-            return
-        read = 0
-
-        async def counted() -> Any:
-            nonlocal read
-            event = await receive()
-            read += len(event.get("body", b""))
-            if is_node and read > self.most:  # a body that did not say how long it is
-                return {"type": "http.disconnect"}
-            return event
-
-        async def noted(event: Any) -> None:
-            if event["type"] == "http.response.start" and event["status"] == 200:
-                self._note(scope["path"], key, read)
-            await send(event)
-
-        await self.app(scope, counted, noted)
-
-    def _note(self, path: str, key: bytes, read: int) -> None:
-        """Add what Flower took; a new reply begins with its message."""
-        if len(self._uploaded) > MOST_KEYS:
-            self._uploaded.clear()
-        if path == "/v1/fleet/push-messages":
-            self._uploaded[key] = 0
-        elif path == "/v1/fleet/push-object":
-            self._uploaded[key] = self._uploaded.get(key, 0) + read
+GRACE_SECONDS, END_SECONDS = 3, 8.0
+"""What answers get to be finished once the server is asked to end, and when it ends whatever happens."""
 
 
-def is_loopback(client: tuple[str, int] | None) -> bool:
-    """Whether a connection comes from this machine.
+def server_with(strangers: Strangers) -> Callable[..., None]:
+    """What Flower calls as `uvicorn.run`, with connections counted and an end that comes."""
+    import uvicorn
 
-    >>> is_loopback(("127.0.0.1", 40000)), is_loopback(("192.168.1.7", 40000)), is_loopback(None)
-    (True, False, False)
-    """
-    try:
-        return client is not None and ipaddress.ip_address(client[0]).is_loopback
-    except ValueError:
-        return False
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """Threads that answer someone who watches a run would be waited for without an end."""
+            super().handle_exit(sig, frame)
+            last = threading.Timer(END_SECONDS, os._exit, args=[128 + sig])
+            last.daemon = True
+            last.start()
+
+    def run(app: Any, *, host: str, port: int, **options: Any) -> None:
+        own = {"loop": "asyncio", "ws": "none", "timeout_graceful_shutdown": GRACE_SECONDS}
+        config = uvicorn.Config(app, host=host, port=port, **{**options, **own})
+        try:
+            listener = listen(host, port, strangers)
+        except OSError as error:
+            raise SystemExit(f"error: cannot listen at {host}:{port}: {error.strerror or error}") from None
+        with listener:
+            Server(config).run(sockets=[listener])
+
+    return run
 
 
-async def _refuse(send: Any, status: int, why: str) -> None:
-    headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": why.encode()})
+@contextmanager
+def alone(database: str) -> Iterator[None]:
+    """Hold the database's lock; it goes with the process, so none is left over."""
+    if not database or database.startswith(":"):
+        yield
+        return
+    path = Path(database)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(path.name + ".lock"), "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OptionError(f"another SuperLink uses {database}; end that one first") from None
+        yield
 
 
 def main() -> None:
@@ -111,22 +97,48 @@ def main() -> None:
     parser.add_argument("--most-bytes", type=int, default=MOST_BYTES)
     parser.add_argument("--most-reply", type=int, default=MOST_REPLY)
     parser.add_argument("--control", choices=("local", "any"), default="local")
+    parser.add_argument("--operators", type=Path, default=Path(OPERATORS))
+    parser.add_argument("--enrolled", type=Path, default=Path(ENROLLED))
+    parser.add_argument("--most-strangers", type=int, default=MOST)
+    parser.add_argument("--database", default="")
     own, rest = parser.parse_known_args()
     try:
         check_flower()
+        with alone(own.database):
+            serve(own, [*rest, *(["--database", own.database] if own.database else [])])
     except OptionError as error:
         raise SystemExit(f"error: {error}") from None
+
+
+def serve(own: argparse.Namespace, rest: list[str]) -> None:
+    """Flower's SuperLink with the rest of the command line, behind the guard."""
+    import uvicorn
     from flwr.supercore import sql_mixin
     from flwr.superlink import extensions
     from flwr.superlink.cli import flower_superlink
 
+    from fedwidth.flower.known_nodes import enrolled_in
+
     configure = extensions.configure_app
+    most = make_room(own.most_strangers)
+    strangers = Strangers(most=most, most_each=min(MOST_EACH, max(1, most // 2)))
+
+    check_operators = require_proof(own.operators, own.enrolled)
 
     def guarded(app: Any) -> None:
         configure(app)
-        app.add_middleware(Guard, most=own.most_bytes, most_reply=own.most_reply, local_control=own.control == "local")
+        check_operators(app)
+        app.add_middleware(
+            Guard,
+            most=own.most_bytes,
+            most_reply=own.most_reply,
+            local_control=own.control == "local",
+            strangers=strangers,
+            is_enrolled=enrolled_in(app),
+        )
 
     extensions.configure_app = guarded
+    uvicorn.run = server_with(strangers)
     sql_mixin.SQLITE_PRAGMAS = (*sql_mixin.SQLITE_PRAGMAS, ("busy_timeout", LOCK_MILLISECONDS))
     sys.argv = ["flower-superlink", *rest]
     flower_superlink()

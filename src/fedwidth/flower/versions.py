@@ -7,9 +7,9 @@ parts of Flower that it may change with any minor version. So another one is ref
 from __future__ import annotations
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.device import FLOWER, why_not_flower
+from fedwidth.flower.device import FLOWERS, why_not_flower
 
-__all__ = ["FLOWER", "check_flower"]
+__all__ = ["FLOWERS", "check_flower"]
 
 
 def check_flower() -> None:

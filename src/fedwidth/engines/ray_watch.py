@@ -1,0 +1,49 @@
+"""Says why a run is over whose raylet was killed.
+
+Ray ends the process that started it at once when the process it runs on that machine, the raylet, is gone, without an
+exception that could be caught. So a small process watches both and says in one line what became of them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+
+ENDED = (
+    "Ray's process on this machine, the raylet, has ended (killed, or out of memory), and the run with it; --resume"
+    " goes on after the last round that was saved"
+)
+
+
+def watch(raylet: int) -> subprocess.Popen[bytes] | None:
+    """Start the watching process for the raylet with this number; None where the system cannot watch processes."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    # In a session of its own: what ends the run, Ctrl-C say, must not end it before it has seen what happened.
+    command = [sys.executable, "-I", "-S", __file__, str(raylet)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def watch_no_longer(watcher: subprocess.Popen[bytes]) -> None:
+    """End it before the raylet is ended on purpose."""
+    watcher.kill()
+    watcher.wait()
+    if watcher.stdin is not None:
+        watcher.stdin.close()
+
+
+def main() -> None:
+    """Wait until the raylet ends, which is said, or the run, which holds the other end of the standard input."""
+    try:
+        raylet = os.pidfd_open(int(sys.argv[1]))
+    except ProcessLookupError:
+        raylet = -1
+    ended = raylet < 0 or raylet in select.select([raylet, sys.stdin], [], [])[0]
+    if ended:
+        print(f"error: {ENDED}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

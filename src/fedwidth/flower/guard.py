@@ -1,0 +1,164 @@
+"""What a stranger may send to Flower's SuperLink, where to, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fedwidth.flower.connections import Strangers
+
+MOST_BYTES, MOST_REPLY = 16 << 20, 128 << 20
+LEAST_REPLY, TIMES_SENT = 1 << 20, 8
+"""A reply may have 1 MiB, and eight times what the node was sent: no method answers with as much."""
+MOST_ACTIVATION = 4096
+"""Bytes with which a node asks to be let in, its key among them."""
+BODY_SECONDS, BODY_RATE = 20.0, 8192
+"""A body has so many seconds, and one more for each so many bytes that came."""
+MOST_KEYS = 100_000
+KEY = b"flwr-public-key"
+"""The header in which a node says who it is; what it uploads counts once Flower has checked that."""
+ACTIVATE = "/v1/fleet/activate-node"
+
+
+class Replies:
+    """How much each node has uploaded of its present reply, and how much it may."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._sent: dict[bytes, int] = {}
+        """Bytes that a node was sent since its last reply; unknown after a restart."""
+        self._allowed: dict[bytes, int] = {}
+        self._uploaded: dict[bytes, int] = {}
+
+    def allowed(self, key: bytes) -> int:
+        """Bytes that the node's present reply may have."""
+        return self._allowed.get(key, self.most)
+
+    def takes(self, key: bytes, length: int) -> bool:
+        """Whether so many more may come."""
+        return self._uploaded.get(key, 0) + length <= self.allowed(key)
+
+    def sent(self, key: bytes, length: int) -> None:
+        """Add what a node was sent."""
+        self._sent[key] = self._sent.get(key, 0) + length
+
+    def took(self, path: str, key: bytes, read: int) -> None:
+        """Add what Flower took; a new reply begins with its message."""
+        for counts in (self._sent, self._allowed, self._uploaded):
+            if len(counts) > MOST_KEYS:
+                counts.clear()
+        if path == "/v1/fleet/push-messages":
+            sent = self._sent.pop(key, None)
+            self._uploaded[key] = 0
+            self._allowed[key] = self.most if sent is None else min(self.most, LEAST_REPLY + TIMES_SENT * sent)
+        elif path == "/v1/fleet/push-object":
+            self._uploaded[key] = self._uploaded.get(key, 0) + read
+
+
+class Guard:
+    """ASGI middleware: what a stranger may send, and where to."""
+
+    def __init__(
+        self,
+        app: Any,
+        *,
+        most: int = MOST_BYTES,
+        most_reply: int = MOST_REPLY,
+        local_control: bool = True,
+        strangers: Strangers | None = None,
+        is_enrolled: Callable[[Any], bool] | None = None,
+    ) -> None:
+        """`is_enrolled` says from a request's headers whether a registered node signed them (None: all are let in)."""
+        self.app, self.most, self.local_control = app, most, local_control
+        self.strangers = Strangers() if strangers is None else strangers
+        self.is_enrolled = is_enrolled
+        self.replies = Replies(most_reply)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Refuse, or pass on while counting."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        refusal = await self._refusal(scope)
+        if refusal is not None:
+            await _refuse(send, *refusal)
+            return
+        with self.strangers.serving(scope.get("client")):
+            await self._pass_on(scope, receive, send)
+
+    async def _refusal(self, scope: Any) -> tuple[int, str] | None:
+        """Status and reason where the headers alone are enough to refuse a request."""
+        path, headers = scope["path"], dict(scope["headers"])
+        is_node = path.startswith("/v1/fleet/")
+        if self.local_control and not is_node and path != "/health" and not is_loopback(scope.get("client")):
+            return 403, "only nodes may come in from outside"
+        if not is_node:
+            return None
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self.most:
+            return 413, f"a request may have {self.most} bytes"
+        if self.is_enrolled is not None:
+            if await asyncio.to_thread(self.is_enrolled, scope):
+                self.strangers.vouch_for(scope.get("client"))
+            elif path != ACTIVATE or int(length) > MOST_ACTIVATION:  # Flower says why it does not let a node in
+                return 401, "this node is not registered"
+        key = headers.get(KEY, b"")
+        if path == "/v1/fleet/push-object" and not self.replies.takes(key, int(length)):
+            return 413, f"a reply may have {self.replies.allowed(key)} bytes"
+        return None
+
+    async def _pass_on(self, scope: Any, receive: Any, send: Any) -> None:
+        path, key = scope["path"], dict(scope["headers"]).get(KEY, b"")
+        is_node = path.startswith("/v1/fleet/")
+        status = read = 0
+        whole, begun = False, time.monotonic()
+
+        async def counted() -> Any:
+            nonlocal read, whole
+            if whole:  # what comes next is the end of the connection, for which an answer may wait
+                return await receive()
+            left = begun + BODY_SECONDS + read / BODY_RATE - time.monotonic()
+            try:
+                event = await asyncio.wait_for(receive(), max(left, 0.0))
+            except TimeoutError:
+                self.strangers.cut(scope.get("client"))
+                return {"type": "http.disconnect"}
+            read += len(event.get("body", b""))
+            whole = not event.get("more_body", False)
+            if is_node and read > self.most:  # a body that did not say how long it is
+                return {"type": "http.disconnect"}
+            return event
+
+        async def noted(event: Any) -> None:
+            nonlocal status
+            if event["type"] == "http.response.start":
+                status = event["status"]
+                if status == 200 and path.startswith("/v1/"):
+                    self.strangers.vouch_for(scope.get("client"))
+                    self.replies.took(path, key, read)
+            elif status == 200 and path == "/v1/fleet/pull-object":
+                self.replies.sent(key, len(event.get("body", b"")))
+            await send(event)
+
+        await self.app(scope, counted, noted)
+
+
+def is_loopback(client: tuple[str, int] | None) -> bool:
+    """Whether a connection comes from this machine.
+
+    >>> is_loopback(("127.0.0.1", 40000)), is_loopback(("192.168.1.7", 40000)), is_loopback(None)
+    (True, False, False)
+    """
+    try:
+        return client is not None and ipaddress.ip_address(client[0]).is_loopback
+    except ValueError:
+        return False
+
+
+async def _refuse(send: Any, status: int, why: str) -> None:
+    headers = [(b"content-type", b"text/plain"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": why.encode()})

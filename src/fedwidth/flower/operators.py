@@ -1,0 +1,213 @@
+"""Who may ask the server for what.
+
+| path | who |
+| --- | --- |
+| `/v1/fleet/…` | devices that are enrolled; Flower then checks that they hold the private half of their key |
+| `/v1/runtime/…` | processes that this server started: SuperExec and the ServerApp |
+| `/health` | everyone |
+| everything else: runs, lists, logs, registrations | operators |
+
+A request of the second and of the last kind must be signed (`signing.py`). It counts once, for a minute, and only if it
+was signed after this server was started, because what was used is remembered in memory. Where it comes from does not
+matter: a process on the server's machine, or behind a proxy there, is nobody without a key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey as PublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.flower.enrolment import pem_of, read_enrolled
+from fedwidth.flower.signing import APP_SIGNATURE, RUNTIME, SIGNATURE, START_RUN, is_signed, name_of, target_of, text_of
+
+FLEET, HEALTH = "/v1/fleet/", "/health"
+ACTIVATE, NOT_ACTIVATED = "/v1/fleet/activate-node", 2004
+"""How a device asks to be let in, and how Flower says no to it: the words a device understands."""
+NODE_KEY = b"flwr-public-key"
+"""The header in which a device says who it is."""
+WINDOW_SECONDS = 60.0
+"""How far the clocks of operator and server may be apart, and how long a signature counts."""
+SETTLED_SECONDS = 1.0
+"""A folder that changed so lately may change again without a newer time of change."""
+MOST_SIGNED = 64 << 20
+"""Bytes of a signed request; an app has 10 MiB at most, the parts of messages 5."""
+
+
+class Operators:
+    """ASGI middleware: lets through what its sender may ask."""
+
+    def __init__(
+        self,
+        app: Any,
+        *,
+        operators: Path,
+        enrolled: Path,
+        runtime: PublicKey,
+        apps: dict[str, dict[str, str]] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.app, self._operators, self._runtime, self._clock = app, operators, runtime, clock
+        self._enrolled = Enrolment(enrolled)
+        self._apps = {} if apps is None else apps
+        """Signatures of apps by the apps' digest, for Flower to hand on to devices."""
+        self._began = clock()
+        self._used: dict[str, float] = {}
+        """Numbers that were used, and until when they could be used again."""
+        self._tidy_at = 0.0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Refuse, or pass on."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["path"] == HEALTH:
+            await self.app(scope, receive, send)
+        elif scope["path"].startswith(FLEET):
+            if dict(scope["headers"]).get(NODE_KEY, b"") in self._enrolled:
+                await self.app(scope, receive, send)
+            elif scope["path"] == ACTIVATE:
+                await _refuse(send, 412, "this device is not enrolled", code=NOT_ACTIVATED)
+            else:
+                await _refuse(send, 401, "this device is not enrolled")
+        else:
+            await self._signed(scope, receive, send)
+
+    async def _signed(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            key, digest = self._signer(scope)
+            body = await _body(receive)
+            if hashlib.sha256(body).hexdigest() != digest:
+                raise OptionError("its content is not what was signed")
+            self._note_app(key, scope)
+        except OptionError as error:
+            why = "only operators of this deployment may ask this, with their key (./flwr.sh on the server)"
+            await _refuse(send, 403, f"{why}: {error}")
+            return
+        parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def again() -> Any:
+            return next(parts, None) or await receive()
+
+        await self.app(scope, again, send)
+
+    def _signer(self, scope: Any) -> tuple[PublicKey, str]:
+        """Whose key signed the request, and what it says of the content; `OptionError` where nobody's did."""
+        values = [value for name, value in scope["headers"] if name == SIGNATURE.encode()]
+        parts = values[0].decode("latin-1").split(" ") if len(values) == 1 else []
+        if len(parts) != 4:
+            raise OptionError("the request is not signed")
+        moment, nonce, digest, signature = parts
+        target = target_of(scope["path"], scope.get("query_string", b""))
+        text = text_of(scope["method"], target, digest, moment, nonce)
+        allowed = [self._runtime] if scope["path"].startswith(RUNTIME) else read_operators(self._operators)
+        try:
+            raw = base64.b64decode(signature, validate=True)
+        except (ValueError, binascii.Error):
+            raw = b""
+        key = next((key for key in allowed if is_signed(key, raw, text)), None)
+        if key is None:
+            raise OptionError("its signature is nobody's who may")
+        self._use_once(float(moment) / 1000, nonce)
+        return key, digest
+
+    def _use_once(self, moment: float, nonce: str) -> None:
+        """Refuse what was signed at another time, or came before. Only what is signed gets here, so it stays small."""
+        now = self._clock()
+        if not abs(now - moment) <= WINDOW_SECONDS:
+            raise OptionError(f"its time and the server's are {abs(now - moment):.0f} s apart; are the clocks right?")
+        if moment < self._began:
+            raise OptionError("it was signed before this server was started")
+        if now > self._tidy_at:
+            self._used = {used: until for used, until in self._used.items() if until > now}
+            self._tidy_at = now + WINDOW_SECONDS
+        if nonce in self._used:
+            raise OptionError("it came before")
+        self._used[nonce] = moment + 2 * WINDOW_SECONDS
+
+    def _note_app(self, key: PublicKey, scope: Any) -> None:
+        """Keep the operator's signature of the app that a run is started with."""
+        said = dict(scope["headers"]).get(APP_SIGNATURE.encode(), b"").decode("latin-1").split(" ")
+        if scope["path"] == START_RUN and len(said) == 3 and said[1].isdigit():
+            signed = json.dumps({"signature": said[2], "signed_at": int(said[1])})
+            # Flower's nodes ask for both: that apps can be signed here at all, and by whom this one is.
+            self._apps[said[0]] = {"valid_license": "Valid", name_of(key): signed}
+
+
+class Enrolment:
+    """The keys of the enrolled devices as their requests carry them, read again when the folder changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stamp, self._keys = -1, frozenset[bytes]()
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether a device is enrolled; none is where the folder cannot be read, for fear of one that was revoked."""
+        try:
+            stamp = self._folder.stat().st_mtime_ns
+        except OSError:
+            stamp = 0
+        if stamp != self._stamp or time.time() - stamp / 1e9 < SETTLED_SECONDS:
+            try:
+                self._keys = frozenset(
+                    base64.b64encode(pem_of(device.public_key)) for device in read_enrolled(self._folder).values()
+                )
+            except FedwidthError as error:
+                print(f"error: no device is let in: {error}", flush=True)
+                self._keys = frozenset()
+            self._stamp = stamp
+        return key in self._keys
+
+
+def read_operators(path: Path) -> list[PublicKey]:
+    """The operators' public keys: a file with one OpenSSH line each; whoever is taken out of it is none any more."""
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+        keys = [load_ssh_public_key(line.encode()) for line in lines]
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise OptionError(f"{path} holds no operators' keys: {error}") from None
+    if not keys or not all(isinstance(key, PublicKey) for key in keys):
+        raise OptionError(f"{path} must hold Ed25519 public keys of operators, one a line")
+    return [key for key in keys if isinstance(key, PublicKey)]
+
+
+def sign_apps_with(apps: Mapping[str, dict[str, str]]) -> None:
+    """Have Flower keep operators' signatures with the apps of runs, as it does for apps from its own store."""
+    from flwr.superlink.servicer.control import control_handlers
+
+    plain = control_handlers.Fab
+
+    def with_signature(hash_str: str, content: bytes, verifications: dict[str, str]) -> Any:
+        return plain(hash_str, content, verifications or apps.get(hash_str, {}))
+
+    control_handlers.Fab = with_signature
+
+
+async def _refuse(send: Any, status: int, why: str, **more: int) -> None:
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps({"detail": why, **more}).encode()})
+
+
+async def _body(receive: Any) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        event = await receive()
+        if event["type"] != "http.request":
+            raise OptionError("it broke off")
+        parts.append(event.get("body", b""))
+        if sum(map(len, parts)) > MOST_SIGNED:
+            raise OptionError(f"it has more than {MOST_SIGNED} bytes")
+        if not event.get("more_body", False):
+            return b"".join(parts)
