@@ -120,3 +120,14 @@ def test_what_has_no_influence_on_a_run_does_not_matter():
     assert key_of(small("seed=4", "engine=serial", "evaluation.every=3")) == key_of(small())
     assert key_of(small("rounds=9")) != key_of(small())
     json.loads(key_of(small()))
+
+
+def test_where_all_have_one_size_it_does_not_matter_what_weak_devices_hold_or_how_slow_they_are():
+    changes = ("devices.capacities=a0-b1-c1", "devices.correlate=labels", "devices.rates={'1/2'=2e9, '1/4'=1e9}")
+    plain, timed = (yardsticks(small(changes[0], *more)) for more in ((), changes[1:]))
+    for kind in (SMALLEST, FULL):
+        assert key_of(plain[kind]) == key_of(timed[kind])
+    assert timed[CAPPED].devices.correlate == "labels"
+    for each in timed.values():
+        check(each)
+        Experiment(each)

@@ -23,7 +23,7 @@ from fedwidth.difference import Difference, compare
 from fedwidth.influence import MEASURING, PRECISION, ROUNDING, experiment_of
 from fedwidth.method_settings import method_of
 from fedwidth.methods import fedavg
-from fedwidth.settings import MethodSettings, Settings
+from fedwidth.settings import DeviceSettings, MethodSettings, Settings
 
 EXCLUDE, SMALLEST, CAPPED, FULL = "exclude", "smallest for all", "capped", "full for all"
 TO_BEAT = (EXCLUDE, SMALLEST, CAPPED)
@@ -57,7 +57,7 @@ def yardsticks(settings: Settings) -> dict[str, Settings]:
     if method_of(settings).choose is fedavg.choose or enrolled == (1.0,):
         return {}
     whole = replace(settings, method=MethodSettings("fedavg"), evaluation=replace(settings.evaluation, capacities=[]))
-    everybody = replace(devices, capacities="a1", excluded=[])
+    everybody = _alike(replace(devices, capacities="a1", excluded=[]))
     found = {}
     if enrolled[0] == 1:
         narrow = [value for value in mix.enrolled() if value < 1]
@@ -122,7 +122,9 @@ def _cap(settings: Settings, mix: Capacities, widest: float) -> Settings:
         replace(
             settings,
             model=replace(settings.model, width=settings.model.width * widest),
-            devices=replace(devices, capacities=written, excluded=[value / widest for value in devices.excluded]),
+            devices=_untimed(
+                replace(devices, capacities=written, excluded=[value / widest for value in devices.excluded])
+            ),
             evaluation=replace(evaluation, capacities=narrow),
         )
     )
@@ -135,13 +137,24 @@ def _plain(settings: Settings) -> Settings:
     if mix.enrolled(devices.excluded) != (1.0,):
         return settings
     if len(mix.enrolled()) == 1:
-        settings = replace(settings, devices=replace(devices, capacities="a1", dynamic=False, excluded=[]))
+        settings = replace(settings, devices=_alike(replace(devices, capacities="a1", dynamic=False, excluded=[])))
     else:
         settings = replace(settings, devices=replace(devices, excluded=sorted(devices.excluded, reverse=True)))
     chosen = method_of(settings)
     if chosen.local or chosen.close or chosen.start:
         return settings
     return replace(settings, method=MethodSettings("fedavg"))
+
+
+def _alike(devices: DeviceSettings) -> DeviceSettings:
+    """Devices of one size: none is the weaker, whatever it holds."""
+    plain = DeviceSettings()
+    return _untimed(replace(devices, correlate=plain.correlate, correlate_strength=plain.correlate_strength))
+
+
+def _untimed(devices: DeviceSettings) -> DeviceSettings:
+    """The devices without the time they take, which is stated for the widths that they train otherwise."""
+    return replace(devices, rates={}, bandwidth={}, deadline=0.0)
 
 
 def _write(pairs: list[tuple[float, float]]) -> str:
