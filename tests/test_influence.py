@@ -37,6 +37,8 @@ OTHER = {
     "evaluation.every": 1,
     "evaluation.local": "false",
     "evaluation.capacities": "[0.5]",
+    "evaluation.alarm": 5,
+    "checkpoint_history": 4,
 }
 RAY = "engine=ray"
 

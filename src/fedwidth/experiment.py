@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedwidth import checkpoint, evaluation, folder
+from fedwidth import checkpoint, evaluation, folder, history
 from fedwidth.capacity import Capacities, sample_clients
 from fedwidth.client import Trainer, learning_rate
 from fedwidth.client_memory import FOLDER, ClientMemory, Files, forget_clients
@@ -69,6 +69,10 @@ class Experiment:
             check(settings, method)
         self.method = method or method_of(settings)
         self.settings = settings = with_needs(settings, self.method)
+        if settings.server.clip and not self.method.slices:
+            raise OptionError(
+                f"server.clip must be 0 with {self.method.title}, whose sub-models are no slices of the model"
+            )
         self.device = find_device(settings.device)
         self.capacities = Capacities.parse(settings.devices.capacities)
         self.data = data if data is not None else load_data(settings)
@@ -203,7 +207,7 @@ class Experiment:
         """Choose the sub-models of a round that is still to come, while the device trains; None after the last."""
         if round >= self.settings.rounds:
             return None
-        chosen[round] = self.method.assign(self.plan, self.cohort(round), round, seed=self.settings.seed)
+        chosen[round] = self.rounds.assign(Server({}, round), self.cohort(round))
         return chosen[round], round
 
     def evaluate(self, server: Server) -> Line:
@@ -285,7 +289,11 @@ class Experiment:
             raise OptionError("there is nothing to resume without an output folder")
         if resume and place and (place / checkpoint.NAME).exists():
             server, facts = checkpoint.load_server(
-                place, identity=self._identity(), device=self.device, files=self._files(place)
+                place,
+                identity=self._identity(),
+                device=self.device,
+                files=self._files(place),
+                also=lambda: history.files_needed(place),
             )
             return server, float(facts["seconds"])
         if place:
@@ -347,6 +355,10 @@ class Experiment:
             "bytes_up": size + reported,
             "macs": macs,
         }
+        if clipped := {str(client): float(f"{times:.3g}") for client, times in report.excess.items() if times > 1}:
+            line["clipped"] = clipped
+        if quarantined := server.conduct.new(server.round, self.settings.server.quarantine):
+            line["quarantined"] = {str(client): last for client, last in quarantined.items()}
         if report.absent:
             line["absent"] = {str(client): why for client, why in report.absent.items()}
             drawn = cohort or self.cohort(server.round - 1)

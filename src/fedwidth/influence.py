@@ -26,13 +26,17 @@ from fedwidth.schema import keys
 from fedwidth.settings import Settings
 
 WITHOUT_INFLUENCE = (
-    *("name", "answers", "checkpoint_every", "checkpoint_seconds", "client_memory", "workers", "slots"),
+    *("name", "answers", "checkpoint_every", "checkpoint_seconds", "checkpoint_history"),
+    *("client_memory", "workers", "slots"),
     *("data.root", "ray.address", "ray.cpus"),
 )
 ROUNDING = ("engine", "device", "ray.engine", "ray.gpus")
 """The settings of Ray are among them only where it trains, and of its GPUs only whether there are any."""
 PRECISION = ("precision",)
-MEASURING = ("evaluation.every", "evaluation.local", "evaluation.capacities")
+MEASURING = ("evaluation.every", "evaluation.local", "evaluation.capacities", "evaluation.alarm")
+
+NEWER = ("server.clip", "server.strikes", "server.quarantine", "evaluation.alarm")
+"""Settings that earlier versions had not: at their defaults, fingerprints are those that such a version made."""
 
 
 def by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +102,10 @@ def _fingerprint(settings: Settings, without: Collection[str] = ()) -> str:
             del everything[name]
     if not settings.local.name:  # as it was before there were local rules
         del everything["local"]
+    for name in NEWER:  # and as it was before there were these
+        section, _, key = name.rpartition(".")
+        if key in everything.get(section, {}) and everything[section][key] == keys()[name].default:
+            del everything[section][key]
     ray = everything.pop("ray")
     if settings.engine == "ray":
         everything["engine"] = f"ray {ray['engine']} {'cuda' if ray['gpus'] else 'cpu'}"

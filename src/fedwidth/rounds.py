@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.aggregation import CohortSum
+from fedwidth.clipping import FAR, clip_updates, merged
 from fedwidth.methods import Closing, Method, Task
 from fedwidth.plan.plan import Plan
 from fedwidth.server import Server
@@ -34,9 +35,18 @@ class Report:
     """Training samples seen, each as often as it was seen."""
     losses: tuple[float, ...]
     absent: Mapping[int, str] = field(default_factory=dict)
-    """Clients whose work does not count, and why: late, gone or refused. Only real devices can be."""
+    """Clients whose work does not count, and why: late, gone, refused or left out for a while."""
+    refused: frozenset[int] = frozenset()
+    """Those of them that sent what must not count."""
+    excess: Mapping[int, float] = field(default_factory=dict)
+    """Where updates are clipped: how many times as long as the bound each was."""
     kept: Mapping[int, Mapping[str, Mapping[str, Tensor]]] = field(default_factory=dict)
     """What clients keep for themselves: their part of their memory, by client, name and tensor."""
+
+    @property
+    def struck(self) -> list[int]:
+        """Clients that sent what was refused or far too large."""
+        return sorted({*self.refused, *(client for client, times in self.excess.items() if times > FAR)})
 
 
 class Engine(Protocol):
@@ -85,7 +95,8 @@ class Rounds:
 
     def assign(self, server: Server, cohort: Sequence[tuple[int, float]]) -> list[Task]:
         """A task for every (client, capacity) of the server's next round."""
-        return self.method.assign(self.plan, cohort, server.round, server.memory, self.seed, state=server.state)
+        tasks = self.method.assign(self.plan, cohort, server.round, server.memory, self.seed, state=server.state)
+        return [replace(task, single=True) for task in tasks] if self.settings.clip else tasks
 
     def send(self, server: Server, tasks: Sequence[Task]) -> list[Task]:
         """The tasks with what their clients are sent beside their sub-models."""
@@ -98,6 +109,17 @@ class Rounds:
             seed=self.seed,
             clients=self.clients,
         )
+
+    def clip(
+        self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report
+    ) -> tuple[Sequence[CohortSum], Report]:
+        """The sums with updates clipped as the settings say, and by how much each was too large."""
+        if not self.settings.clip:
+            return sums, report
+        clipped = clip_updates(server.state, sums, tasks, self.plan, self.settings.clip)
+        excess = dict(zip((task.client for task in tasks), clipped.excess, strict=True))
+        single = self.method.collect == "updates"
+        return clipped.sums if single else merged(clipped.sums, tasks), replace(report, excess=excess)
 
     def close(self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report) -> Server:
         """The server one round further: the method closes the round, and the server takes its step."""
@@ -118,7 +140,14 @@ class Rounds:
             options=self.method.values,
         )
         closed, memory = self.method.finish(closing), self.method.remember(closing)
-        server = replace(server, clients=server.clients.after(tasks, report.kept, server.state, server.round))
+        settings = self.settings
+        server = replace(
+            server,
+            clients=server.clients.after(tasks, report.kept, server.state, server.round),
+            conduct=server.conduct.after(
+                report.struck, round=server.round, strikes=settings.strikes, quarantine=settings.quarantine
+            ),
+        )
         return server.advance(closed, memory, self.settings, self.plan.parameters)
 
 
@@ -137,8 +166,14 @@ def run_round(
     `tasks` are what would be chosen, where that was done beforehand.
     """
     tasks = rounds.send(server, tasks or rounds.assign(server, cohort))
+    out = {task.client: server.conduct.why_out(task.client, server.round) for task in tasks}
+    left_out = {client: why for client, why in out.items() if why}
+    tasks = [task for task in tasks if task.client not in left_out]
     if not tasks:  # all were excluded: nothing is learnt in this round
-        return server.skip(), [], Report((), ())
+        return server.skip(), [], Report((), (), left_out)
     sums, report = engine.run(server.state, tasks, server.round, coming=coming, watch=watch)
+    if left_out:
+        report = replace(report, absent={**left_out, **report.absent})
     tasks = [task for task in tasks if task.client not in report.absent]
+    sums, report = rounds.clip(server, tasks, sums, report)
     return rounds.close(server, tasks, sums, report), tasks, report

@@ -113,6 +113,9 @@ class ServerSettings:
     second_moment: float = key(0.99, "second moment of fedadam and fedyogi", least=0)
     epsilon: float = key(1e-3, "adaptivity of fedadam and fedyogi", least=0)
     lr_decay: float = key(1.0, "factor on the server step each round", least=0)
+    clip: float = key(0.0, "largest norm of an update, in multiples of the round's median; 0: no limit", least=0)
+    strikes: int = key(3, "answers refused, or far beyond clip, after which a client is left out; 0: never", least=0)
+    quarantine: int = key(10, "rounds for which it is left out then", least=1)
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,9 @@ class EvaluationSettings:
     )
     local: bool = key(True, "accuracy of the global model on each client's own test data")
     capacities: list[float] = key([], "also measure the global model's sub-model at these capacities", share=True)
+    alarm: float = key(
+        0.0, "points of accuracy below the best of the last 5 evaluations that are noted as an alarm; 0: none", least=0
+    )
     batch_size: int = key(500, "samples a step", least=1)
     statistics_samples: int = key(0, "training samples for static statistics; 0: all", least=0)
 
@@ -172,3 +178,6 @@ class Settings:
         0, "rounds between checkpoints, each waited for; 0: by time, beside the training. The end makes one", least=0
     )
     checkpoint_seconds: float = key(60.0, "seconds between checkpoints by time", least=0)
+    checkpoint_history: int = key(
+        0, "earlier checkpoints to keep, besides every tenth round's, to go back to; 0: the last alone", least=0
+    )

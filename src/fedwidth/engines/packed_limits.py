@@ -31,6 +31,8 @@ def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
     stacked = not in_slots(first)
     for trainer in trainers:
         reason = why_not(trainer, stacked=stacked) or _differs(first, trainer)
+        if trainer.settings.server.clip:
+            reason = reason or "server.clip compares the updates of single clients, which a pack does not keep"
         if stacked and (trainer.rule.sends_or_reports or trainer.rule.probes):
             reason = reason or f"clients of {trainer.rule.title} are sent or report more than a sub-model"
         if reason:
