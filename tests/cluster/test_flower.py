@@ -52,7 +52,8 @@ def grid_of(text: str, *, nodes: dict[int, dict] | None = None, spoil=None, run_
 
 
 def embedded(text: str):
-    return Experiment(read_settings(text).main).run().server.state
+    """The state after the recipe's rounds on the serial engine, with what deployments add to its settings."""
+    return Experiment(Deployment().with_defaults(read_settings(text).main)).run().server.state
 
 
 @pytest.mark.parametrize(
