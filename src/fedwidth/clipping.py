@@ -1,4 +1,4 @@
-"""No update counts for more than a multiple of what is usual in its round.
+"""No update counts for more than a multiple of what is usual in its round, and none that points away from the others.
 
 A client m that was sent the part theta[I_m] of the state and trained it to theta_m has made the change
 
@@ -13,6 +13,11 @@ training goes on, and the lower one because of two clients one may be hostile.
 
 Parameters, other tensors (running statistics) and everything reported beside them are bounded each by their own
 median: they are of different sizes.
+
+Screening asks for the cosine of a client's change with what the others did, s_m = sum over j != m of d_j / n_j, on the
+elements that the client holds (0 where nobody else holds them). A client for which it is below 0 is left out of the
+round, as if it had not answered; of n clients at most (n - 1) / 2, those with the lowest. A bound alone does not keep out a client that goes backwards at the bound, least of all where it alone holds an
+element; that it goes backwards shows on those it shares.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from torch import Tensor
 from fedwidth.aggregation import CohortSum
 from fedwidth.methods import Task
 from fedwidth.plan.plan import Plan
-from fedwidth.submodel import State
+from fedwidth.submodel import State, put, take
 
 FAR = 5.0
 """An update this many times as long as the bound is no accident: honest ones were seen at up to 1.8 times."""
@@ -43,10 +48,20 @@ class Clipped:
     """One of each client, in the order of its tasks."""
     excess: tuple[float, ...]
     """How many times as long as the bound each was: above 1 it was clipped."""
+    opposed: Mapping[int, float]
+    """The cosines of those that point away from the others, by their place: always less than half of them."""
 
 
-def clip_updates(state: State, sums: Sequence[CohortSum], tasks: Sequence[Task], plan: Plan, multiple: float) -> Clipped:
-    """Clip the updates of single clients, given in the order of their tasks."""
+def clip_updates(
+    state: State,
+    sums: Sequence[CohortSum],
+    tasks: Sequence[Task],
+    plan: Plan,
+    multiple: float,
+    *,
+    screen: bool = False,
+) -> Clipped:
+    """Clip the updates of single clients, given in the order of their tasks; with `screen`, say which point away."""
     changes: list[dict[str, dict[str, Tensor]]] = []
     for total, task in zip(sums, tasks, strict=True):
         sent = task.part.cut(state, plan)
@@ -62,11 +77,34 @@ def clip_updates(state: State, sums: Sequence[CohortSum], tasks: Sequence[Task],
                 excess[place] = max(excess[place], min(own / bound, MOST) if bound else MOST)
             elif bound:
                 excess[place] = max(excess[place], own / bound)
+    opposed: dict[int, float] = {}
+    if screen:
+        found = cosines([change.get(PARAMETERS, {}) for change in changes], tasks, state)
+        worst = sorted(range(len(found)), key=found.__getitem__)[: (len(found) - 1) // 2]
+        opposed = {place: found[place] for place in worst if found[place] < 0}
     clipped = [
         _scaled(total, change, factor) if factor else total
         for total, change, factor in zip(sums, changes, factors, strict=True)
     ]
-    return Clipped(clipped, tuple(excess))
+    return Clipped(clipped, tuple(excess), opposed)
+
+
+def cosines(changes: Sequence[Mapping[str, Tensor]], tasks: Sequence[Task], state: State) -> list[float]:
+    """The cosine of each client's change with the sum of the others', all made equally long, where the client holds."""
+    total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in state.items()}
+    units = []
+    for change, task in zip(changes, tasks, strict=True):
+        length = norm(change) or 1.0
+        units.append({name: own.double() / length for name, own in change.items()})
+        for name, own in units[-1].items():
+            put(total[name], take(total[name], task.index, name) + own, task.index, name)
+    found = []
+    for unit, task in zip(units, tasks, strict=True):
+        others = {name: take(total[name], task.index, name) - own for name, own in unit.items()}
+        product = sum(float((own * others[name]).sum()) for name, own in unit.items())
+        lengths = norm(unit) * norm(others)
+        found.append(product / lengths if lengths else 0.0)
+    return found
 
 
 def merged(sums: Sequence[CohortSum], tasks: Sequence[Task]) -> list[CohortSum]:

@@ -1,7 +1,7 @@
 """Which clients are left out for a while, because what they sent was refused or far too large.
 
-Every such answer is a strike. A client with `strikes` of them takes no part for `quarantine` rounds and then begins
-anew. It is part of the server, and so of its checkpoints: a run that goes on leaves out the same clients.
+Every such answer is a strike, and every good one takes a strike away. A client with `strikes` of them takes no part for
+`quarantine` rounds and then begins anew. It is part of the server, and so of its checkpoints: a run that goes on leaves out the same clients.
 """
 
 from __future__ import annotations
@@ -36,12 +36,23 @@ class Conduct:
         """Why a client is left out of a round, or nothing."""
         return f"in quarantine until round {self.until[client]}" if self.is_out(client, round) else ""
 
-    def after(self, struck: Collection[int], *, round: int, strikes: int, quarantine: int) -> Conduct:
-        """The conduct after a round in which these clients got a strike; nobody is left out where `strikes` is 0."""
+    def after(
+        self, struck: Collection[int], *, round: int, strikes: int, quarantine: int, good: Collection[int] = ()
+    ) -> Conduct:
+        """The conduct after a round in which some clients got a strike, and other ones were `good`.
+
+        Nobody is left out where `strikes` is 0.
+
+        >>> conduct = Conduct({3: 1, 4: 2}).after([4, 5], good=[3, 4], round=0, strikes=3, quarantine=2)
+        >>> conduct.strikes, conduct.until
+        ({5: 1}, {4: 3})
+        """
         if not strikes:
             return self
         until = {client: end for client, end in self.until.items() if end > round + 1}
-        counts = dict(self.strikes)
+        fewer = {client for client in good if client not in struck}
+        counts = {client: number - (client in fewer) for client, number in self.strikes.items()}
+        counts = {client: number for client, number in counts.items() if number}
         for client in struck:
             counts[client] = counts.get(client, 0) + 1
             if counts[client] >= strikes:

@@ -31,7 +31,7 @@ from fedwidth.part import Part
 from fedwidth.parts import build_model, check_values, find_device, load_data, plan_model, set_precision, split_data
 from fedwidth.randomness import torch_seed
 from fedwidth.representative import LastRound, accuracy_by_capacity
-from fedwidth.rounds import Engine, Report, Rounds, run_round
+from fedwidth.rounds import Engine, Report, Rounds, compares_updates, run_round
 from fedwidth.server import Server
 from fedwidth.settings import Settings
 from fedwidth.submodel import state_of
@@ -69,9 +69,10 @@ class Experiment:
             check(settings, method)
         self.method = method or method_of(settings)
         self.settings = settings = with_needs(settings, self.method)
-        if settings.server.clip and not self.method.slices:
+        if compares_updates(settings.server) and not self.method.slices:
             raise OptionError(
-                f"server.clip must be 0 with {self.method.title}, whose sub-models are no slices of the model"
+                f"server.clip must be 0 and server.screen false with {self.method.title}: its sub-models are no slices"
+                " of the model, and are not compared"
             )
         self.device = find_device(settings.device)
         self.capacities = Capacities.parse(settings.devices.capacities)
@@ -357,6 +358,8 @@ class Experiment:
         }
         if clipped := {str(client): float(f"{times:.3g}") for client, times in report.excess.items() if times > 1}:
             line["clipped"] = clipped
+        if report.opposed:
+            line["opposed"] = {str(client): float(f"{cosine:.3g}") for client, cosine in report.opposed.items()}
         if quarantined := server.conduct.new(server.round, self.settings.server.quarantine):
             line["quarantined"] = {str(client): last for client, last in quarantined.items()}
         if report.absent:

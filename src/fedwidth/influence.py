@@ -35,7 +35,7 @@ ROUNDING = ("engine", "device", "ray.engine", "ray.gpus")
 PRECISION = ("precision",)
 MEASURING = ("evaluation.every", "evaluation.local", "evaluation.capacities", "evaluation.alarm")
 
-NEWER = ("server.clip", "server.strikes", "server.quarantine", "evaluation.alarm")
+NEWER = ("server.clip", "server.screen", "server.strikes", "server.quarantine", "evaluation.alarm")
 """Settings that earlier versions had not: at their defaults, fingerprints are those that such a version made."""
 
 

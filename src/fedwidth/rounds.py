@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,13 +41,28 @@ class Report:
     """Those of them that sent what must not count."""
     excess: Mapping[int, float] = field(default_factory=dict)
     """Where updates are clipped: how many times as long as the bound each was."""
+    opposed: Mapping[int, float] = field(default_factory=dict)
+    """Where they are screened: the cosines of those that pointed away from the others."""
     kept: Mapping[int, Mapping[str, Mapping[str, Tensor]]] = field(default_factory=dict)
     """What clients keep for themselves: their part of their memory, by client, name and tensor."""
 
     @property
     def struck(self) -> list[int]:
-        """Clients that sent what was refused or far too large."""
-        return sorted({*self.refused, *(client for client, times in self.excess.items() if times > FAR)})
+        """Clients that sent what was refused, far too large or pointed away from the others."""
+        far = {client for client, times in self.excess.items() if times > FAR}
+        return sorted({*self.refused, *far, *self.opposed})
+
+    def without(self, places: Mapping[int, str], tasks: Sequence[Task]) -> Report:
+        """The report without those of its tasks, by their places, that do not count, and why."""
+        kept = [place for place in range(len(tasks)) if place not in places]
+        out = {tasks[place].client: why for place, why in places.items()}
+        return replace(
+            self,
+            passes=tuple(self.passes[place] for place in kept),
+            losses=tuple(self.losses[place] for place in kept),
+            absent={**self.absent, **out},
+            kept={client: own for client, own in self.kept.items() if client not in out},
+        )
 
 
 class Engine(Protocol):
@@ -68,6 +84,11 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back workers and memory."""
+
+
+def compares_updates(settings: ServerSettings) -> bool:
+    """Whether the updates of single clients are wanted, to be compared with each other."""
+    return settings.clip > 0 or settings.screen
 
 
 @dataclass(frozen=True)
@@ -96,7 +117,7 @@ class Rounds:
     def assign(self, server: Server, cohort: Sequence[tuple[int, float]]) -> list[Task]:
         """A task for every (client, capacity) of the server's next round."""
         tasks = self.method.assign(self.plan, cohort, server.round, server.memory, self.seed, state=server.state)
-        return [replace(task, single=True) for task in tasks] if self.settings.clip else tasks
+        return [replace(task, single=True) for task in tasks] if compares_updates(self.settings) else tasks
 
     def send(self, server: Server, tasks: Sequence[Task]) -> list[Task]:
         """The tasks with what their clients are sent beside their sub-models."""
@@ -110,16 +131,24 @@ class Rounds:
             clients=self.clients,
         )
 
-    def clip(
+    def compare(
         self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report
-    ) -> tuple[Sequence[CohortSum], Report]:
-        """The sums with updates clipped as the settings say, and by how much each was too large."""
-        if not self.settings.clip:
-            return sums, report
-        clipped = clip_updates(server.state, sums, tasks, self.plan, self.settings.clip)
+    ) -> tuple[Sequence[Task], Sequence[CohortSum], Report]:
+        """The tasks that count and their sums, with updates clipped and screened as the settings say."""
+        if not compares_updates(self.settings):
+            return tasks, sums, report
+        settings = self.settings
+        clipped = clip_updates(server.state, sums, tasks, self.plan, settings.clip or math.inf, screen=settings.screen)
         excess = dict(zip((task.client for task in tasks), clipped.excess, strict=True))
-        single = self.method.collect == "updates"
-        return clipped.sums if single else merged(clipped.sums, tasks), replace(report, excess=excess)
+        opposed = {tasks[place].client: cosine for place, cosine in clipped.opposed.items()}
+        out = {
+            place: f"its update points away from those of the others (cosine {cosine:.2g})"
+            for place, cosine in clipped.opposed.items()
+        }
+        report = replace(report, excess=excess, opposed=opposed).without(out, tasks)
+        tasks = [task for place, task in enumerate(tasks) if place not in out]
+        sums = [total for place, total in enumerate(clipped.sums) if place not in out]
+        return tasks, sums if self.method.collect == "updates" else merged(sums, tasks), report
 
     def close(self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report) -> Server:
         """The server one round further: the method closes the round, and the server takes its step."""
@@ -145,7 +174,9 @@ class Rounds:
             server,
             clients=server.clients.after(tasks, report.kept, server.state, server.round),
             conduct=server.conduct.after(
-                report.struck, round=server.round, strikes=settings.strikes, quarantine=settings.quarantine
+                report.struck,
+                good={task.client for task in tasks},
+                round=server.round, strikes=settings.strikes, quarantine=settings.quarantine
             ),
         )
         return server.advance(closed, memory, self.settings, self.plan.parameters)
@@ -175,5 +206,5 @@ def run_round(
     if left_out:
         report = replace(report, absent={**left_out, **report.absent})
     tasks = [task for task in tasks if task.client not in report.absent]
-    sums, report = rounds.clip(server, tasks, sums, report)
+    tasks, sums, report = rounds.compare(server, tasks, sums, report)
     return rounds.close(server, tasks, sums, report), tasks, report

@@ -114,6 +114,7 @@ class ServerSettings:
     epsilon: float = key(1e-3, "adaptivity of fedadam and fedyogi", least=0)
     lr_decay: float = key(1.0, "factor on the server step each round", least=0)
     clip: float = key(0.0, "largest norm of an update, in multiples of the round's median; 0: no limit", least=0)
+    screen: bool = key(False, "leave out updates that point away from those of the round's others")
     strikes: int = key(3, "answers refused, or far beyond clip, after which a client is left out; 0: never", least=0)
     quarantine: int = key(10, "rounds for which it is left out then", least=1)
 
