@@ -2,10 +2,10 @@
 
     python benchmarks/hostile.py [--seeds 1,2,3,4,5] [--hostile 1,2] [--clip 2] [--only absent,screened …] [--json FILE]
 
-The quick start (20 clients, 10 a round, 60 rounds) is trained in this process by the engine its settings name. A hostile
-client trains like any other and then sends the opposite of its change, as long as it is allowed to be:
+The quick start (20 clients, 10 a round, 60 rounds) is trained in this process by the engine its settings name. A
+hostile client trains like any other and then sends the opposite of its change, as long as it is allowed to be:
 
-    at the norm bound     10 times the norm of what it was sent, which is all that Flower's answers were once checked for
+    at the norm bound     10 times the norm of what it was sent, all that answers of devices were once checked for
     at the clip           exactly server.clip times the median of the others, which it is told: it is never clipped
 
 `absent` is the same run in which these clients are drawn and do not answer: what would be without them.
@@ -129,7 +129,9 @@ def main() -> None:
     torch.set_num_threads(1)
     seeds = [int(seed) for seed in given.seeds.split(",")]
     found = []
-    print(f"| hostile of 20 | | mean of {len(seeds)} seeds | lowest to highest |\n| ---: | --- | ---: | --- |", flush=True)
+    print(
+        f"| hostile of 20 | | mean of {len(seeds)} seeds | lowest to highest |\n| ---: | --- | ---: | --- |", flush=True
+    )
     for name in given.only.split(","):
         case = CASES[name]
         for hostile in [0] if name in HONEST else [int(number) for number in given.hostile.split(",")]:

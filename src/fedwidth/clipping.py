@@ -16,8 +16,10 @@ median: they are of different sizes.
 
 Screening asks for the cosine of a client's change with what the others did, s_m = sum over j != m of d_j / n_j, on the
 elements that the client holds (0 where nobody else holds them). A client for which it is below 0 is left out of the
-round, as if it had not answered; of n clients at most (n - 1) / 2, those with the lowest. A bound alone does not keep out a client that goes backwards at the bound, least of all where it alone holds an
-element; that it goes backwards shows on those it shares.
+round, as if it had not answered; of n clients at most (n - 1) / 2, those with the lowest, and none of fewer than six:
+clients whose data differ do not point the same way, and who of a few is right nobody can say. A bound alone does not
+keep out a client that goes backwards at the bound, least of all where it alone holds an element; that it goes backwards
+shows on those it shares.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from fedwidth.submodel import State, put, take
 
 FAR = 5.0
 """An update this many times as long as the bound is no accident: honest ones were seen at up to 1.8 times."""
+LEAST_SCREENED = 6
+"""Clients in a round from which on those that point away from the others are left out."""
 MOST = 1e6
 """What is counted as the excess of an update in a round whose median is 0."""
 
@@ -78,7 +82,7 @@ def clip_updates(
             elif bound:
                 excess[place] = max(excess[place], own / bound)
     opposed: dict[int, float] = {}
-    if screen:
+    if screen and len(tasks) >= LEAST_SCREENED:
         found = cosines([change.get(PARAMETERS, {}) for change in changes], tasks, state)
         worst = sorted(range(len(found)), key=found.__getitem__)[: (len(found) - 1) // 2]
         opposed = {place: found[place] for place in worst if found[place] < 0}

@@ -1,7 +1,8 @@
-"""Which clients are left out for a while, because what they sent was refused or far too large.
+"""Which clients are left out for a while, because of what they sent.
 
 Every such answer is a strike, and every good one takes a strike away. A client with `strikes` of them takes no part for
-`quarantine` rounds and then begins anew. It is part of the server, and so of its checkpoints: a run that goes on leaves out the same clients.
+`quarantine` rounds and then begins anew. It is part of the server, and so of its checkpoints: a run that goes on leaves
+out the same clients.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Conduct:
         """Whether a client is left out of a round.
 
         >>> conduct = Conduct().after([7], round=0, strikes=1, quarantine=2)
-        >>> [conduct.is_out(7, round) for round in range(4)]
-        [False, True, True, False]
+        >>> [conduct.is_out(7, round) for round in (1, 2, 3)]
+        [True, True, False]
         """
         return round < self.until.get(client, 0)
 
@@ -81,6 +82,6 @@ class Conduct:
         Conduct(strikes={3: 1}, until={5: 20})
         """
         return cls(
-            {client: number for client, number in facts.get("strikes", ())},
-            {client: end for client, end in facts.get("until", ())},
+            dict(facts.get("strikes", ())),
+            dict(facts.get("until", ())),
         )

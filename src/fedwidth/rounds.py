@@ -133,10 +133,10 @@ class Rounds:
 
     def compare(
         self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report
-    ) -> tuple[Sequence[Task], Sequence[CohortSum], Report]:
+    ) -> tuple[list[Task], Sequence[CohortSum], Report]:
         """The tasks that count and their sums, with updates clipped and screened as the settings say."""
         if not compares_updates(self.settings):
-            return tasks, sums, report
+            return list(tasks), sums, report
         settings = self.settings
         clipped = clip_updates(server.state, sums, tasks, self.plan, settings.clip or math.inf, screen=settings.screen)
         excess = dict(zip((task.client for task in tasks), clipped.excess, strict=True))
@@ -176,7 +176,9 @@ class Rounds:
             conduct=server.conduct.after(
                 report.struck,
                 good={task.client for task in tasks},
-                round=server.round, strikes=settings.strikes, quarantine=settings.quarantine
+                round=server.round,
+                strikes=settings.strikes,
+                quarantine=settings.quarantine,
             ),
         )
         return server.advance(closed, memory, self.settings, self.plan.parameters)

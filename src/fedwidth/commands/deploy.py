@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from fedwidth.commands.rollback import rollback
 from fedwidth.commands.run import Set
 from fedwidth.errors import OptionError
 
 app = typer.Typer(help="Train on real devices with Flower: set up a deployment, and see what is wrong with one.")
+
+app.command("rollback")(rollback)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the deployment.")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedwidth.cost import Cost, capacity_for
+from fedwidth.cost import capacity_for
 
 BUDGETS = ("memory", "bytes", "operations")
 

@@ -137,7 +137,8 @@ class FlowerEngine:
             False: "its connection was lost",
         }
         return {
-            client: f"no answer within {seconds:.3g} s: {reasons[nodes[client] in connected]}" for client in sorted(late)
+            client: f"no answer within {seconds:.3g} s: {reasons[nodes[client] in connected]}"
+            for client in sorted(late)
         }
 
     def _cut(

@@ -1,9 +1,9 @@
 """How long a round waits.
 
-    until `enough` answers are there           then it ends at once
-    or `most` seconds have passed              then it ends with those it has
-    or, once a quorum of them is there,        as long again as the quorum took, but at least `least` seconds:
-                                               one device that hangs does not cost a round its whole deadline
+until `enough` answers are there           then it ends at once
+or `most` seconds have passed              then it ends with those it has
+or, once a quorum of them is there,        as long again as the quorum took, but at least `least` seconds:
+                                           one device that hangs does not cost a round its whole deadline
 """
 
 from __future__ import annotations
@@ -57,4 +57,5 @@ class Patience:
         if now - self._said < REMINDER_SECONDS:
             return ""
         self._said = now
-        return f"{answered} of {self.enough} answered within {self.seconds:.3g} s; waiting at most {self._end - now:.3g} s more"
+        rest = f"waiting at most {self._end - now:.3g} s more"
+        return f"{answered} of {self.enough} answered within {self.seconds:.3g} s; {rest}"

@@ -1,8 +1,8 @@
 """Who is there: which client each node is, and the capacity it states or can pay for.
 
 A node says which client it is. Where its key was registered under a name (`client-3`, as `register.sh` does it), it
-cannot be another one. Whoever does not say so in time, or says what cannot be, gets a line in the log and is asked again
-next round; nobody waits for it a second time.
+cannot be another one. Whoever does not say so in time, or says what cannot be, gets a line in the log and is asked
+again next round; nobody waits for it a second time.
 """
 
 from __future__ import annotations
@@ -145,10 +145,8 @@ class Roll:
                 del self.nodes[other.id]
         dealt = self.capacity_of(node, 0)  # a budget that no sub-model fits is seen here, not in the middle of a round
         if node.capacity is not None and dealt < node.capacity:
-            self.log(
-                f"{self.named(node.id)} states the capacity {node.capacity:g}, but is enrolled for at most {dealt:g}:"
-                f" it is dealt {dealt:g}"
-            )
+            who, limit = self.named(node.id, node.client), f"is enrolled for at most {dealt:g}"
+            self.log(f"{who} states the capacity {node.capacity:g}, but {limit}: it is dealt {dealt:g}")
         self.nodes[node.id] = node
         if self._said.pop(node.id, None) is not None:
             self.log(f"{self.named(node.id)} takes part now")
@@ -159,7 +157,7 @@ class Roll:
         self._said[id] = why
 
     def named(self, id: int, client: object = None) -> str:
-        """A node by its id and by the client it is registered as, or says it is: whoever reads the log knows clients."""
+        """A node by its id and by the client it is registered as, or says it is: people know clients."""
         name = self._names.get(id, "")
         client = self.nodes[id].client if id in self.nodes else client
         known = name if name.startswith("client-") else f"client {client}" if type(client) is int else name

@@ -21,16 +21,15 @@ from fedwidth import folder
 from fedwidth.config import read_settings
 from fedwidth.errors import FedwidthError, OptionError, unknown
 from fedwidth.experiment import Experiment, Line, Result
-from fedwidth.flower.engine import FlowerEngine, TooFewAnswers
-from fedwidth.flower.local import load_parts
 from fedwidth.flower.budgets import budgets_to_capacity
+from fedwidth.flower.engine import FlowerEngine, TooFewAnswers
 from fedwidth.flower.enrolment import Enrolled, read_enrolled
+from fedwidth.flower.local import load_parts
 from fedwidth.flower.printable import printable
 from fedwidth.flower.records import Limits
 from fedwidth.flower.roll import LEAST_CAPACITY, Node, Roll
 from fedwidth.folder import SERVE_LOCK as LOCK
 from fedwidth.settings import Settings
-
 
 LONGEST_LINE = 2_000
 CLIP = 2.0
@@ -71,6 +70,8 @@ class Deployment:
     """Samples a client may claim for its weight."""
     clip: float = CLIP
     """Where the recipe has no `server.clip`: largest norm of an update, in multiples of the round's median."""
+    screen: bool = True
+    """Leave out updates that point away from those of the round's others (`server.screen`)."""
     alarm: float = 10.0
     """Where the recipe has no `evaluation.alarm`: points of accuracy whose loss is worth a line."""
     history: int = 5
@@ -86,9 +87,11 @@ class Deployment:
             if name not in kinds:
                 raise unknown("run config key", key, [name.replace("_", "-") for name in kinds])
             kind = kinds[name]
-            if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+            if isinstance(value, bool) != (kind is bool) or not isinstance(
+                value, (int, float) if kind is float else kind
+            ):
                 raise OptionError(f"run config key '{key}' must be {kind.__name__}, not {value!r}")
-            if kind is not str and value < 0:
+            if kind in (int, float) and not 0 <= value < math.inf:
                 raise OptionError(f"run config key '{key}' must be at least 0, not {value!r}")
             values[name] = kind(value)
         found = cls(**values)
@@ -101,10 +104,10 @@ class Deployment:
         server, evaluation = settings.server, settings.evaluation
         return replace(
             settings,
-            # Whatever the recipe says: a round on real devices is dear, and one that is repeated begins at its checkpoint.
+            # Whatever the recipe says: a round on real devices is dear, and a repeated one begins at its checkpoint.
             checkpoint_every=1,
             checkpoint_history=settings.checkpoint_history or self.history,
-            server=replace(server, clip=server.clip or self.clip),
+            server=replace(server, clip=server.clip or self.clip, screen=server.screen or self.screen),
             evaluation=replace(evaluation, alarm=evaluation.alarm or self.alarm),
         )
 
@@ -123,7 +126,9 @@ def serve(
     settings = deployment.with_defaults(read_settings(recipe).main)
     folder.check(Path(deployment.out), settings, resume=True, overwrite=False)
     with folder.locked(Path(deployment.out), LOCK):
-        return _serve(grid, settings, deployment, on_round=on_round, log=lambda line: log(printable(line, LONGEST_LINE)))
+        return _serve(
+            grid, settings, deployment, on_round=on_round, log=lambda line: log(printable(line, LONGEST_LINE))
+        )
 
 
 def _serve(
@@ -209,12 +214,14 @@ def remarks(line: Line) -> Iterator[str]:
     """What somebody should know of a round: updates that were far too large, clients left out, accuracy lost.
 
     >>> list(remarks({"clipped": {"3": 1.2}, "quarantined": {"7": 15}, "alarm": 12.5, "global_accuracy": 0.7}))[1]
-    'client 7 is in quarantine until round 15: what it sent was refused or far too large'
+    'client 7 is in quarantine until round 15, for what it sent'
     """
     for client, times in line.get("clipped", {}).items():
-        yield f"the update of client {client} was clipped: {times:g} times the bound"
+        yield f"the update of client {client} was clipped: it was {times:g} times the bound"
+    for client, cosine in line.get("opposed", {}).items():
+        yield f"the update of client {client} was left out: it points away from those of the others (cosine {cosine:g})"
     for client, last in line.get("quarantined", {}).items():
-        yield f"client {client} is in quarantine until round {last}: what it sent was refused or far too large"
+        yield f"client {client} is in quarantine until round {last}, for what it sent"
     if "alarm" in line:
         yield (
             f"ALARM: accuracy {100 * line['global_accuracy']:.1f} % is {line['alarm']:g} points below the best of the"
