@@ -27,6 +27,7 @@ from fedwidth.aggregation import CohortSum
 from fedwidth.clipping import norm
 from fedwidth.config import read_settings
 from fedwidth.engines import make_engine
+from fedwidth.errors import UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Task
 from fedwidth.randomness import numpy_generator
@@ -108,13 +109,16 @@ def hostile_clients(seed: int, number: int, clients: int) -> frozenset[int]:
 
 
 def accuracy(case: Case, *, seed: int, hostile: int, clip: float, changes: Sequence[str] = ()) -> float:
-    """The accuracy after the last round of the quick start."""
+    """The accuracy after the last round of the quick start; 0 where the run ends in weights that are not finite."""
     own = [f"seed={seed}", f"server.clip={clip if case.clip else 0}", f"server.screen={str(case.screen).lower()}"]
     own += [] if case.quarantine else ["server.strikes=0"]
     experiment = Experiment(read_settings("quickstart", [*QUIET, "evaluation.every=60", *own, *changes]).main)
     who = hostile_clients(seed, hostile if case.attack != "none" else 0, len(experiment.partition))
     engine = Hostile(make_engine(experiment.trainer), experiment, who, attack=case.attack, clip=clip)
-    return float(experiment.run(engine=engine).summary["global_accuracy"])
+    try:
+        return float(experiment.run(engine=engine).summary["global_accuracy"])
+    except UpdateError:  # weights that are not finite: there is no model any more
+        return 0.0
 
 
 def main() -> None:

@@ -215,3 +215,11 @@ def test_a_fall_of_accuracy_is_an_alarm():
     assert "alarm" not in lines[3]
     assert lines[5]["alarm"] == round(100 * (best - lines[5]["global_accuracy"]), 2)
     assert lines[5]["alarm"] > 5
+
+
+@pytest.mark.parametrize("change", ["server.clip=2", "server.screen=true"])
+def test_a_pack_says_that_it_cannot_compare(change):
+    from fedwidth.engines.packed_limits import why_not_pack
+
+    reason = why_not_pack([Experiment(small(change, "engine=vectorised")).trainer])
+    assert reason == "server.clip and server.screen compare single updates, which a pack does not keep"
