@@ -3,8 +3,8 @@
 Nothing here imports flwr until it is used; it comes with `pip install 'fedwidth[flower]'`. Read in this order:
 
 engine      trains a round's tasks on nodes: the same arithmetic as every other engine
-records     what goes over the wire, and the checks on what comes back; exchange, bounds: how it gets there; patience: how
-            long it may take; printable: what devices say, fit for a log
+records     what goes over the wire, and the checks on what comes back; exchange, bounds: how it gets there
+            patience: how long that may take; printable: what devices say, fit for a log
 roll        who is there, which client each node is and what it can afford (budgets), and who is slow (stragglers)
 server      the ServerApp
 node_app    the ClientApp; imports neither torch nor fedwidth until it must train itself
