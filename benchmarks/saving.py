@@ -102,7 +102,7 @@ def main() -> None:
             sides[name].append(Experiment(read_settings(TOML, changes).main, data=data))
             data = sides[name][-1].data  # on the device by now
     saves, write = [], checkpoint.write_copy
-    checkpoint.write_copy = lambda *copy: (write(*copy), saves.append(copy))
+    checkpoint.write_copy = lambda *copy, **more: (write(*copy, **more), saves.append(copy))
     rows = []
     for number in range(arguments.pairs):
         row = {}

@@ -156,3 +156,16 @@ def test_a_case_that_fails_is_ended_on_both_sides():
     with pytest.raises(space["Failed"], match="no memory"):
         space["take_turns"]("any", [old, new], pairs=1, seconds=1.0)
     assert ended == [old, new]
+
+
+@pytest.mark.parametrize(("case", "kept_out"), [("undefended", False), ("norm-guarded", True), ("bound-guarded", True)])
+def test_two_of_twenty_that_go_backwards_are_kept_out(start, case, kept_out):
+    """A small network and fifteen rounds in place of the quick start: within 5 points of the run without them."""
+    hostile = runpy.run_path(str(FOLDER / "hostile.py"))
+    small = ["rounds=15", "model.name=mlp", "model.options={hidden=[16]}", "evaluation.every=15"]
+    small += ["data.partition=iid", "data.partition_options={}"]
+
+    def accuracy(name):
+        return hostile["accuracy"](hostile["CASES"][name], seed=2, hostile=2, clip=2.0, changes=small)
+
+    assert (accuracy(case) > accuracy("absent") - 0.05) == kept_out

@@ -38,6 +38,8 @@ OTHER = {
     "evaluation.test": "false",
     "evaluation.local": "false",
     "evaluation.capacities": "[0.5]",
+    "evaluation.alarm": 5,
+    "checkpoint_history": 4,
 }
 RAY = "engine=ray"
 ALSO = {"evaluation.test": ["data.validation=0.2"]}

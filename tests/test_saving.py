@@ -187,10 +187,10 @@ def test_metrics_are_on_disk_before_the_checkpoint_that_needs_them(tmp_path, mon
         sync(self)
         synced[self.path.parent] = len(folder.read_metrics(self.path.parent))
 
-    def note_write(place, copy):
+    def note_write(place, copy, **more):
         seen.append((place.name, copy.facts["round"]))
         assert synced[place] >= copy.facts["round"]
-        write(place, copy)
+        write(place, copy, **more)
 
     monkeypatch.setattr(folder.Metrics, "sync", note_sync)
     monkeypatch.setattr(checkpoint, "write_copy", note_write)

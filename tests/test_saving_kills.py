@@ -182,10 +182,10 @@ class TestPacks:
         places = [tmp_path / "one", tmp_path / "two"]
         real = checkpoint.write_copy
 
-        def write(place, copy):
+        def write(place, copy, **more):
             if place == places[0]:
                 raise StateError("cannot write one")
-            real(place, copy)
+            real(place, copy, **more)
 
         due_after(monkeypatch, 2)
         monkeypatch.setattr(checkpoint, "write_copy", write)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedwidth.client_memory import FOLDER, ClientMemory, Files
+from fedwidth.conduct import Conduct
 from fedwidth.errors import StateError
 from fedwidth.files import write_whole as write_whole
 from fedwidth.server import Server
@@ -46,19 +47,24 @@ def copy_server(server: Server, *, identity: str, extra: dict[str, Any]) -> Copy
         "on_device": [name for name, t in server.memory.items() if t.device.type != "cpu"],
         **extra,
     }
+    if server.conduct:
+        facts["conduct"] = server.conduct.facts()
     server.clients.pin()
     return Copy(tensors, facts, server.clients)
 
 
-def write_copy(folder: Path, copy: Copy) -> None:
-    """Make the copy the folder's checkpoint. Nothing here may use a GPU: another thread may be capturing a graph."""
+def write_copy(folder: Path, copy: Copy, *, also: Callable[[], Collection[str]] = tuple) -> None:
+    """Make the copy the folder's checkpoint. Nothing here may use a GPU: another thread may be capturing a graph.
+
+    Files of clients' memory that it does not name are deleted, unless `also` says that they are needed.
+    """
     facts = {**copy.facts, "checksum": checksum(copy.tensors)}
     if copy.clients:
         facts["clients"] = copy.clients.write(folder / FOLDER)
     facts["facts_checksum"] = _facts_checksum(facts)
     write_whole(folder / NAME, save(dict(copy.tensors), metadata={"fedwidth": json.dumps(facts)}))
     if copy.clients:
-        copy.clients.keep_only(folder / FOLDER, before=facts["round"])
+        copy.clients.keep_only(folder / FOLDER, before=facts["round"], also=also())
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -67,11 +73,17 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 def load_server(
-    folder: Path, *, identity: str, device: torch.device, files: Files | None = None
+    folder: Path,
+    *,
+    identity: str,
+    device: torch.device,
+    files: Files | None = None,
+    also: Callable[[], Collection[str]] = tuple,
 ) -> tuple[Server, dict[str, Any]]:
     """The server saved in a folder and the extra facts; refuses another run's, another version's or a damaged file.
 
-    With `files`, what clients remember stays there.
+    With `files`, what clients remember stays there. `also` names files of theirs that are to stay although this
+    checkpoint does not name them.
     """
     path = folder / NAME
     if not path.exists():
@@ -87,8 +99,9 @@ def load_server(
     if facts["format"] == 1 and facts["history_clients"] is not None:
         memory = {f"seen.{n}": t.cpu() for n, t in part("seen.")}
         memory["clients"] = torch.tensor(facts["history_clients"])
-    clients = ClientMemory.read(folder / FOLDER, facts.get("clients", {}), files=files)
-    return Server(dict(part("state.")), facts["round"], memory, dict(part("moment.")), clients), facts
+    clients = ClientMemory.read(folder / FOLDER, facts.get("clients", {}), files=files, also=also())
+    conduct = Conduct.of(facts.get("conduct", {}))
+    return Server(dict(part("state.")), facts["round"], memory, dict(part("moment.")), clients, conduct), facts
 
 
 def rounds_done(folder: Path) -> int:
@@ -97,6 +110,26 @@ def rounds_done(folder: Path) -> int:
         return 0
     facts, _ = _read(folder / NAME)
     return int(facts["round"])
+
+
+def check_whole(path: Path, folder: Path) -> dict[str, Any]:
+    """The facts of a checkpoint that is unharmed, with all files in the folder that it names."""
+    facts, _ = _read(path)
+    files = Files(folder / FOLDER)
+    for name, known in facts.get("clients", {}).values():
+        if files.checksum(name) != known:
+            raise StateError(f"what a client remembers, in {files.path / name}, is damaged: its checksum differs")
+    return facts
+
+
+def client_files(path: Path) -> set[str]:
+    """The files of clients' memory that a checkpoint names; none where it cannot be read."""
+    try:
+        with safe_open(path, "pt") as file:
+            facts = json.loads((file.metadata() or {}).get("fedwidth", "null"))
+            return {name for name, _ in facts.get("clients", {}).values()}
+    except (SafetensorError, ValueError, OSError, AttributeError):
+        return set()
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> int:

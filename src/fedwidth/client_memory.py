@@ -165,19 +165,34 @@ class ClientMemory(Mapping[int, Tensors]):
                 files.write(name, self[client])
         return {str(client): [name, files.checksum(name)] for client, (name, _) in self.held.items()}
 
-    def keep_only(self, folder: Path, *, before: float) -> None:
-        """Of the files of rounds before this one, keep only those that are held; a checkpoint of them was written."""
-        self._files(folder).keep_only({name for name, _ in self.held.values()}, before=before)
+    def keep_only(self, folder: Path, *, before: float, also: Collection[str] = ()) -> None:
+        """Of the files of rounds before this one, keep only those that are held; a checkpoint of them was written.
+
+        Files that earlier checkpoints need are kept `also`.
+        """
+        names = {name for name, _ in self.held.values()}
+        self._files(folder).keep_only(names | set(also), before=before)
 
     def _files(self, folder: Path) -> Files:
         return self.files if self.files is not None and self.files.path == folder else Files(folder)
 
     @classmethod
-    def read(cls, folder: Path, known: Mapping[str, Sequence[str | int]], *, files: Files | None) -> ClientMemory:
-        """The memory of a checkpoint, of which these are the files and their checksums; others are deleted."""
+    def read(
+        cls,
+        folder: Path,
+        known: Mapping[str, Sequence[str | int]],
+        *,
+        files: Files | None,
+        also: Collection[str] = (),
+    ) -> ClientMemory:
+        """The memory of a checkpoint, of which these are the files and their checksums; others are deleted.
+
+        Those that earlier checkpoints need are kept `also`.
+        """
         source = files or Files(folder)
         names = {int(client): str(name) for client, (name, _) in known.items()}
-        source.keep_only(set(names.values()))  # a run that was killed may have left later ones
+        source.keep_only({*names.values(), *also})  # a run that was killed may have left later ones
+        source.pin(also)
         for name, checksum in known.values():
             if source.checksum(str(name)) != checksum:
                 raise StateError(f"what a client remembers, in {folder / str(name)}, is damaged: its checksum differs")

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedwidth import checkpoint, evaluation
+from fedwidth.alarm import fall_of
 from fedwidth.methods import Task
 from fedwidth.rounds import Report
 from fedwidth.saving import Saver
@@ -92,6 +93,9 @@ class Course:
     ) -> None:
         """A round has ended, and left this server behind; `cohort` is who was to train in it."""
         line = self.experiment.line(server, tasks, report, cohort) | (measured.line if measured else {})
+        points = self.experiment.settings.evaluation.alarm
+        if measured and (fall := fall_of(self.lines, measured.line["global_accuracy"], points)) is not None:
+            line["alarm"] = fall
         self.lines.append({key: finite(value) for key, value in line.items()})
         self.lines[-1]["seconds"] = round(self.seconds, 3)
         self.server, self._measured = server, measured  # now that there is a line of its last round

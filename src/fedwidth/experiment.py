@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedwidth import checkpoint, evaluation, folder
+from fedwidth import checkpoint, evaluation, folder, history
 from fedwidth.capacity import sample_clients
 from fedwidth.client import Trainer, count_passes, learning_rate
 from fedwidth.client_memory import FOLDER, ClientMemory, Files, forget_clients
@@ -43,7 +43,7 @@ from fedwidth.parts import (
 )
 from fedwidth.randomness import torch_seed
 from fedwidth.representative import LastRound, accuracy_by_capacity
-from fedwidth.rounds import Engine, Report, Rounds, run_round
+from fedwidth.rounds import Engine, Report, Rounds, compares_updates, run_round
 from fedwidth.server import Server
 from fedwidth.settings import Settings
 from fedwidth.submodel import state_of
@@ -82,6 +82,11 @@ class Experiment:
         self.method = method or method_of(settings)
         check_exponent(settings, self.method)
         self.settings = settings = with_needs(settings, self.method)
+        if compares_updates(settings.server) and not self.method.slices:
+            raise OptionError(
+                f"server.clip must be 0 and server.screen false with {self.method.title}: its sub-models are no slices"
+                " of the model, and are not compared"
+            )
         self.device = find_device(settings.device)
         self.data = data if data is not None else load_data(settings)
         self.partition = partition if partition is not None else split_data(settings, self.data)
@@ -237,7 +242,7 @@ class Experiment:
         """Choose the sub-models of a round that is still to come, while the device trains; None after the last."""
         if round >= self.settings.rounds:
             return None
-        tasks = self.method.assign(self.plan, self.cohort(round), round, seed=self.settings.seed)
+        tasks = self.rounds.assign(Server({}, round), self.cohort(round))
         chosen[round] = self.rounds.attending(tasks, round)
         return chosen[round], round
 
@@ -378,7 +383,11 @@ class Experiment:
             raise OptionError("there is nothing to resume without an output folder")
         if resume and place and (place / checkpoint.NAME).exists():
             server, facts = checkpoint.load_server(
-                place, identity=self._identity(), device=self.device, files=self._files(place)
+                place,
+                identity=self._identity(),
+                device=self.device,
+                files=self._files(place),
+                also=lambda: history.files_needed(place),
             )
             return server, float(facts["seconds"])
         if place:
@@ -440,6 +449,12 @@ class Experiment:
             "bytes_up": size + reported,
             "macs": macs,
         }
+        if clipped := {str(client): float(f"{times:.3g}") for client, times in report.excess.items() if times > 1}:
+            line["clipped"] = clipped
+        if report.opposed:
+            line["opposed"] = {str(client): float(f"{cosine:.3g}") for client, cosine in report.opposed.items()}
+        if quarantined := server.conduct.new(server.round, self.settings.server.quarantine):
+            line["quarantined"] = {str(client): last for client, last in quarantined.items()}
         absent = dict(report.absent)
         if absent or self.rounds.attends is not None:
             drawn = cohort or self.cohort(server.round - 1)

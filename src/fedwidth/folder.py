@@ -21,8 +21,10 @@ from fedwidth.settings import Settings
 
 CONFIG, TRACKING = "config.toml", "tracking.json"
 FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", TRACKING, NAME, CONFIG)
-LOCK, GROUP_LOCK = ".lock", ".runs.lock"
-"""Of one run, and of a folder that holds several."""
+LOCK, GROUP_LOCK, SERVE_LOCK = ".lock", ".runs.lock", ".serve.lock"
+"""Of one run, of a folder that holds several, and of a deployment from before devices are waited for until its end."""
+HISTORY = "history"
+"""Where earlier checkpoints are."""
 
 
 class InUse(OptionError):
@@ -111,6 +113,10 @@ def _remove_files(folder: Path) -> None:
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
         (folder / f"{name}.partial").unlink(missing_ok=True)
+    for kept in (folder / HISTORY).glob("round-*.safetensors"):
+        kept.unlink()
+    with contextlib.suppress(OSError):
+        (folder / HISTORY).rmdir()
     for events in (folder / "tensorboard").glob("events.out.tfevents.*"):
         events.unlink()
     with contextlib.suppress(OSError):

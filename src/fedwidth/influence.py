@@ -26,16 +26,18 @@ from fedwidth.schema import keys
 from fedwidth.settings import Settings
 
 WITHOUT_INFLUENCE = (
-    *("name", "answers", "checkpoint_every", "checkpoint_seconds", "client_memory", "workers", "slots"),
+    *("name", "answers", "checkpoint_every", "checkpoint_seconds", "checkpoint_history"),
+    *("client_memory", "workers", "slots"),
     *("data.root", "ray.address", "ray.cpus"),
 )
 ROUNDING = ("engine", "device", "ray.engine", "ray.gpus")
 """The settings of Ray are among them only where it trains, and of its GPUs only whether there are any."""
 PRECISION = ("precision",)
-MEASURING = ("evaluation.every", "evaluation.test", "evaluation.local", "evaluation.capacities")
+MEASURING = ("evaluation.every", "evaluation.test", "evaluation.local", "evaluation.capacities", "evaluation.alarm")
 ADDED = (
-    *("data.validation", "evaluation.test", "devices.correlate", "devices.correlate_strength"),
+    *("data.validation", "evaluation.test", "evaluation.alarm", "devices.correlate", "devices.correlate_strength"),
     *("server.lr_every", "server.lr_until", "server.holders_exponent"),
+    *("server.clip", "server.screen", "server.strikes", "server.quarantine"),
     *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),
 )
 """Settings that version 0.1.0 lacked. At their default they are no part of a fingerprint, and earlier ones hold."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.aggregation import CohortSum
+from fedwidth.clipping import FAR, clip_updates, merged
 from fedwidth.holders import damp
 from fedwidth.methods import Closing, Method, Task
 from fedwidth.plan.plan import Plan
@@ -35,9 +37,33 @@ class Report:
     """Training samples seen, each as often as it was seen."""
     losses: tuple[float, ...]
     absent: Mapping[int, str] = field(default_factory=dict)
-    """Clients whose work does not count, and why: late, gone or refused. Simulated absentees were never asked."""
+    """Clients whose work does not count, and why: late, gone, refused or left out for a while."""
+    refused: frozenset[int] = frozenset()
+    """Those of them that sent what must not count."""
+    excess: Mapping[int, float] = field(default_factory=dict)
+    """Where updates are clipped: how many times as long as the bound each was."""
+    opposed: Mapping[int, float] = field(default_factory=dict)
+    """Where they are screened: the cosines of those that pointed away from the others."""
     kept: Mapping[int, Mapping[str, Mapping[str, Tensor]]] = field(default_factory=dict)
     """What clients keep for themselves: their part of their memory, by client, name and tensor."""
+
+    @property
+    def struck(self) -> list[int]:
+        """Clients that sent what was refused, far too large or pointed away from the others."""
+        far = {client for client, times in self.excess.items() if times > FAR}
+        return sorted({*self.refused, *far, *self.opposed})
+
+    def without(self, places: Mapping[int, str], tasks: Sequence[Task]) -> Report:
+        """The report without those of its tasks, by their places, that do not count, and why."""
+        kept = [place for place in range(len(tasks)) if place not in places]
+        out = {tasks[place].client: why for place, why in places.items()}
+        return replace(
+            self,
+            passes=tuple(self.passes[place] for place in kept),
+            losses=tuple(self.losses[place] for place in kept),
+            absent={**self.absent, **out},
+            kept={client: own for client, own in self.kept.items() if client not in out},
+        )
 
 
 class Engine(Protocol):
@@ -59,6 +85,11 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back workers and memory."""
+
+
+def compares_updates(settings: ServerSettings) -> bool:
+    """Whether the updates of single clients are wanted, to be compared with each other."""
+    return settings.clip > 0 or settings.screen
 
 
 @dataclass(frozen=True)
@@ -88,7 +119,8 @@ class Rounds:
 
     def assign(self, server: Server, cohort: Sequence[tuple[int, float]]) -> list[Task]:
         """A task for every (client, capacity) of the server's next round."""
-        return self.method.assign(self.plan, cohort, server.round, server.memory, self.seed, state=server.state)
+        tasks = self.method.assign(self.plan, cohort, server.round, server.memory, self.seed, state=server.state)
+        return [replace(task, single=True) for task in tasks] if compares_updates(self.settings) else tasks
 
     def attending(self, tasks: list[Task], round: int) -> list[Task]:
         """The tasks whose clients neither fail nor come late."""
@@ -106,6 +138,25 @@ class Rounds:
             seed=self.seed,
             clients=self.clients,
         )
+
+    def compare(
+        self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report
+    ) -> tuple[list[Task], Sequence[CohortSum], Report]:
+        """The tasks that count and their sums, with updates clipped and screened as the settings say."""
+        if not compares_updates(self.settings):
+            return list(tasks), sums, report
+        settings = self.settings
+        clipped = clip_updates(server.state, sums, tasks, self.plan, settings.clip or math.inf, screen=settings.screen)
+        excess = dict(zip((task.client for task in tasks), clipped.excess, strict=True))
+        opposed = {tasks[place].client: cosine for place, cosine in clipped.opposed.items()}
+        out = {
+            place: f"its update points away from those of the others (cosine {cosine:.2g})"
+            for place, cosine in clipped.opposed.items()
+        }
+        report = replace(report, excess=excess, opposed=opposed).without(out, tasks)
+        tasks = [task for place, task in enumerate(tasks) if place not in out]
+        sums = [total for place, total in enumerate(clipped.sums) if place not in out]
+        return tasks, sums if self.method.collect == "updates" else merged(sums, tasks), report
 
     def close(self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report) -> Server:
         """The server one round further: the method closes the round, and the server takes its step."""
@@ -128,7 +179,18 @@ class Rounds:
         closed, memory = self.method.finish(closing), self.method.remember(closing)
         if (exponent := self.settings.holders_exponent) != 1.0:
             closed = damp(server.state, closed, sums, self.plan, exponent)
-        server = replace(server, clients=server.clients.after(tasks, report.kept, server.state, server.round))
+        settings = self.settings
+        server = replace(
+            server,
+            clients=server.clients.after(tasks, report.kept, server.state, server.round),
+            conduct=server.conduct.after(
+                report.struck,
+                good={task.client for task in tasks},
+                round=server.round,
+                strikes=settings.strikes,
+                quarantine=settings.quarantine,
+            ),
+        )
         return server.advance(closed, memory, self.settings, self.plan.parameters)
 
 
@@ -146,10 +208,15 @@ def run_round(
 
     `tasks` are what would be chosen, where that was done beforehand.
     """
-    tasks = tasks or rounds.attending(rounds.assign(server, cohort), server.round)
-    tasks = rounds.send(server, tasks)
+    tasks = rounds.send(server, tasks or rounds.attending(rounds.assign(server, cohort), server.round))
+    out = {task.client: server.conduct.why_out(task.client, server.round) for task in tasks}
+    left_out = {client: why for client, why in out.items() if why}
+    tasks = [task for task in tasks if task.client not in left_out]
     if not tasks:  # all were excluded or absent: nothing is learnt in this round
-        return server.skip(), [], Report((), ())
+        return server.skip(), [], Report((), (), left_out)
     sums, report = engine.run(server.state, tasks, server.round, coming=coming, watch=watch)
+    if left_out:
+        report = replace(report, absent={**left_out, **report.absent})
     tasks = [task for task in tasks if task.client not in report.absent]
+    tasks, sums, report = rounds.compare(server, tasks, sums, report)
     return rounds.close(server, tasks, sums, report), tasks, report

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedwidth import checkpoint, folder
+from fedwidth import checkpoint, folder, history
 from fedwidth.checkpoint import Copy
 from fedwidth.settings import Settings
 
@@ -31,6 +31,7 @@ class Saver:
     def __init__(self, place: Path, settings: Settings, *, rounds: int) -> None:
         self._place, self._metrics = place, folder.Metrics(place, rounds=rounds)
         self._every, self._seconds = settings.checkpoint_every, settings.checkpoint_seconds
+        self._history = settings.checkpoint_history
         self._began = time.monotonic()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -86,7 +87,9 @@ class Saver:
     def _write(self, copy: Copy) -> None:
         with self._noticing():
             self._metrics.sync()
-            checkpoint.write_copy(self._place, copy)
+            checkpoint.write_copy(self._place, copy, also=lambda: history.files_needed(self._place))
+            if self._history:
+                history.keep(self._place, copy.facts["round"], self._history)
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.client_memory import ClientMemory
+from fedwidth.conduct import Conduct
 from fedwidth.methods import Memory
 from fedwidth.settings import ServerSettings
 
@@ -30,6 +31,8 @@ class Server:
     """Moments of the server optimiser, 'first.<tensor>' and 'second.<tensor>'."""
     clients: ClientMemory = field(default_factory=ClientMemory)
     """What each client remembers."""
+    conduct: Conduct = field(default_factory=Conduct)
+    """Which clients are left out for a while."""
 
     def skip(self) -> Server:
         """The server after a round in which nobody trained."""

@@ -136,6 +136,10 @@ class ServerSettings:
     holders_exponent: float = key(
         1.0, "1: an element is averaged over the clients that hold it; 0: over all of the round; or between", least=0
     )
+    clip: float = key(0.0, "largest norm of an update, in multiples of the round's median; 0: no limit", least=0)
+    screen: bool = key(False, "leave out updates that point away from those of the round's others")
+    strikes: int = key(3, "answers refused, or far beyond clip, after which a client is left out; 0: never", least=0)
+    quarantine: int = key(10, "rounds for which it is left out then", least=1)
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,9 @@ class EvaluationSettings:
     test: bool = key(True, "accuracy of the global model on the test set; false: on the validation samples alone")
     local: bool = key(True, "accuracy of the global model on each client's own test data")
     capacities: list[float] = key([], "also measure the global model's sub-model at these capacities", share=True)
+    alarm: float = key(
+        0.0, "points of accuracy below the best of the last 5 evaluations that are noted as an alarm; 0: none", least=0
+    )
     batch_size: int = key(500, "samples a step", least=1)
     statistics_samples: int = key(0, "training samples for static statistics; 0: all", least=0)
 
@@ -196,3 +203,6 @@ class Settings:
         0, "rounds between checkpoints, each waited for; 0: by time, beside the training. The end makes one", least=0
     )
     checkpoint_seconds: float = key(60.0, "seconds between checkpoints by time", least=0)
+    checkpoint_history: int = key(
+        0, "earlier checkpoints to keep, besides every tenth round's, to go back to; 0: the last alone", least=0
+    )

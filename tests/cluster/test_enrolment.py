@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fedwidth.errors import FedwidthError
-from fedwidth.flower.enrolment import Enrolled, file_of, read_enrolled, remove_enrolled, shown, write_enrolled
+from fedwidth.flower.enrolment import Enrolled, file_of, read_enrolled, remove_enrolled, write_enrolled
 
 KEY = "ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQ="
 OTHER = "ecdsa-sha2-nistp384 BBBBE2VjZHNhLXNoYTItbmlzdHAzODQ="
@@ -65,8 +65,3 @@ def test_a_damaged_file_a_shared_key_and_no_folder_are_refused(tmp_path):
     file_of(tmp_path, 1).write_text("[]")
     with pytest.raises(FedwidthError, match=r"client-1\.json must hold client and public_key"):
         read_enrolled(tmp_path)
-
-
-def test_what_is_shown_is_one_short_line():
-    assert shown("a\nb\x1b[2J") == "'a\\nb\\x1b[2J'"
-    assert len(shown("x" * 1000)) == 80

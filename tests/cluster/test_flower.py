@@ -20,6 +20,7 @@ from fedwidth.checkpoint import rounds_done
 from fedwidth.config import read_settings
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment
+from fedwidth.flower.budgets import bytes_beside
 from fedwidth.flower.in_process import InProcessGrid
 from fedwidth.flower.node_app import client_app
 from fedwidth.flower.server import LOCK, Deployment, _in_one_line, serve
@@ -52,7 +53,8 @@ def grid_of(text: str, *, nodes: dict[int, dict] | None = None, spoil=None, run_
 
 
 def embedded(text: str):
-    return Experiment(read_settings(text).main).run().server.state
+    """The state after the recipe's rounds on the serial engine, with what deployments add to its settings."""
+    return Experiment(Deployment().with_defaults(read_settings(text).main)).run().server.state
 
 
 @pytest.mark.parametrize(
@@ -263,7 +265,7 @@ def test_a_budget_becomes_the_largest_capacity_it_pays_for(tmp_path):
 
     full, half, quarter = cost(experiment.model, experiment.plan, experiment.data.example(), [1, 0.5, 0.25])
     nodes = {
-        1: {"client": 0, "bytes": 2 * int(half.bytes)},
+        1: {"client": 0, "bytes": 2 * int(half.bytes) + bytes_beside(experiment)[1]},
         2: {"client": 1, "operations": 3 * 10 * int(quarter.macs), "samples": 10},
         3: {"client": 2, "memory": int(full.memory(batch=64, moments=1))},
         4: {"client": 3, "capacity": "1/2"},
@@ -412,3 +414,13 @@ def test_a_client_process_imports_torch_only_to_train(tmp_path):
     code = "import sys, app.node_app; print('torch' in sys.modules, 'fedwidth' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "False False\n", done.stderr
+
+
+def test_bytes_are_counted_as_they_are_on_the_wire():
+    """The quick start at 1/4 has 15.6 kB in 23 tensors; 37 kB down and 97 up were measured in a deployment."""
+    experiment = Experiment(read_settings("quickstart").main)
+    copies, beside = bytes_beside(experiment)
+    assert copies == 2
+    assert 2 * 15_272 + beside == pytest.approx(37_000 + 97_000, rel=0.1)
+    scaffold = Experiment(read_settings(recipe('method.name = "scaffold"\n')).main)
+    assert bytes_beside(scaffold)[0] == 6, "down: model, control, own control; up: model, change, own control"

@@ -22,10 +22,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from loopback import Loopback, wait_until
+from replay import replayed
 from test_flower import CLIENTS, recipe
 
-from fedwidth.config import read_settings
-from fedwidth.experiment import Experiment
 from fedwidth.flower.device import is_refusal
 from fedwidth.flower.doctor import examine
 from fedwidth.flower.guard import MOST_REPLY
@@ -35,21 +34,6 @@ from small_runs import same
 pytestmark = pytest.mark.slow
 
 RUBBISH = int(os.environ.get("FEDWIDTH_RUBBISH_BYTES", 2_000_000_000))
-
-
-def replayed(text: str, lines: list[dict]) -> dict:
-    """The embedded engine's state if the clients that counted in each round are those the metrics name.
-
-    Equal states mean that no answer was lost, counted twice or taken from another round.
-    """
-    experiment = Experiment(read_settings(text).main)
-
-    def cohort(round: int) -> list[tuple[int, float]]:
-        line = lines[round]
-        assert len(set(line["clients"])) == len(line["clients"])
-        return list(zip(line["clients"], line["capacities"], strict=True))
-
-    return dict(experiment.run(cohort=cohort).server.state)
 
 
 @pytest.fixture(scope="module")

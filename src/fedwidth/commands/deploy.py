@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from fedwidth.commands.rollback import rollback
 from fedwidth.commands.run import Set
 from fedwidth.errors import FedwidthError, OptionError
 
 app = typer.Typer(help="Train on real devices with Flower: set up a deployment, let devices in, see what is wrong.")
+
+app.command("rollback")(rollback)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the deployment.")]
 Authority = Annotated[

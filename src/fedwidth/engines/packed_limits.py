@@ -9,6 +9,7 @@ from fedwidth.engines.choice import SMALL_STEP, Work
 from fedwidth.engines.limits import why_not
 from fedwidth.engines.slot_making import try_capture
 from fedwidth.engines.stack_trial import try_stack
+from fedwidth.rounds import compares_updates
 
 SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
 """Training settings that a stack or a slot has one of."""
@@ -31,6 +32,8 @@ def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
     stacked = not in_slots(first)
     for trainer in trainers:
         reason = why_not(trainer, stacked=stacked) or _differs(first, trainer)
+        if compares_updates(trainer.settings.server):
+            reason = reason or "server.clip and server.screen compare single updates, which a pack does not keep"
         if stacked and (trainer.rule.sends_or_reports or trainer.rule.probes):
             reason = reason or f"clients of {trainer.rule.title} are sent or report more than a sub-model"
         if reason:

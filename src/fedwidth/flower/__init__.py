@@ -4,7 +4,8 @@ Nothing here imports flwr until it is used; it comes with `pip install 'fedwidth
 
 engine      trains a round's tasks on nodes: the same arithmetic as every other engine
 records     what goes over the wire, and the checks on what comes back; exchange, bounds: how it gets there
-roll        who is there, which client each node is and what it can afford
+            patience: how long that may take; printable: what devices say, fit for a log
+roll        who is there, which client each node is and what it can afford (budgets), and who is slow (stragglers)
 server      the ServerApp
 node_app    the ClientApp; imports neither torch nor fedwidth until it must train itself
 local       training on a node; resident: a process that stays up for it; wire: how the two talk

@@ -14,7 +14,8 @@ from fedwidth.errors import OptionError
 from fedwidth.files import write_whole
 from fedwidth.flower.app_folder import ENROLLED, PACKAGE
 from fedwidth.flower.deployment_plan import Plan
-from fedwidth.flower.enrolment import MOST_SAMPLES, Enrolled, read_enrolled, remove_enrolled, shown, write_enrolled
+from fedwidth.flower.enrolment import MOST_SAMPLES, Enrolled, read_enrolled, remove_enrolled, write_enrolled
+from fedwidth.flower.printable import printable
 
 REVOKED = "revoked.pub"
 """Keys that were let in once and never will be again: whoever has such a device has its key."""
@@ -111,5 +112,5 @@ def _client(remark: str, request: Path) -> int:
     """The client that a key says it is of."""
     kind, _, number = remark.partition("-")
     if kind != "client" or not (number.isascii() and number.isdigit()) or len(number) > 9:
-        raise OptionError(f"{request} does not say which client it is of ({shown(remark)}); give --client N")
+        raise OptionError(f"{request} does not say which client it is of ({printable(remark)}); give --client N")
     return int(number)

@@ -23,6 +23,7 @@ from flwr.superlink.grid.http_grid import HttpGrid  # noqa: E402
 
 PATIENCE_SECONDS = 60.0
 """How long a reply whose upload has stopped half-way may hold up the others."""
+UNREAD = "refused unread"
 
 
 def bound_replies(grid: Grid, most: int, *, seconds: float) -> None:
@@ -103,7 +104,7 @@ class _Bounded:
 
     @property
     def _too_large(self) -> str:
-        return f"its answer is refused unread: it has more than {self.most:,} bytes"
+        return f"its answer is {UNREAD}: it has more than {self.most:,} bytes"
 
 
 def _names(tree: Any) -> Iterator[str]:

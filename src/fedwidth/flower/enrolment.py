@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fedwidth.errors import OptionError, whole_number
 from fedwidth.files import write_whole
+from fedwidth.flower.printable import printable
 
 MOST_SAMPLES = 1_000_000
 PUBLIC_KEY = re.compile(r"ecdsa-sha2-nistp(256|384|521) [A-Za-z0-9+/]+={0,2}", re.ASCII)
@@ -36,10 +37,10 @@ class Enrolled:
         whole_number("client", self.client)
         whole_number("max_samples", self.max_samples, least=1)
         if not isinstance(self.public_key, str) or not PUBLIC_KEY.fullmatch(self.public_key):
-            raise OptionError(f"public_key must be 'ecdsa-sha2-nistp384 AAAA…', not {shown(self.public_key)}")
+            raise OptionError(f"public_key must be 'ecdsa-sha2-nistp384 AAAA…', not '{printable(self.public_key, 80)}'")
         number = self.max_capacity
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= 1:
-            raise OptionError(f"max_capacity must be a number above 0 and at most 1, not {shown(number)}")
+            raise OptionError(f"max_capacity must be a number above 0 and at most 1, not {printable(number, 80)}")
 
 
 def read_enrolled(path: Path) -> dict[int, Enrolled]:
@@ -76,16 +77,6 @@ def pem_of(public_key: str) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
     return load_ssh_public_key(public_key.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def shown(value: object) -> str:
-    """A value as a log may show it: one line without control characters, not too long.
-
-    >>> shown("client\\n\\x1b[31mall is well")
-    "'client\\\\n\\\\x1b[31mall is well'"
-    """
-    text = ascii(value)
-    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def _read(file: Path) -> Enrolled | None:

@@ -11,7 +11,8 @@ from typing import Any
 from fedwidth.errors import OptionError
 from fedwidth.flower.app_folder import ENROLLED
 from fedwidth.flower.deployment_plan import Plan, with_port
-from fedwidth.flower.enrolment import pem_of, read_enrolled, shown
+from fedwidth.flower.enrolment import pem_of, read_enrolled
+from fedwidth.flower.printable import printable
 from fedwidth.flower.signing import OPERATOR_KEY, SIGNATURE, read_key, sign, target_of
 
 GONE = "unregistered"
@@ -40,7 +41,7 @@ def settle(folder: Path, plan: Plan) -> Iterator[str]:
         for node in nodes:
             if node.public_key not in wanted:
                 server.UnregisterNode(messages.UnregisterNodeRequest(node_id=node.node_id))
-                yield f"the server no longer knows {shown(node.name)}"
+                yield f"the server no longer knows {printable(node.name)}"
         known = {node.public_key for node in nodes}
         for key, client in wanted.items():
             if key not in known:
@@ -82,7 +83,9 @@ def _asking(folder: Path, plan: Plan) -> Iterator[tuple[Any, Any]]:
     try:
         yield server, control_pb2
     except httpx.HTTPStatusError as error:
-        raise OptionError(f"the server answered {error.response.status_code}: {shown(error.response.text)}") from None
+        raise OptionError(
+            f"the server answered {error.response.status_code}: {printable(error.response.text)}"
+        ) from None
     except httpx.HTTPError as error:
         raise OptionError(f"the server at {with_port(plan.near, plan.port)} does not answer: {error}") from None
     finally:

@@ -21,10 +21,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fedwidth.client import Trainer
+from fedwidth.client import Trainer, count_steps
 from fedwidth.errors import FedwidthError, UpdateError
 from fedwidth.flower.local import REPORT, SENT, raw_of, sorted_out, tensor_of, with_tied
 from fedwidth.flower.node_app import STYPE
+from fedwidth.flower.printable import printable
 from fedwidth.flower.wire import CODES
 from fedwidth.methods import Task
 from fedwidth.settings import ServerSettings
@@ -38,7 +39,7 @@ class Limits:
     norm: float = 10.0
     """Norm of the change, in multiples of the norm of what was sent (at least 1)."""
     samples: int = 1_000_000
-    """Samples, and local steps, that a client may claim for its weight."""
+    """Samples that a client may claim for its weight, and the local steps they make."""
     overhead: int = 65_536
     """Bytes beside the tensors."""
 
@@ -132,8 +133,10 @@ def read_answer(
     kept = {name: reports.pop(name) for name in local.own if name in reports}
     _check_norm(sub, sent, limits.norm)
     weight = _number(facts, "weight")
+    training = trainer.settings.training
     least, most = (
-        weigh(settings.weighting, samples=number, index=task.index, updates=number) for number in (1, limits.samples)
+        weigh(settings.weighting, samples=number, index=task.index, updates=count_steps(number, training))
+        for number in (1, limits.samples)
     )
     if not least <= weight <= most:
         raise UpdateError(f"its weight {weight:g} is not between {least:g} and {most:g}")
@@ -144,7 +147,8 @@ def read_answer(
     except FedwidthError as error:
         raise UpdateError(str(error)) from None
     passes = facts.get("passes")
-    if type(passes) is not int or not 0 <= passes <= limits.samples * limits.samples:
+    most_passes = count_steps(limits.samples, training) * training.batch_size + limits.samples
+    if type(passes) is not int or not 0 <= passes <= most_passes:
         raise UpdateError(f"it claims to have seen {_shown(passes)} samples")
     for name, tensor in ((name, tensor) for tensors in kept.values() for name, tensor in tensors.items()):
         if not bool(torch.isfinite(tensor).all()):
@@ -171,7 +175,7 @@ def _tensors(arrays: ArrayRecord, sent: Mapping[str, Tensor]) -> dict[str, Tenso
     """The arrays as tensors: names, dtypes and shapes must be those of what was sent."""
     if set(arrays) != set(sent):
         odd = sorted(set(arrays) ^ set(sent))[0]
-        raise UpdateError(f"it {'lacks' if odd in sent else 'has an unknown'} tensor '{odd[:80]}'")
+        raise UpdateError(f"it {'lacks' if odd in sent else 'has an unknown'} tensor '{printable(odd, 80)}'")
     tensors = {}
     for name, old in sent.items():
         array, dtype = arrays[name], str(old.dtype).removeprefix("torch.")
@@ -220,6 +224,5 @@ def _number(facts: ConfigRecord, name: str) -> float:
 
 
 def _shown(value: object) -> str:
-    """A stranger's value, short enough for a log line."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    """A stranger's value, fit for a log line."""
+    return printable(repr(value), 60)

@@ -1,27 +1,37 @@
 """Who is there: which client each node is, and the capacity it states or can pay for.
 
 A node says which client it is. Where its key was registered under a name (`client-3`, as `register.sh` does it), it
-cannot be another one.
+cannot be another one. Whoever does not say so in time, or says what cannot be, gets a line in the log and is asked
+again next round; nobody waits for it a second time.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedwidth.capacity import parse_capacity, sample_clients
 from fedwidth.errors import FedwidthError, OptionError
-from fedwidth.flower.exchange import error_of, exchange
+from fedwidth.flower.bounds import bound_replies
+from fedwidth.flower.budgets import BUDGETS
+from fedwidth.flower.enrolment import Enrolled
+from fedwidth.flower.exchange import Exchange, error_of, never_came, within
+from fedwidth.flower.printable import printable
+from fedwidth.flower.records import size_of
+from fedwidth.flower.stragglers import Stragglers
 
-BUDGETS = ("memory", "bytes", "operations")
-MOST_CALLS = 3
-"""How often a node that does not answer is asked who it is."""
+MOST_BYTES = 16_384
+"""Of an introduction: a few words and numbers."""
+LEAST_CAPACITY = 1 / 64
+"""A claim below it is no width that anybody trains, unless the recipe has one."""
+LIFE_SECONDS = 600.0
+"""How long a question lives: an answer that comes late is found in a later round."""
+REMINDER_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -37,119 +47,156 @@ class Node:
     """How many it has, where the server cannot know."""
 
     @classmethod
-    def of(cls, id: int, content: RecordDict, clients: int) -> Node:
+    def of(cls, id: int, content: RecordDict, clients: int, least: float = LEAST_CAPACITY) -> Node:
         """What the node said, checked."""
+        if (size := size_of(content)) > MOST_BYTES:
+            raise OptionError(f"its introduction has {size:,} bytes, more than {MOST_BYTES:,}")
         said = content.get("node")
         if not isinstance(said, ConfigRecord):
             raise OptionError("it did not introduce itself")
         client = said.get("client")
         if type(client) is not int or not 0 <= client < clients:
-            raise OptionError(f"it says it is client {client!r}; clients are numbered 0 to {clients - 1}")
+            raise OptionError(f"it says it is client {printable(client, 40)}; clients are numbered 0 to {clients - 1}")
         capacity = parse_capacity(str(said["capacity"])) if "capacity" in said else None
+        if capacity is not None and capacity < least:
+            raise OptionError(f"it states the capacity {capacity:g}, below the least sensible one, {least:g}")
         numbers: dict[str, float] = {}
         for name in (*BUDGETS, "samples"):
             number = said.get(name, 1)
-            if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
-                raise OptionError(f"its {name} is {number!r}, not a number above 0")
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
+                raise OptionError(f"its {name} is {printable(repr(number), 40)}, not a number above 0")
             numbers |= {name: float(number)} if name in said else {}
         return cls(id, client, capacity, numbers, numbers.pop("samples", None))
 
 
 @dataclass
 class Roll:
-    """The nodes that are connected; new ones are asked to introduce themselves."""
+    """The nodes that are connected; those that are new are asked to introduce themselves."""
 
     grid: Grid
     clients: int
     capacity_of: Callable[[Node, int], float]
     """The capacity of a node in a round."""
-    seconds: float = 60.0
+    seconds: float = 20.0
+    """How long an introduction is waited for."""
+    enrolled: Callable[[], Mapping[int, Enrolled] | None] = lambda: None
+    """Who is let in and what each may claim, as it is now; None: everybody, anything."""
+    least_capacity: float = LEAST_CAPACITY
     log: Callable[[str], None] = print
     nodes: dict[int, Node] = field(default_factory=dict)
-    refused: set[int] = field(default_factory=set)
     present: dict[int, Node] = field(default_factory=dict)
     """By client number, as of the last call."""
-    _asked: Counter[int] = field(default_factory=Counter)
+    stragglers: Stragglers = field(default_factory=Stragglers)
+    quarantined: dict[int, int] = field(default_factory=dict)
+    """The last round (from 1) of which a client is left out."""
+    _said: dict[int, str] = field(default_factory=dict)
+    """What the log says about a node that could not be entered."""
+    _names: dict[int, str] = field(default_factory=dict)
 
-    def call(self) -> dict[int, Node]:
-        """The connected nodes by client number."""
-        names = {node.node_id: node.name for node in self.grid.get_nodes()}
-        connected = set(names)
-        self.refused &= connected
-        new = sorted(connected - set(self.nodes) - self.refused)
-        if new:
-            self._asked.update(new)
-            hello = {node: RecordDict({"hello": ConfigRecord({"clients": self.clients})}) for node in new}
-            for id, reply in exchange(self.grid, hello, "query", seconds=self.seconds):
-                try:
-                    if (error := error_of(reply)) is not None:
-                        raise OptionError(error)
-                    node = Node.of(id, reply.content, self.clients)
-                    if names[id].startswith("client-") and names[id] != f"client-{node.client}":
-                        raise OptionError(f"it says it is client {node.client}, but is registered as {names[id]}")
-                    self._enter(node, connected)
-                except FedwidthError as error_here:
-                    self.refused.add(id)
-                    self.log(f"{_named(id, names[id], reply)} is left out: {error_here}")
-        # One that never answers must not hold up every round.
-        self.refused |= {id for id in new if id not in self.nodes and self._asked[id] >= MOST_CALLS}
+    def __post_init__(self) -> None:
+        self._hellos = Exchange(self.grid)
+
+    def call(self, *, again: bool = True) -> dict[int, Node]:
+        """The connected nodes by client number; those that could not be entered before are asked `again`."""
+        self._names = {node.node_id: node.name for node in self.grid.get_nodes()}
+        connected, enrolled = set(self._names), self.enrolled()
+        for node in list(self.nodes.values()):
+            if enrolled is not None and node.client not in enrolled:
+                del self.nodes[node.id]
+        for id in self._hellos.waiting - connected:
+            self._hellos.forget(id)
+        unknown = connected - set(self.nodes)
+        new = unknown - self._hellos.waiting - set(self._said)  # only for these one waits
+        asked = unknown - self._hellos.waiting if again else new
+        if asked:
+            hello = {node: RecordDict({"hello": ConfigRecord({"clients": self.clients})}) for node in sorted(asked)}
+            self._hellos.send(hello, "query", seconds=max(self.seconds, LIFE_SECONDS))
+        bound_replies(self.grid, MOST_BYTES, seconds=self.seconds)
+        still_waiting = within(self.seconds)
+        for id, reply in self._hellos.replies(lambda: bool(new & self._hellos.waiting) and still_waiting()):
+            self._take(id, reply, connected, enrolled)
+        for id in sorted(self._hellos.waiting & new):
+            self._leave_out(id, f"it has not introduced itself within {self.seconds:g} s")
         self.present = {node.client: node for node in self.nodes.values() if node.id in connected}
         return self.present
 
-    def _enter(self, node: Node, connected: set[int]) -> None:
+    def _take(self, id: int, reply: Message, connected: set[int], enrolled: Mapping[int, Enrolled] | None) -> None:
+        try:
+            if never_came(reply):
+                raise OptionError(f"it has not introduced itself within {self.seconds:g} s")
+            if (error := error_of(reply)) is not None:
+                raise OptionError(error)
+            node = Node.of(id, reply.content, self.clients, self.least_capacity)
+            if self._names[id].startswith("client-") and self._names[id] != f"client-{node.client}":
+                raise OptionError(f"it says it is client {node.client}, but is registered as {self._names[id]}")
+            self._enter(node, connected, enrolled)
+        except FedwidthError as error_here:
+            said = reply.content.get("node") if reply.has_content() else None
+            self._leave_out(id, str(error_here), said.get("client") if isinstance(said, ConfigRecord) else None)
+
+    def _enter(self, node: Node, connected: set[int], enrolled: Mapping[int, Enrolled] | None) -> None:
         """Two connected nodes cannot be one client: it would count twice."""
+        if enrolled is not None and node.client not in enrolled:
+            raise OptionError(f"client {node.client} is not enrolled")
         for other in list(self.nodes.values()):
             if other.client == node.client and other.id != node.id:
                 if other.id in connected:
                     raise OptionError(f"it says it is client {node.client}, which node {other.id} is already")
                 del self.nodes[other.id]
-        self.capacity_of(node, 0)  # a budget that no sub-model fits is seen here, not in the middle of a round
+        dealt = self.capacity_of(node, 0)  # a budget that no sub-model fits is seen here, not in the middle of a round
+        if node.capacity is not None and dealt < node.capacity:
+            who, limit = self.named(node.id, node.client), f"is enrolled for at most {dealt:g}"
+            self.log(f"{who} states the capacity {node.capacity:g}, but {limit}: it is dealt {dealt:g}")
         self.nodes[node.id] = node
+        if self._said.pop(node.id, None) is not None:
+            self.log(f"{self.named(node.id)} takes part now")
+
+    def _leave_out(self, id: int, why: str, client: object = None) -> None:
+        if self._said.get(id) != why:
+            self.log(f"{self.named(id, client)} is left out: {why}")
+        self._said[id] = why
+
+    def named(self, id: int, client: object = None) -> str:
+        """A node by its id and by the client it is registered as, or says it is: people know clients."""
+        name = self._names.get(id, "")
+        client = self.nodes[id].client if id in self.nodes else client
+        known = name if name.startswith("client-") else f"client {client}" if type(client) is int else name
+        return f"node {id} ({printable(known, 40)})" if known else f"node {id}"
 
     def wait(self, number: int, seconds: float) -> dict[int, Node]:
         """The connected nodes once there are so many."""
-        deadline = time.monotonic() + seconds
-        while len(found := self.call()) < number:
-            if time.monotonic() >= deadline:
+        still_waiting, quiet, again = within(seconds), within(REMINDER_SECONDS), True
+        while len(found := self.call(again=again)) < number:
+            again = False
+            if not still_waiting():
                 raise OptionError(f"only {len(found)} of {number} nodes came within {seconds:g} seconds")
-            time.sleep(1.0)
+            if not quiet():
+                quiet, again = within(REMINDER_SECONDS), True
+                self.log(f"{len(found)} of {number} nodes are there{self._missing(found)}")
+            time.sleep(min(1.0, seconds))
         return found
 
-    def cohort(self, round: int, per_round: int, *, seed: int, found: Mapping[int, Node]) -> list[tuple[int, float]]:
-        """Who takes part: with every client connected, the same draw as in a simulated run."""
-        there = sorted(found)
+    def _missing(self, found: Collection[int]) -> str:
+        """Who is not, in words, where that is known."""
+        enrolled = self.enrolled() or {}
+        gone = [str(client) for client in sorted(enrolled) if client not in found]
+        return f"; not there: client {', '.join(gone[:20])}{' …' * (len(gone) > 20)}" if gone else ""
+
+    def cohort(
+        self, round: int, per_round: int, *, seed: int, found: Mapping[int, Node], least: int = 1
+    ) -> list[tuple[int, float]]:
+        """Who takes part: with every client connected and in time, the same draw as in a simulated run."""
+        allowed = [client for client in sorted(found) if self.quarantined.get(client, 0) <= round]
+        there = [client for client in allowed if not self.stragglers.is_passed_over(client, round)]
+        if len(there) < least:  # rather with them than not at all
+            there = allowed or sorted(found)
         drawn = sample_clients(len(there), min(per_round, len(there)), round=round, seed=seed)
         return [(there[place], self.capacity_of(found[there[place]], round)) for place in drawn]
 
-
-def _named(id: int, name: str, reply: Message) -> str:
-    """A node by its id and by the client it is registered as, or says it is: whoever reads the log knows clients."""
-    said = reply.content.get("node") if reply.has_content() else None
-    client = said.get("client") if isinstance(said, ConfigRecord) else None
-    known = name if name.startswith("client-") else f"client {client}" if type(client) is int else name
-    return f"node {id} ({known})" if known else f"node {id}"
-
-
-def budgets_to_capacity(budgets: Mapping[str, float], parts: Any, *, passes: float) -> float:
-    """The largest of the recipe's capacities that a node can pay for; `passes` are the samples it sees in a round.
-
-    `bytes` are what a round sends down and up; `operations` the multiply-adds of its training, three forward passes
-    a sample; `memory` what training needs (weights, gradients, the optimiser's moments, activations of one batch).
-    """
-    from fedwidth.cost import capacity_for
-
-    training = parts.settings.training
-    moments = 2 if training.optimiser != "sgd" else int(training.momentum > 0)
-    return float(
-        capacity_for(
-            parts.model,
-            parts.plan,
-            parts.data.example(),
-            memory=budgets.get("memory"),
-            bytes=budgets["bytes"] / 2 if "bytes" in budgets else None,
-            macs=budgets["operations"] / (3 * passes) if "operations" in budgets else None,
-            batch=training.batch_size,
-            moments=moments,
-            choices=parts.capacities.values,
-        )
-    )
+    def note(self, round: int, late: Collection[int], answered: Collection[int]) -> None:
+        """A round has ended with these clients late: they are drawn less often."""
+        for client, rounds in self.stragglers.note(round, late=late, answered=answered).items():
+            node = self.present.get(client)
+            who = self.named(node.id) if node is not None else f"client {client}"
+            again = f"{rounds} round{'s' * (rounds > 1)}"
+            self.log(f"{who} has missed {self.stragglers.missed[client]} in a row: it is passed over for {again}")

@@ -7,7 +7,8 @@ round with too few answers is repeated with whoever is connected then. One run a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -20,15 +21,20 @@ from fedwidth import folder
 from fedwidth.config import read_settings
 from fedwidth.errors import FedwidthError, OptionError, unknown
 from fedwidth.experiment import Experiment, Line, Result
+from fedwidth.flower.budgets import budgets_to_capacity
 from fedwidth.flower.engine import FlowerEngine, TooFewAnswers
+from fedwidth.flower.enrolment import Enrolled, read_enrolled
 from fedwidth.flower.local import load_parts
+from fedwidth.flower.printable import printable
 from fedwidth.flower.records import Limits
-from fedwidth.flower.roll import Node, Roll, budgets_to_capacity
+from fedwidth.flower.roll import LEAST_CAPACITY, Node, Roll
+from fedwidth.folder import SERVE_LOCK as LOCK
 from fedwidth.settings import Settings
 from fedwidth.summary import describe_accuracy
 
-LOCK = ".serve.lock"
-"""Held from before nodes are waited for until the run ends; the run's own lock is let go between attempts."""
+LONGEST_LINE = 2_000
+CLIP = 2.0
+"""See docs/deploy-flower.md for what it was measured to keep out, and to cost."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,22 @@ class Deployment:
     """Folder of the run on the server's machine: checkpoint, metrics, summary."""
     load: str = ""
     """Your own data: package.module:function, see `local.Load`; empty: what the recipe names."""
+    enrolled: str = ""
+    """Folder of the devices that are let in and what each may claim (`deploy add`); empty: no limits."""
     least_clients: int = 1
     """Answers without which a round is repeated."""
+    over_select: float = 0.0
+    """Share of clients asked beyond those that a round needs; it ends with the first answers that are enough."""
+    quorum: float = 0.75
+    """Share of a round's answers after which the others are waited for only as long again as these took."""
+    patience_seconds: float = 60.0
+    """How long they are waited for at least."""
     wait_for: int = 0
     """Nodes to wait for before the first round; 0: as many as a round takes."""
     wait_seconds: float = 600.0
     """How long to wait for enough nodes."""
+    introduction_seconds: float = 20.0
+    """How long a new node may take to say who it is; one that takes longer is asked again, but not waited for."""
     round_seconds: float = 600.0
     """How long a round waits for answers."""
     attempts: int = 5
@@ -53,8 +69,14 @@ class Deployment:
     """Largest norm of an update, in multiples of the norm of the sub-model that was sent."""
     most_samples: int = 1_000_000
     """Samples a client may claim for its weight."""
-    enrolled: str = ""
-    """Folder with the devices that are enrolled, see `enrolment`; empty: whoever Flower lets in, without limits."""
+    clip: float = CLIP
+    """Where the recipe has no `server.clip`: largest norm of an update, in multiples of the round's median."""
+    screen: bool = True
+    """Leave out updates that point away from those of the round's others (`server.screen`)."""
+    alarm: float = 10.0
+    """Where the recipe has no `evaluation.alarm`: points of accuracy whose loss is worth a line."""
+    history: int = 5
+    """Where the recipe has no `checkpoint_history`: earlier checkpoints to keep, besides every tenth."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Deployment:
@@ -66,12 +88,29 @@ class Deployment:
             if name not in kinds:
                 raise unknown("run config key", key, [name.replace("_", "-") for name in kinds])
             kind = kinds[name]
-            if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+            if isinstance(value, bool) != (kind is bool) or not isinstance(
+                value, (int, float) if kind is float else kind
+            ):
                 raise OptionError(f"run config key '{key}' must be {kind.__name__}, not {value!r}")
-            if kind is not str and value < 0:
+            if kind in (int, float) and not 0 <= value < math.inf:
                 raise OptionError(f"run config key '{key}' must be at least 0, not {value!r}")
             values[name] = kind(value)
-        return cls(**values)
+        found = cls(**values)
+        if not 0 < found.quorum <= 1:
+            raise OptionError(f"run config key 'quorum' must be above 0 and at most 1, not {found.quorum:g}")
+        return found
+
+    def with_defaults(self, settings: Settings) -> Settings:
+        """The recipe's settings with what a deployment has where the recipe says nothing."""
+        server, evaluation = settings.server, settings.evaluation
+        return replace(
+            settings,
+            # Whatever the recipe says: a round on real devices is dear, and a repeated one begins at its checkpoint.
+            checkpoint_every=1,
+            checkpoint_history=settings.checkpoint_history or self.history,
+            server=replace(server, clip=server.clip or self.clip, screen=server.screen or self.screen),
+            evaluation=replace(evaluation, alarm=evaluation.alarm or self.alarm),
+        )
 
 
 def serve(
@@ -85,11 +124,12 @@ def serve(
     """Run the recipe to its last round on the nodes of a grid, going on from `deployment.out`."""
     if not deployment.out:
         raise OptionError("run config key 'out' must name a folder for checkpoints and results")
-    # Whatever the recipe says: a round on real devices is dear, and one that is repeated begins at its checkpoint.
-    settings = replace(read_settings(recipe).main, checkpoint_every=1)
+    settings = deployment.with_defaults(read_settings(recipe).main)
     folder.check(Path(deployment.out), settings, resume=True, overwrite=False)
     with folder.locked(Path(deployment.out), LOCK):
-        return _serve(grid, settings, deployment, on_round=on_round, log=log)
+        return _serve(
+            grid, settings, deployment, on_round=on_round, log=lambda line: log(printable(line, LONGEST_LINE))
+        )
 
 
 def _serve(
@@ -105,17 +145,43 @@ def _serve(
     data, partition = load_parts(settings, deployment.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
     experiment.memory_travels = True
-    roll = Roll(grid, len(partition), _capacities(experiment), seconds=deployment.wait_seconds, log=log)
+
+    def enrolled() -> dict[int, Enrolled] | None:
+        return read_enrolled(Path(deployment.enrolled)) if deployment.enrolled else None
+
+    enrolled()  # a folder that cannot be read is seen before anybody is asked
+    roll = Roll(
+        grid,
+        len(partition),
+        _capacities(experiment, enrolled),
+        seconds=deployment.introduction_seconds,
+        enrolled=enrolled,
+        least_capacity=min(LEAST_CAPACITY, *experiment.capacities.values),
+        log=log,
+    )
+    for line in folder.read_metrics(Path(deployment.out)):
+        roll.quarantined |= _quarantined(line)
+
+    def samples_of(client: int) -> int:
+        own = (enrolled() or {}).get(client)
+        most = own.max_samples if own is not None else deployment.most_samples
+        return most if deployment.load else min(most, max(1, len(partition[client])))
+
+    per_round, least = settings.devices.per_round, max(1, deployment.least_clients)
     engine = FlowerEngine(
         grid,
         experiment.trainer,
         node_of=lambda: {client: node.id for client, node in roll.present.items()},
         least=deployment.least_clients,
+        enough=per_round,
+        quorum=deployment.quorum,
+        patience=deployment.patience_seconds,
         seconds=deployment.round_seconds,
         limits=Limits(norm=deployment.norm_bound, samples=deployment.most_samples),
+        samples_of=samples_of,
         log=log,
+        noted=roll.note,
     )
-    per_round, least = settings.devices.per_round, max(1, deployment.least_clients)
     expected = deployment.wait_for or max(per_round, least)
     log(f"waiting for {expected} nodes, at most {deployment.wait_seconds:g} s")
     roll.wait(expected, deployment.wait_seconds)
@@ -123,12 +189,16 @@ def _serve(
 
     def cohort(round: int) -> list[tuple[int, float]]:
         found = roll.wait(least, deployment.wait_seconds)
-        return roll.cohort(round, per_round, seed=settings.seed, found=found)
+        asked = math.ceil(per_round * (1 + deployment.over_select))
+        return roll.cohort(round, asked, seed=settings.seed, found=found, least=least)
 
     def finished(line: Line) -> None:
         nonlocal failures
         failures = 0
         log(f"round {line['round']} of {settings.rounds}: {len(line['clients'])} clients, {line['seconds']} s")
+        for text in remarks(line):
+            log(f"round {line['round']}: {text}")
+        roll.quarantined |= _quarantined(line)
         on_round(line)
 
     while True:
@@ -139,6 +209,30 @@ def _serve(
             if failures >= deployment.attempts:
                 raise
             log(f"{error}; it is repeated ({failures} of {deployment.attempts - 1})")
+
+
+def remarks(line: Line) -> Iterator[str]:
+    """What somebody should know of a round: updates that were far too large, clients left out, accuracy lost.
+
+    >>> list(remarks({"clipped": {"3": 1.2}, "quarantined": {"7": 15}, "alarm": 12.5, "global_accuracy": 0.7}))[1]
+    'client 7 is in quarantine until round 15, for what it sent'
+    """
+    for client, times in line.get("clipped", {}).items():
+        yield f"the update of client {client} was clipped: it was {times:g} times the bound"
+    for client, cosine in line.get("opposed", {}).items():
+        yield f"the update of client {client} was left out: it points away from those of the others (cosine {cosine:g})"
+    for client, last in line.get("quarantined", {}).items():
+        yield f"client {client} is in quarantine until round {last}, for what it sent"
+    if "alarm" in line:
+        yield (
+            f"ALARM: accuracy {100 * line['global_accuracy']:.1f} % is {line['alarm']:g} points below the best of the"
+            " last evaluations; fedwidth deploy rollback goes back to an earlier checkpoint"
+        )
+
+
+def _quarantined(line: Line) -> dict[int, int]:
+    """Clients that a round of the metrics has left out, and until which."""
+    return {int(client): int(last) for client, last in line.get("quarantined", {}).items()}
 
 
 def server_app(recipe: str) -> ServerApp:
@@ -173,8 +267,11 @@ def _in_one_line() -> Callable[[logging.LogRecord], bool]:
     return shorten
 
 
-def _capacities(experiment: Experiment) -> Callable[[Node, int], float]:
-    """What a node trains: the capacity it states, what its budget pays for, or what the recipe's mix deals it."""
+def _capacities(
+    experiment: Experiment, enrolled: Callable[[], Mapping[int, Enrolled] | None]
+) -> Callable[[Node, int], float]:
+    """What a node trains: the capacity it states, what its budget pays for, or what the recipe's mix deals it; never
+    more than it is enrolled for."""
     settings, partition = experiment.settings, experiment.partition
 
     @cache
@@ -182,6 +279,10 @@ def _capacities(experiment: Experiment) -> Callable[[Node, int], float]:
         return budgets_to_capacity(dict(node_budgets), experiment, passes=passes)
 
     def capacity_of(node: Node, round: int) -> float:
+        own = (enrolled() or {}).get(node.client)
+        return min(claimed(node, round), own.max_capacity if own is not None else 1.0)
+
+    def claimed(node: Node, round: int) -> float:
         if node.capacity is not None:
             return node.capacity
         if node.budgets:

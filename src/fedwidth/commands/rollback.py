@@ -1,0 +1,37 @@
+"""deploy rollback: going back to an earlier checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedwidth.errors import OptionError
+
+
+def rollback(
+    folder: Annotated[Path, typer.Argument(help="Folder of the deployment, or of its run.")],
+    round: Annotated[int | None, typer.Argument(help="Round to go back to.", min=1)] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Only say which rounds there are.")] = False,
+) -> None:
+    """Make the checkpoint of an earlier round the current one; the next run goes on from there."""
+    from fedwidth.checkpoint import NAME, rounds_done
+    from fedwidth.folder import read_metrics
+    from fedwidth.history import go_back, rounds_kept
+
+    place = folder if (folder / NAME).exists() or not (folder / "run").is_dir() else folder / "run"
+    if listed:
+        if round is not None:
+            raise OptionError("give a round to go back to, or --list, not both")
+        scores = {line["round"]: line.get("global_accuracy") for line in read_metrics(place)}
+        now = rounds_done(place)
+        for kept in rounds_kept(place):
+            score = scores.get(kept)
+            known = f"  accuracy {100 * score:.2f} %" if score is not None else ""
+            print(f"round {kept}{known}{'  (current)' * (kept == now)}")
+        return
+    if round is None:
+        raise OptionError("give the round to go back to, or --list to see which there are")
+    go_back(place, round)
+    print(f"{place} is at round {round} again; ./run.sh goes on from there")
