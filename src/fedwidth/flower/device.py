@@ -101,10 +101,11 @@ class Node:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            print(line, end="", flush=True)
-            self._last.append(line)
-            self.connected |= "SuperNode ID:" in line
+        with self.process.stdout as lines:
+            for line in lines:
+                print(line, end="", flush=True)
+                self._last.append(line)
+                self.connected |= "SuperNode ID:" in line
 
     def _feel(self, pulse: int) -> None:
         with open(pulse, "rb", buffering=0) as beats:
