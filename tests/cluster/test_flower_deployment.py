@@ -26,10 +26,10 @@ from test_flower import CLIENTS, recipe
 
 from fedwidth.config import read_settings
 from fedwidth.experiment import Experiment
-from fedwidth.flower.device import is_refusal
 from fedwidth.flower.doctor import examine
 from fedwidth.flower.guard import MOST_REPLY
 from fedwidth.flower.keys import make_authority, make_node_key, make_server_certificate
+from fedwidth.flower.reasons import is_refusal
 from small_runs import same
 
 pytestmark = pytest.mark.slow

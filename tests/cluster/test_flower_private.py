@@ -29,7 +29,7 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from test_scripts import certify
 
-from fedwidth.flower import device, superlink, supernode
+from fedwidth.flower import device, reasons, superlink, supernode
 from fedwidth.flower.guard import ACTIVATE, KEY, Guard
 from fedwidth.flower.keys import make_node_key
 from fedwidth.flower.known_nodes import enrolled_in
@@ -164,5 +164,5 @@ def test_flowers_exit_codes_mean_what_devices_take_them_for():
         605: "COMMON_TLS_SERVER_CERTIFICATES_INVALID",
         606: "RUNTIME_VERSION_INCOMPATIBLE",
     }
-    assert set(device.FINAL) == set(names) - {305}
+    assert set(reasons.FINAL) == set(names) - {305}
     assert {number: getattr(ExitCode, name) for number, name in names.items()} == {number: number for number in names}

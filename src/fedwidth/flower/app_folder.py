@@ -70,7 +70,7 @@ def write_deployment(folder: Path, plan: Plan, settings: Settings, *, overwrite:
         place.chmod(0o700)
         make_node_key(place / "key")
         shutil.copy(folder / "certificates" / "ca.pem", place / "ca.pem")
-        for name in ("device.py", "supernode.py", "trainer_process.py"):
+        for name in ("device.py", "reasons.py", "supernode.py", "trainer_process.py"):
             (place / name).write_text(files("fedwidth.flower").joinpath(name).read_text())
         capacity = plan.capacities[node % len(plan.capacities)] if plan.capacities else ""
         stated = f' capacity="{capacity}"' if capacity else ""
