@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +27,7 @@ from test_scripts import certify
 from fedwidth.flower import guard as guards
 from fedwidth.flower.connections import Strangers, listen, make_room
 from fedwidth.flower.guard import LEAST_REPLY, Guard
-from fedwidth.flower.superlink import alone
+from fedwidth.flower.superlink import alone, descendants, end
 
 ENROLLED = {"flwr-public-key": "mine"}
 
@@ -244,3 +248,26 @@ def test_the_oldest_goes_first():
 
     asyncio.run(come())
     assert closed == [("a", 1), ("a", 2)]
+
+
+def test_what_a_server_has_started_ends_with_it():
+    """Also what was started by another one that is gone, and what does not listen to SIGTERM."""
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {deaf!r}])"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as first:
+        first.stdout.readline()
+        own = {process for process in descendants(os.getpid()) if process in {first.pid, *descendants(first.pid)}}
+        assert len(own) == 2
+        first.kill()
+        first.wait()
+        (orphan,) = own - {first.pid}
+        end({orphan})
+        wait_until(lambda: not is_running(orphan), 10)
+
+
+def is_running(process: int) -> bool:
+    """An orphan that has ended may wait for whoever is to notice it."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

@@ -22,7 +22,7 @@ OPERATORS, ENROLLED = "certificates/operators.pub", "enrolled"
 PRIVATE = ("certificates", "operator", "enrolled", "flower", "state", "nodes", "run")
 """Folders that nobody but their owner may look into."""
 SCRIPTS = ("superlink.sh", "register.sh", "run.sh", "flwr.sh")
-COPIED = ("device.py", "enrol.py", "supernode.py", "trainer_process.py")
+COPIED = ("device.py", "enrol.py", "reasons.py", "supernode.py", "trainer_process.py")
 """What runs on a device before fedwidth is imported there."""
 AUTHORITY_DAYS = 3650
 """How long an authority is valid at least: devices know it, and the server's certificate is renewed under it."""

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
-import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -26,8 +23,10 @@ from pathlib import Path
 from types import FrameType
 
 if __package__:
+    from fedwidth.flower.reasons import distrust, is_refusal, reachable, why_final
     from fedwidth.flower.trainer_process import TrainerProcess
 else:  # in a node's folder, where importing fedwidth would bring in PyTorch
+    from reasons import distrust, is_refusal, reachable, why_final  # type: ignore[import-not-found,no-redef]
     from trainer_process import TrainerProcess  # type: ignore[import-not-found,no-redef]
 
 FLOWERS = ("1.41", "1.42")
@@ -40,11 +39,6 @@ END_SECONDS = 5.0
 PULSE = "FEDWIDTH_PULSE"
 REFUSED_SECONDS = 100.0
 """The server refuses a node that was cut off for up to 60 seconds, in the same words as one it does not know."""
-FINAL = (302, 303, 304, 600, 602, 603, 604, 605, 606)
-"""Exit codes of Flower for keys, certificates, addresses and versions that are no good."""
-ENDED = "SuperNode terminated gracefully"
-NOT_YET_VALID = 9
-"""OpenSSL's number: a device's clock may still be waiting to be set."""
 
 
 def why_not_flower() -> str | None:
@@ -101,10 +95,11 @@ class Node:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            print(line, end="", flush=True)
-            self._last.append(line)
-            self.connected |= "SuperNode ID:" in line
+        with self.process.stdout as lines:
+            for line in lines:
+                print(line, end="", flush=True)
+                self._last.append(line)
+                self.connected |= "SuperNode ID:" in line
 
     def _feel(self, pulse: int) -> None:
         with open(pulse, "rb", buffering=0) as beats:
@@ -146,83 +141,6 @@ def stay_connected(words: list[str], superlink: str, authority: str, trainer: Tr
                     f" clock is wrong ({time.strftime('%Y-%m-%d %H:%M %Z')})"
                 )
         time.sleep(PAUSE_SECONDS)
-
-
-def reachable(superlink: str, authority: str) -> bool:
-    """Whether the server can be talked to."""
-    try:
-        _shake_hands(superlink, authority)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _shake_hands(superlink: str, authority: str) -> None:
-    host, _, port = superlink.rpartition(":")
-    host = host.strip("[]")
-    context = ssl.create_default_context(cafile=authority)
-    with (
-        socket.create_connection((host, int(port)), timeout=10) as plain,
-        context.wrap_socket(plain, server_hostname=host),
-    ):
-        pass
-
-
-def distrust(superlink: str, authority: str) -> str | None:
-    """Why this device must not trust the server's certificate, or None; also where the server cannot be reached."""
-    try:
-        _shake_hands(superlink, authority)
-        return None
-    except ssl.SSLCertVerificationError as error:
-        if error.verify_code == NOT_YET_VALID:
-            return None
-        return f"the certificate of the server at {superlink} is refused: {error.verify_message}"
-    except ssl.SSLError as error:
-        if "NO_CERTIFICATE" in (error.reason or "") or not Path(authority).stat().st_size:
-            return f"{authority} holds no certificate"
-        return None
-    except FileNotFoundError:
-        return f"{authority} is missing: copy the device's whole folder"
-    except (OSError, ValueError):
-        return None  # Flower says so, and tries again
-
-
-def why_final(said: str) -> str | None:
-    """What Flower's last words say that trying again cannot heal, or None.
-
-    >>> why_final("ERROR :     Exit Code: 302\\nThe key is invalid.\\n\\nFor more information, visit: <…>\\n")
-    'The key is invalid.'
-    >>> why_final("ERROR :     Exit Code: 305\\nFailed to initialize the connection to the SuperLink.\\n")
-    >>> why_final("usage: flower-supernode [-h]\\nflower-supernode: error: unrecognized arguments: --prot 1\\n")
-    'flower-supernode: error: unrecognized arguments: --prot 1'
-    """
-    if said.lstrip().startswith("usage:"):
-        return said.strip().splitlines()[-1]
-    if (taken := re.search(r"error while attempting to bind on address.*", said)) is not None:
-        return f"{taken[0].strip()} (give another --port)"
-    code, text = _exit_code(said)
-    if code not in FINAL:
-        return None
-    return " ".join(text.partition("For more information")[0].split()) or f"Flower's exit code {code}"
-
-
-def is_refusal(said: str) -> bool:
-    """Whether the server let the node in neither because of its key nor its signature.
-
-    >>> is_refusal("Exit Code: 305\\nFailed to initialize the connection to the SuperLink.\\n[code: 2004] Failed to …")
-    True
-    >>> is_refusal("Exit Code: 305\\nFailed to initialize the connection to the SuperLink.\\nproxy error")
-    False
-    """
-    code, text = _exit_code(said)
-    if code is None:
-        return ENDED in said  # with a signature that is not accepted, it ends without a word about that
-    return code == 305 and "[code: 2004]" in text
-
-
-def _exit_code(said: str) -> tuple[int | None, str]:
-    found = re.search(r"Exit Code: (\d+)\s*(.*)", said, re.DOTALL)
-    return (int(found[1]), found[2]) if found else (None, "")
 
 
 def end(*processes: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:

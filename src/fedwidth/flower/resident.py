@@ -85,9 +85,9 @@ class Work:
         return f"its task has taken more than {self.seconds:g} seconds" if late else ""
 
 
-def serve(listener: socket.socket) -> None:
-    """Answer one task after the other, until whoever started this process is gone."""
-    work, parent = Work(), os.getppid()
+def serve(listener: socket.socket, parent: int | None = None) -> None:
+    """Answer one task after the other, until the process that started this one is gone."""
+    work, parent = Work(), parent or os.getppid()
     threading.Thread(target=_welcome, args=[listener, work], daemon=True).start()
     while os.getppid() == parent:
         try:
@@ -128,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fedwidth.flower.resident", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="path of the unix socket")
     path: Path = parser.parse_args().socket
+    parent = os.getppid()
     try:
         listener = listen(path)
     except OptionError as error:
@@ -143,7 +144,7 @@ def main() -> None:
     print(f"trainer listens at {path}", flush=True)
     with listener, suppress(KeyboardInterrupt):
         try:
-            serve(listener)
+            serve(listener, parent)
         finally:
             path.unlink(missing_ok=True)
 

@@ -27,10 +27,13 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -46,8 +49,8 @@ LOCK_MILLISECONDS = "25000"
 """Below the 30 seconds after which Flower's own clients give up."""
 
 
-GRACE_SECONDS, END_SECONDS = 3, 8.0
-"""What answers get to be finished once the server is asked to end, and when it ends whatever happens."""
+GRACE_SECONDS, APP_SECONDS, END_SECONDS = 3, 3.0, 12.0
+"""Once the server is asked to end: what answers get, what the apps it started get, and when it ends in any case."""
 
 
 def server_with(strangers: Strangers) -> Callable[..., None]:
@@ -62,6 +65,12 @@ def server_with(strangers: Strangers) -> Callable[..., None]:
             last.daemon = True
             last.start()
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            """A ServerApp that waits for the server that is gone would hold its run's folder for good."""
+            apps = descendants(os.getpid())
+            await super().shutdown(sockets)
+            end(apps)
+
     def run(app: Any, *, host: str, port: int, **options: Any) -> None:
         own = {"loop": "asyncio", "ws": "none", "timeout_graceful_shutdown": GRACE_SECONDS}
         config = uvicorn.Config(app, host=host, port=port, **{**options, **own})
@@ -73,6 +82,38 @@ def server_with(strangers: Strangers) -> Callable[..., None]:
             Server(config).run(sockets=[listener])
 
     return run
+
+
+def descendants(process: int) -> set[int]:
+    """The processes that one started, and those that they did, where the system says so."""
+    parents: dict[int, int] = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            parents[int(place.parent.name)] = int(place.read_text().rsplit(")", 1)[1].split()[1])
+    found: set[int] = set()
+    new = {process}
+    while new := {child for child, parent in parents.items() if parent in new} - found:
+        found |= new
+    return found
+
+
+def end(processes: set[int]) -> None:
+    """Ask the processes to end, and after a while make them."""
+    for number, seconds in ((signal.SIGTERM, APP_SECONDS), (signal.SIGKILL, 0.0)):
+        deadline = time.monotonic() + seconds
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+        while (processes := {one for one in processes if _exists(one)}) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @contextmanager

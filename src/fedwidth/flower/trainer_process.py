@@ -73,7 +73,10 @@ class TrainerProcess:
             said = ask(self.path, max(patience, 1.0))
         except TimeoutError:
             return f"it gave no sign of life for {patience:.0f} seconds"
-        except OSError:  # it does not listen yet
+        except OSError:  # it does not listen yet, or no longer
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)
+                return None  # its status says more
             return None if patience > 0 and not self._answered else "its socket is gone"
         self._answered = True
         return said or None
