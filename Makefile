@@ -50,7 +50,7 @@ test-track: $(TRACK_VENV)/.installed  ## Test --track with the real TensorBoard,
 FLOWER_VENV ?= .venv-flower
 FLOWER_TESTS = tests/cluster/test_enrolment.py tests/cluster/test_operators.py tests/cluster/test_proof.py \
 	tests/cluster/test_flower_command.py tests/cluster/test_deploy.py tests/cluster/test_scripts.py tests/cluster/test_flower.py \
-	tests/cluster/test_flower_wire.py tests/cluster/test_flower_guard.py tests/cluster/test_flower_watch.py \
+	tests/cluster/test_flower_wire.py tests/cluster/test_flower_rounds.py tests/cluster/test_flower_guard.py tests/cluster/test_flower_watch.py \
 	tests/cluster/test_flower_private.py tests/cluster/test_flower_deployment.py tests/cluster/test_flower_faults.py \
 	tests/test_docs_flower.py src/fedwidth/flower
 

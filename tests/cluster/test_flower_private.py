@@ -31,7 +31,7 @@ from test_scripts import certify
 
 from fedwidth.flower import device, reasons, superlink, supernode
 from fedwidth.flower.guard import ACTIVATE, KEY, Guard
-from fedwidth.flower.keys import make_node_key
+from fedwidth.flower.keys import make_node_key, make_operator_key
 from fedwidth.flower.known_nodes import enrolled_in
 
 
@@ -44,6 +44,9 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setattr(superlink, "server_with", lambda _: lambda app, **options: found.update(options, app=app))
     certificates = certify(tmp_path / "c")
     own = Namespace(most_bytes=100, most_reply=200, control="local", most_strangers=50)
+    own.operators, own.enrolled = tmp_path / "operators.pub", tmp_path / "enrolled"
+    own.enrolled.mkdir()
+    own.operators.write_text(make_operator_key(tmp_path / "operator") + "\n")
     names = {"ca-certfile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
     words = [word for name, file in names.items() for word in (f"--ssl-{name}", str(certificates / file))]
     with warnings.catch_warnings():

@@ -174,14 +174,14 @@ def test_a_server_is_told_of_devices_that_were_revoked(deployment, monkeypatch):
 
     monkeypatch.setattr(httpx.Client, "send", send)
     revoke(deployment, 1)
-    assert list(settle(deployment, Plan(nodes=2))) == ["the server no longer knows 'client-1'"]
+    assert list(settle(deployment, Plan(nodes=2))) == ["the server no longer knows client-1"]
     assert UnregisterNodeRequest.FromString(asked[1].content).node_id == 6
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (lambda request: httpx.Response(403, text="no\n\x1b[31m", request=request), "the server answered 403: 'no"),
+        (lambda request: httpx.Response(403, text="no\n\x1b[31m", request=request), "the server answered 403: no"),
         (lambda request: (_ for _ in ()).throw(httpx.ConnectError("refused")), "does not answer: refused"),
     ],
 )
