@@ -308,3 +308,14 @@ def test_an_upload_that_stops_half_way_does_not_hold_up_the_round():
     bound_replies(grid, 100_000, seconds=0)
     (reply,) = grid.pull_messages(["question"])
     assert error_of(reply) == "its upload stopped half-way"
+
+
+def test_a_device_loads_its_data_as_the_signed_app_says(tmp_path):
+    from fedwidth.flower.node_app import check_load
+
+    project = tmp_path / "pyproject.toml"
+    check_load("anything:load", project)  # no app folder: whoever made the app gave it its recipe
+    project.write_text('[tool.flwr.app.config]\nload = "mine:load"\n')
+    check_load("mine:load", project)
+    with pytest.raises(ValueError, match="wants to load data by 'os:system', but the app names 'mine:load'"):
+        check_load("os:system", project)

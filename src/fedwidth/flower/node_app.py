@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,10 @@ def client_app(recipe: str | None = None) -> ClientApp:
         own = context.node_config.get("client")
         if facts.get("client") != own:
             raise ValueError(f"this is client {own}, not {facts.get('client')}")
-        facts |= {"recipe": text, "load": str(context.run_config.get("load", ""))}
+        load = str(context.run_config.get("load", ""))
+        if recipe is None:
+            check_load(load, Path(__file__).parent.with_name("pyproject.toml"))
+        facts |= {"recipe": text, "load": load}
         facts["threads"] = int(context.node_config.get("threads", 1))
         facts["seconds"] = SHARE * message.metadata.ttl
         arrays = message.content.array_records["arrays"]
@@ -119,6 +123,18 @@ def _why_ended(trainer: str, since: float) -> str:
             return path.read_text()
         time.sleep(0.1)
     return "it was killed, or ran out of memory"
+
+
+def check_load(load: str, project: Path) -> None:
+    """Refuse a function that the app does not name: a run's settings are the server's word, the app is its operator's.
+
+    `project` is the app's pyproject.toml, which is signed with it.
+    """
+    if not project.exists():
+        return
+    signed = tomllib.loads(project.read_text())["tool"]["flwr"]["app"].get("config", {}).get("load", "")
+    if load != signed:
+        raise ValueError(f"the run wants to load data by {load!r}, but the app names {signed!r}: change app/pyproject.toml")
 
 
 def _recipe_beside() -> str:
