@@ -94,7 +94,7 @@ class Course:
         """A round has ended, and left this server behind; `cohort` is who was to train in it."""
         line = self.experiment.line(server, tasks, report, cohort) | (measured.line if measured else {})
         points = self.experiment.settings.evaluation.alarm
-        if measured and (fall := fall_of(self.lines, measured.line["global_accuracy"], points)) is not None:
+        if measured and (fall := fall_of(self.lines, measured.line, points)) is not None:
             line["alarm"] = fall
         self.lines.append({key: finite(value) for key, value in line.items()})
         self.lines[-1]["seconds"] = round(self.seconds, 3)

@@ -154,7 +154,10 @@ class EvaluationSettings:
     local: bool = key(True, "accuracy of the global model on each client's own test data")
     capacities: list[float] = key([], "also measure the global model's sub-model at these capacities", share=True)
     alarm: float = key(
-        0.0, "points of accuracy below the best of the last 5 evaluations that are noted as an alarm; 0: none", least=0
+        0.0,
+        "points of accuracy (on validation samples where there are some) below the best of the last 5 evaluations that are"
+        " noted as an alarm; 0: none",
+        least=0,
     )
     batch_size: int = key(500, "samples a step", least=1)
     statistics_samples: int = key(0, "training samples for static statistics; 0: all", least=0)

@@ -134,7 +134,9 @@ def check_load(load: str, project: Path) -> None:
         return
     signed = tomllib.loads(project.read_text())["tool"]["flwr"]["app"].get("config", {}).get("load", "")
     if load != signed:
-        raise ValueError(f"the run wants to load data by {load!r}, but the app names {signed!r}: change app/pyproject.toml")
+        raise ValueError(
+            f"the run wants to load data by {load!r}, but the app names {signed!r}: change app/pyproject.toml"
+        )
 
 
 def _recipe_beside() -> str:
