@@ -155,7 +155,7 @@ class EvaluationSettings:
     capacities: list[float] = key([], "also measure the global model's sub-model at these capacities", share=True)
     alarm: float = key(
         0.0,
-        "points of accuracy (on validation samples where there are some) below the best of the last 5 evaluations that are"
+        "points of accuracy (by validation where there is one) below the best of the last 5 evaluations that are"
         " noted as an alarm; 0: none",
         least=0,
     )
