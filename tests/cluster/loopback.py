@@ -18,7 +18,6 @@ from pathlib import Path
 from fedwidth.config import read_settings, settings_toml
 from fedwidth.flower.app_folder import ENVIRONMENT, PACKAGE, write_deployment
 from fedwidth.flower.deployment_plan import Plan
-from fedwidth.flower.keys import make_node_key
 
 BIN = Path(sys.executable).parent
 
@@ -49,6 +48,8 @@ class Loopback:
         first = free_ports(nodes + 2)
         self.plan = Plan(port=first, node_port=first + 1, nodes=nodes, capacities=capacities, days=days)
         write_deployment(folder, self.plan, read_settings(recipe).main)
+        from fedwidth.flower.keys import make_node_key  # behind an extra
+
         for client in range(nodes):  # as its first start does
             make_node_key(folder / "nodes" / f"client-{client}" / "key", f"client-{client}")
         self.processes: dict[str, subprocess.Popen] = {}

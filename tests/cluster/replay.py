@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fedwidth.config import read_settings
 from fedwidth.engines.serial import SerialEngine
 from fedwidth.experiment import Experiment
-from fedwidth.flower.server import Deployment
+
+if TYPE_CHECKING:
+    from fedwidth.flower.server import Deployment
 
 
 class WithAbsentees(SerialEngine):
@@ -29,6 +32,8 @@ def replayed(text: str, lines: list[dict], deployment: Deployment | None = None)
 
     Equal states mean that no answer was lost, counted twice or taken from another round.
     """
+    from fedwidth.flower.server import Deployment  # behind an extra
+
     experiment = Experiment((deployment or Deployment()).with_defaults(read_settings(text).main))
     absent = {
         (round, int(client))
