@@ -220,8 +220,14 @@ class Proxy:
             except OSError:
                 near.close()
                 continue
-            for ends in ((near, far), (far, near)):
-                threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+            threading.Thread(target=self._join, args=[near, far], daemon=True).start()
+
+    def _join(self, near: socket.socket, far: socket.socket) -> None:
+        with near, far:
+            back = threading.Thread(target=self._pass_on, args=[far, near], daemon=True)
+            back.start()
+            self._pass_on(near, far)
+            back.join()
 
     @staticmethod
     def _pass_on(source: socket.socket, target: socket.socket) -> None:
