@@ -223,3 +223,17 @@ def test_a_pack_says_that_it_cannot_compare(change):
 
     reason = why_not_pack([Experiment(small(change, "engine=vectorised")).trainer])
     assert reason == "server.clip and server.screen compare single updates, which a pack does not keep"
+
+
+def test_what_does_not_count_has_cost_as_much():
+    experiment = Experiment(small("devices.rates={all=1e6}", "devices.capacities=a1-b1"))
+    server = experiment.first_server()
+    tasks = experiment.rounds.assign(server, [(0, 0.5), (1, 1.0)])
+    report = Report((10, 20), (0.5, 0.5))
+    whole = experiment.line(server.skip(), tasks, report)
+    screened = report.without({1: "its update points away"}, tasks)
+    assert screened.unused == ((tasks[1], 20),)
+    left = experiment.line(server.skip(), tasks[:1], screened, [(0, 0.5), (1, 1.0)])
+    assert left["clients"] == [0]
+    for key in ("bytes_up", "bytes_down", "macs", "device_seconds"):
+        assert left[key] == whole[key]

@@ -20,9 +20,14 @@ def fall_of(lines: Sequence[Mapping[str, Any]], now: Mapping[str, Any], points: 
     >>> fall_of(lines, {"global_accuracy": 0.85}, points=10), fall_of(lines, {"global_accuracy": 0.1}, points=0)
     (None, None)
     """
-    key = "validation_accuracy" if "validation_accuracy" in now else "global_accuracy"
+    key = key_of(now)
     measured = [line[key] for line in lines if line.get(key) is not None][-LOOK_BACK:]
     if not points or not measured:
         return None
     fall = 100 * (max(measured) - now[key])
     return round(fall, 2) if not fall <= points else None  # an accuracy that is no number is worth an alarm, too
+
+
+def key_of(line: Mapping[str, Any]) -> str:
+    """The accuracy that counts: on validation samples, where there are some."""
+    return "validation_accuracy" if "validation_accuracy" in line else "global_accuracy"

@@ -434,11 +434,13 @@ class Experiment:
         Where clients were absent, the whole cohort is written down too: sub-models may depend on the places in it.
         """
         training = self.settings.training
-        costs = [self._cost(task) for task in tasks]
+        worked = [*tasks, *(task for task, _ in report.unused)]
+        all_passes = [*report.passes, *(passes for _, passes in report.unused)]
+        costs = [self._cost(task) for task in worked]
         size = sum(int(c.bytes + c.buffer_bytes) for c in costs)
-        sent, reported = self._beside(tasks)
+        sent, reported = self._beside(worked)
         # A sample costs three forward passes: one forward, and about two for the gradients.
-        macs = sum(3 * int(c.macs) * passes for c, passes in zip(costs, report.passes, strict=True))
+        macs = sum(3 * int(c.macs) * passes for c, passes in zip(costs, all_passes, strict=True))
         line: Line = {
             "round": server.round,
             "learning_rate": learning_rate(training, server.round - 1, self.settings.rounds),
@@ -463,7 +465,7 @@ class Experiment:
             line["absent"] = {str(client): why for client, why in absent.items()}
             line["cohort"] = [[client, float(capacity)] for client, capacity in drawn]
         if self.paces is not None:
-            slowest = max((self.device_seconds(task) for task in tasks), default=0.0)
+            slowest = max((self.device_seconds(task) for task in worked), default=0.0)
             line["device_seconds"] = self.settings.devices.deadline if LATE in absent.values() else slowest
         return line
 

@@ -28,12 +28,12 @@ from fedwidth.settings import Settings
 WITHOUT_INFLUENCE = (
     *("name", "answers", "checkpoint_every", "checkpoint_seconds", "checkpoint_history"),
     *("client_memory", "workers", "slots"),
-    *("data.root", "ray.address", "ray.cpus"),
+    *("data.root", "evaluation.alarm", "ray.address", "ray.cpus"),
 )
 ROUNDING = ("engine", "device", "ray.engine", "ray.gpus")
 """The settings of Ray are among them only where it trains, and of its GPUs only whether there are any."""
 PRECISION = ("precision",)
-MEASURING = ("evaluation.every", "evaluation.test", "evaluation.local", "evaluation.capacities", "evaluation.alarm")
+MEASURING = ("evaluation.every", "evaluation.test", "evaluation.local", "evaluation.capacities")
 ADDED = (
     *("data.validation", "evaluation.test", "evaluation.alarm", "devices.correlate", "devices.correlate_strength"),
     *("server.lr_every", "server.lr_until", "server.holders_exponent"),

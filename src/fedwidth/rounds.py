@@ -44,6 +44,8 @@ class Report:
     """Where updates are clipped: how many times as long as the bound each was."""
     opposed: Mapping[int, float] = field(default_factory=dict)
     """Where they are screened: the cosines of those that pointed away from the others."""
+    unused: tuple[tuple[Task, int], ...] = ()
+    """Tasks that were trained and do not count, and the samples they saw: they cost what others do."""
     kept: Mapping[int, Mapping[str, Mapping[str, Tensor]]] = field(default_factory=dict)
     """What clients keep for themselves: their part of their memory, by client, name and tensor."""
 
@@ -62,6 +64,7 @@ class Report:
             passes=tuple(self.passes[place] for place in kept),
             losses=tuple(self.losses[place] for place in kept),
             absent={**self.absent, **out},
+            unused=tuple((tasks[place], self.passes[place]) for place in places),
             kept={client: own for client, own in self.kept.items() if client not in out},
         )
 

@@ -425,12 +425,13 @@ def test_an_authority_is_kept_elsewhere_and_used_again(tmp_path, capsys):
 
 def test_a_run_that_has_finished_is_not_started_again(folder, tmp_path):
     from fedwidth.experiment import Experiment
+    from fedwidth.flower.server import Deployment
 
     recipe = folder / "app" / "fedwidth_app" / "recipe.toml"
     settings = read_settings(recipe, ["rounds=1", "data.clients=4", "devices.per_round=2"]).main
     recipe.write_text(settings_toml(settings))
     assert finished(folder / "app", []) is None
-    Experiment(settings).run(tmp_path / "out")
+    Experiment(Deployment().with_defaults(settings)).run(tmp_path / "out")
     said = finished(folder / "app", ["--run-config", f'round-seconds=9.0 out="{tmp_path / "out"}"'])
     assert said is not None
     assert "has finished: 1 of 1 rounds" in said

@@ -421,3 +421,47 @@ def test_what_the_recipe_says_comes_before_what_deployments_add():
         read_settings(recipe()).main
     )
     assert (off.server.clip, off.server.screen, off.evaluation.alarm, off.checkpoint_history) == (0.0, False, 0.0, 0)
+
+
+def test_a_task_that_could_not_be_sent_leaves_its_client_out_and_the_round_goes_on(tmp_path):
+    text = recipe()
+    grid = grid_with(text, lambda kind, client, message, usual: usual())
+    push = grid.push_messages
+
+    def refused(messages):
+        """Flower gives no name to a message for a node that it no longer knows."""
+        messages = list(messages)
+        names = list(push(messages))
+        return [
+            "" if m.metadata.dst_node_id == 101 and m.metadata.message_type == "train" else name
+            for m, name in zip(messages, names, strict=True)
+        ]
+
+    grid.push_messages = refused
+    result, lines = served(grid, text, tmp_path, clip=0.0, screen=False)
+    assert all(1 not in line["clients"] for line in result.metrics)
+    assert any("client 1 (node 101) is left out: it could not be sent its task" in line for line in lines)
+
+
+def test_an_alarm_by_validation_needs_no_test_set():
+    from fedwidth.flower.server import remarks
+
+    (said,) = remarks({"alarm": 12.5, "validation_accuracy": 0.7})
+    assert said.startswith("ALARM: accuracy 70.0 % is 12.5 points below")
+
+
+def test_nobody_but_clients_in_quarantine_is_no_round(tmp_path):
+    text = recipe()
+    grid = grid_with(text, lambda kind, client, message, usual: usual())
+    roll = roll_file.Roll(grid, CLIENTS, lambda node, round: 1.0, seconds=0.3, log=lambda _: None)
+    assert len(roll.wait(CLIENTS, 1.0)) == CLIENTS
+    roll.quarantined = dict.fromkeys(range(CLIENTS), 5)
+    with pytest.raises(ValueError, match=f"only 0 of 1 nodes came within 0.2 seconds, and {CLIENTS} in quarantine"):
+        roll.wait(1, 0.2, round=4)
+    assert len(roll.wait(1, 0.2, round=5)) == CLIENTS
+
+
+def test_more_answers_than_a_round_takes_can_be_asked_for(tmp_path):
+    text = recipe().replace(f"per_round = {CLIENTS}", "per_round = 2")
+    result, _ = served(grid_with(text, lambda kind, client, message, usual: usual()), text, tmp_path, least_clients=3)
+    assert all(len(line["clients"]) == 3 for line in result.metrics)

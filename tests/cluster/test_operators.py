@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import os
 import time
 
 import pytest
@@ -17,7 +18,7 @@ from fedwidth.errors import OptionError
 from fedwidth.flower import operators as module
 from fedwidth.flower.enrolment import Enrolled, pem_of, remove_enrolled, write_enrolled
 from fedwidth.flower.keys import make_node_key, make_operator_key
-from fedwidth.flower.operators import WINDOW_SECONDS, Operators, read_operators
+from fedwidth.flower.operators import AHEAD_SECONDS, NODE_KEY, WINDOW_SECONDS, Operators, read_operators
 from fedwidth.flower.signing import APP_SIGNATURE, SIGNATURE, key_of, name_of, read_key, sign, sign_app
 
 LIST, ACQUIRE, FLEET = "/v1/control/list-runs", "/v1/runtime/acquire-task", "/v1/fleet/pull-messages"
@@ -45,7 +46,7 @@ class Place:
             apps=self.apps,
             clock=lambda: self.now,
         )
-        self.now += 0.001  # a request is signed after the start
+        self.now += AHEAD_SECONDS + 0.001  # a request is signed after the start
 
     async def app(self, scope, receive, send):
         self.reached.append((await receive())["body"])
@@ -151,13 +152,49 @@ def test_a_request_that_came_before_is_refused_also_by_a_server_that_was_started
     assert place.ask(LIST, header=header)[0] == 200
     status, said = place.ask(LIST, header=header)
     assert (status, "it came before" in said) == (403, True)
-    for seconds in (1, WINDOW_SECONDS - 2):
+    for seconds in (1, WINDOW_SECONDS - 5):
         place.now += seconds
         assert place.ask(LIST, header=header)[0] == 403
     place.make()
     status, said = place.ask(LIST, header=header)
     assert (status, "before this server was started" in said) == (403, True)
     assert len(place.reached) == 1
+
+
+def test_a_clock_that_is_ahead_does_not_let_a_request_outlive_the_server(place):
+    for ahead, status in ((AHEAD_SECONDS + 1, 403), (AHEAD_SECONDS - 0.5, 200)):
+        place.now += ahead
+        header = sign(place.operator, "POST", LIST, b"")
+        place.now -= ahead
+        assert place.ask(LIST, header=header)[0] == status
+    place.make()
+    assert place.ask(LIST, header=header)[0] == 403
+
+
+def test_two_keys_are_none(place):
+    # Flower takes the first of two headers, so that the second must not speak for it.
+    for name in "ab":
+        make_node_key(place.folder / name)
+    first, second = ((place.folder / f"{name}.pub").read_text().strip() for name in "ab")
+    write_enrolled(place.enrolled, Enrolled(0, first))
+    headers = [(NODE_KEY, base64.b64encode(pem_of(key))) for key in (second, first)]
+    assert place.ask("/v1/fleet/pull-messages", more=headers[1:])[0] == 200
+    assert place.ask("/v1/fleet/pull-messages", more=headers)[0] == 401
+
+
+def test_devices_are_let_in_again_once_their_folder_is_mended(place):
+    make_node_key(place.folder / "a")
+    key = (place.folder / "a.pub").read_text().strip()
+    write_enrolled(place.enrolled, Enrolled(0, key))
+    header = [(NODE_KEY, base64.b64encode(pem_of(key)))]
+    file = place.enrolled / "client-0.json"
+    os.utime(place.enrolled, (1, 1))
+    whole = file.read_text()
+    file.write_text("{")
+    assert place.ask("/v1/fleet/pull-messages", more=header)[0] == 401
+    file.write_text(whole)
+    os.utime(place.enrolled, (1, 1))
+    assert place.ask("/v1/fleet/pull-messages", more=header)[0] == 200
 
 
 def test_a_request_that_is_refused_for_its_content_cannot_be_sent_again_with_the_right_one(place):

@@ -53,8 +53,9 @@ def write_deployment(
     _make_room(folder, overwrite)
     (folder / "app" / PACKAGE).mkdir(parents=True)
     for name in (*PRIVATE, authority):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name).chmod(0o700)
+        if not (folder / name).exists():
+            (folder / name).mkdir(parents=True, mode=0o700)
+            (folder / name).chmod(0o700)
     if not (authority / "ca.key").exists():
         make_authority(authority, days=max(plan.days, AUTHORITY_DAYS))
     shutil.copy(authority / "ca.pem", folder / "certificates" / "ca.pem")

@@ -84,6 +84,8 @@ class FlowerEngine:
         sums, refused, late, answered = _Sums(tasks), set[int](), set[int](), set[int]()
         tasks_out = Exchange(self.grid)
         tasks_out.send(contents, "train", seconds=self.seconds, group=str(round))
+        unsent = [task.client for node, task in by_node.items() if node not in tasks_out.waiting]
+        absent |= dict.fromkeys(unsent, "it could not be sent its task: it has just been revoked or is gone")
         bound_replies(self.grid, max(map(self._most_bytes, subs.values())), seconds=self.seconds)
         enough = min(self.enough or len(tasks), len(tasks))
         patience = Patience(enough, self.quorum, least=self.patience, most=self.seconds)
@@ -157,7 +159,10 @@ class FlowerEngine:
             raise UpdateError(f"its answer has {size:,} bytes, more than {most:,}")
         limits = self.limits
         if self.samples_of is not None:
-            limits = replace(limits, samples=min(limits.samples, self.samples_of(task.client)))
+            most = self.samples_of(task.client)
+            if not most:
+                raise UpdateError("it is no longer enrolled")
+            limits = replace(limits, samples=min(limits.samples, most))
         return read_answer(
             reply.content,
             task,

@@ -97,6 +97,8 @@ class Guard:
             return 403, "only nodes may come in from outside"
         if not is_node:
             return None
+        if sum(name == KEY for name, _ in scope["headers"]) > 1:
+            return 400, "a request has one key"
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self.most:
             return 413, f"a request may have {self.most} bytes"

@@ -15,6 +15,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
@@ -26,7 +27,7 @@ from fedwidth.flower.signing import command
 from fedwidth.flower.versions import check_flower
 from fedwidth.folder import check_same
 
-OUT = re.compile(r"""(?:^|\s)out\s*=\s*["']([^"']+)["']""")
+GIVEN = re.compile(r"""[\w-]+\s*=\s*(?:"[^"]*"|'[^']*'|\S+)""")
 STARTED = re.compile(r"started run (\d+)")
 RAISED = "ServerApp failed with exception: "
 SETTLE_SECONDS = 10.0
@@ -90,11 +91,15 @@ def launch(app: str, link: str, more: list[str]) -> int:
 
 def finished(app: Path, more: Sequence[str]) -> str | None:
     """What to say of a run that has had all its rounds already; None where there is something left to do."""
+    from fedwidth.flower.server import Deployment  # needs a Flower it was made for
+
     try:
         config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-        given = [found[1] for word in more if (found := OUT.search(word))]
-        out = Path(given[-1] if given else config["out"])
-        settings = read_settings(app / PACKAGE / "recipe.toml").main
+        for text in (word for before, word in pairwise(more) if before in ("-c", "--run-config")):
+            config |= tomllib.loads("\n".join(found[0] for found in GIVEN.finditer(text)))
+        deployment = Deployment.of(config)
+        out = Path(deployment.out)
+        settings = deployment.with_defaults(read_settings(app / PACKAGE / "recipe.toml").main)
         if not (out / "summary.json").exists() or rounds_done(out) < settings.rounds:
             return None
         check_same(out, settings)

@@ -38,6 +38,8 @@ NODE_KEY = b"flwr-public-key"
 """The header in which a device says who it is."""
 WINDOW_SECONDS = 60.0
 """How far the clocks of operator and server may be apart, and how long a signature counts."""
+AHEAD_SECONDS = 2.0
+"""How far the operator's clock may be ahead: what a server took must be too old for one that is started after it."""
 SETTLED_SECONDS = 1.0
 """A folder that changed so lately may change again without a newer time of change."""
 MOST_SIGNED = 64 << 20
@@ -75,7 +77,8 @@ class Operators:
         elif scope["path"] == HEALTH:
             await self.app(scope, receive, send)
         elif scope["path"].startswith(FLEET):
-            if dict(scope["headers"]).get(NODE_KEY, b"") in self._enrolled:
+            keys = [value for name, value in scope["headers"] if name == NODE_KEY]
+            if len(keys) == 1 and keys[0] in self._enrolled:  # of two, Flower might take the other
                 await self.app(scope, receive, send)
             elif scope["path"] == ACTIVATE:
                 await _refuse(send, 412, "this device is not enrolled", code=NOT_ACTIVATED)
@@ -119,15 +122,19 @@ class Operators:
         key = next((key for key in allowed if is_signed(key, raw, text)), None)
         if key is None:
             raise OptionError("its signature is nobody's who may")
-        self._use_once(float(moment) / 1000, nonce)
+        # The server's own key is made anew at each start: what was signed with it before counts no more.
+        begins = self._began + (0.0 if key is self._runtime else AHEAD_SECONDS)
+        self._use_once(float(moment) / 1000, nonce, begins)
         return key, digest
 
-    def _use_once(self, moment: float, nonce: str) -> None:
+    def _use_once(self, moment: float, nonce: str, begins: float) -> None:
         """Refuse what was signed at another time, or came before. Only what is signed gets here, so it stays small."""
         now = self._clock()
         if not abs(now - moment) <= WINDOW_SECONDS:
             raise OptionError(f"its time and the server's are {abs(now - moment):.0f} s apart; are the clocks right?")
-        if moment < self._began:
+        if moment > now + AHEAD_SECONDS:
+            raise OptionError(f"it is dated {moment - now:.0f} s ahead of the server's clock; are the clocks right?")
+        if moment < begins:  # else what an earlier server took could be sent again
             raise OptionError("it was signed before this server was started")
         if now > self._tidy_at:
             self._used = {used: until for used, until in self._used.items() if until > now}
@@ -165,7 +172,7 @@ class Enrolment:
                 )
             except FedwidthError as error:
                 print(f"error: no device is let in: {error}", flush=True)
-                self._keys = frozenset()
+                self._keys, stamp = frozenset(), -1  # and is looked at again, however soon it is mended
             self._stamp = stamp
         return key in self._keys
 

@@ -163,18 +163,26 @@ class Roll:
         known = name if name.startswith("client-") else f"client {client}" if type(client) is int else name
         return f"node {id} ({printable(known, 40)})" if known else f"node {id}"
 
-    def wait(self, number: int, seconds: float) -> dict[int, Node]:
-        """The connected nodes once there are so many."""
+    def wait(self, number: int, seconds: float, *, round: int | None = None) -> dict[int, Node]:
+        """The connected nodes once there are so many, for a round not counting those that are in quarantine then."""
         still_waiting, quiet, again = within(seconds), within(REMINDER_SECONDS), True
-        while len(found := self.call(again=again)) < number:
+        while len(found := self._allowed(self.call(again=again), round)) < number:
             again = False
             if not still_waiting():
-                raise OptionError(f"only {len(found)} of {number} nodes came within {seconds:g} seconds")
+                out = len(self.present) - len(found)
+                more = f", and {out} in quarantine" if out else ""
+                raise OptionError(f"only {len(found)} of {number} nodes came within {seconds:g} seconds{more}")
             if not quiet():
                 quiet, again = within(REMINDER_SECONDS), True
                 self.log(f"{len(found)} of {number} nodes are there{self._missing(found)}")
             time.sleep(min(1.0, seconds))
         return found
+
+    def _allowed(self, found: dict[int, Node], round: int | None) -> dict[int, Node]:
+        """Those that are not in quarantine in a round; all of them where none is named."""
+        if round is None:
+            return found
+        return {client: node for client, node in found.items() if self.quarantined.get(client, 0) <= round}
 
     def _missing(self, found: Collection[int]) -> str:
         """Who is not, in words, where that is known."""
@@ -186,10 +194,10 @@ class Roll:
         self, round: int, per_round: int, *, seed: int, found: Mapping[int, Node], least: int = 1
     ) -> list[tuple[int, float]]:
         """Who takes part: with every client connected and in time, the same draw as in a simulated run."""
-        allowed = [client for client in sorted(found) if self.quarantined.get(client, 0) <= round]
+        allowed = sorted(self._allowed(dict(found), round))
         there = [client for client in allowed if not self.stragglers.is_passed_over(client, round)]
         if len(there) < least:  # rather with them than not at all
-            there = allowed or sorted(found)
+            there = allowed
         drawn = sample_clients(len(there), min(per_round, len(there)), round=round, seed=seed)
         return [(there[place], self.capacity_of(found[there[place]], round)) for place in drawn]
 

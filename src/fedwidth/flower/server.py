@@ -18,6 +18,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedwidth import folder
+from fedwidth.alarm import key_of
 from fedwidth.config import read_settings
 from fedwidth.errors import FedwidthError, OptionError, unknown
 from fedwidth.experiment import Experiment, Line, Result
@@ -163,11 +164,15 @@ def _serve(
         roll.quarantined |= _quarantined(line)
 
     def samples_of(client: int) -> int:
-        own = (enrolled() or {}).get(client)
+        known = enrolled()
+        if known is not None and client not in known:
+            return 0  # revoked since it was asked
+        own = (known or {}).get(client)
         most = own.max_samples if own is not None else deployment.most_samples
         return most if deployment.load else min(most, max(1, len(partition[client])))
 
-    per_round, least = settings.devices.per_round, max(1, deployment.least_clients)
+    least = max(1, deployment.least_clients)
+    per_round = max(settings.devices.per_round, least)
     engine = FlowerEngine(
         grid,
         experiment.trainer,
@@ -188,7 +193,7 @@ def _serve(
     failures = 0
 
     def cohort(round: int) -> list[tuple[int, float]]:
-        found = roll.wait(least, deployment.wait_seconds)
+        found = roll.wait(least, deployment.wait_seconds, round=round)
         asked = math.ceil(per_round * (1 + deployment.over_select))
         return roll.cohort(round, asked, seed=settings.seed, found=found, least=least)
 
@@ -224,9 +229,10 @@ def remarks(line: Line) -> Iterator[str]:
     for client, last in line.get("quarantined", {}).items():
         yield f"client {client} is in quarantine until round {last}, for what it sent"
     if "alarm" in line:
+        accuracy = 100 * line[key_of(line)]
         yield (
-            f"ALARM: accuracy {100 * line['global_accuracy']:.1f} % is {line['alarm']:g} points below the best of the"
-            " last evaluations; fedwidth deploy rollback goes back to an earlier checkpoint"
+            f"ALARM: accuracy {accuracy:.1f} % is {line['alarm']:g} points below the best of the last evaluations;"
+            " fedwidth deploy rollback goes back to an earlier checkpoint"
         )
 
 
