@@ -333,8 +333,8 @@ def test_identity_changes_with_whatever_changes_results():
             for inner in dataclasses.fields(section):
                 changed = replace(settings, **{part.name: replace(section, **{inner.name: "changed"})})
                 is_same = settings_hash(changed) == settings_hash(settings)
-                # Options of a local rule mean nothing, and are refused, while none is named.
-                alike = (part.name, inner.name) in [("data", "root"), ("local", "options")]
+                # Options of a local rule mean nothing, and are refused, while none is named. An alarm only speaks.
+                alike = (part.name, inner.name) in [("data", "root"), ("evaluation", "alarm"), ("local", "options")]
                 assert is_same == alike, (part.name, inner.name)
 
 

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -245,3 +246,17 @@ def wait_until(condition, seconds: float, why=lambda: "") -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s\n{why()}"
         time.sleep(0.25)
+
+
+@contextmanager
+def running(folder: Path, recipe: str, nodes: int) -> Iterator[Loopback]:
+    """A deployment whose server and nodes are up, and are ended with it."""
+    made = Loopback(folder, recipe)
+    try:
+        made.superlink()
+        made.register()
+        for client in range(nodes):
+            made.node(client)
+        yield made
+    finally:
+        made.close()

@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
 
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from loopback import Loopback, wait_until
+from loopback import Loopback, running, wait_until
 from replay import replayed
 from test_flower import CLIENTS, recipe
 
@@ -39,15 +39,8 @@ RUBBISH = int(os.environ.get("FEDWIDTH_RUBBISH_BYTES", 2_000_000_000))
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory):
     """A SuperLink and four nodes of two capacities, which several runs share."""
-    made = Loopback(tmp_path_factory.mktemp("loop") / "d", recipe())
-    try:
-        made.superlink()
-        made.register()
-        for client in range(CLIENTS):
-            made.node(client)
+    with running(tmp_path_factory.mktemp("loop") / "d", recipe(), CLIENTS) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize("method", ["fedrolex", "heterofl", "fedbrb"])

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
 
-from loopback import Loopback, Proxy, wait_until
+from loopback import Loopback, Proxy, running, wait_until
 from test_flower import CLIENTS, recipe
 from test_flower_deployment import replayed
 
@@ -65,15 +65,8 @@ def test_after_a_restart_behind_a_proxy_all_nodes_are_back_within_a_minute_five_
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory):
     """A SuperLink and four nodes of two capacities, which several tests share."""
-    made = Loopback(tmp_path_factory.mktemp("faults") / "d", recipe())
-    try:
-        made.superlink()
-        made.register()
-        for client in range(CLIENTS):
-            made.node(client)
+    with running(tmp_path_factory.mktemp("faults") / "d", recipe(), CLIENTS) as made:
         yield made
-    finally:
-        made.close()
 
 
 def trainer_of(loop: Loopback, client: int) -> int:
