@@ -1,0 +1,1 @@
+"""What runs and methods come to: coverage of weights, differences with intervals, yardsticks, targets."""

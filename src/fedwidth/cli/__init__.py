@@ -1,0 +1,1 @@
+"""The command line, one file for each group of commands."""

@@ -1,1 +1,0 @@
-"""The commands behind `fedwidth`, grouped by what they do."""

@@ -1,0 +1,1 @@
+"""Settings and recipes: read, checked, explained, and made into the parts of a run."""

@@ -1,0 +1,1 @@
+"""The data sets by name, and how their files are found and read."""

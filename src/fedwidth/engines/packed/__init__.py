@@ -1,0 +1,1 @@
+"""Many runs of one shape as one batch on one device."""

@@ -1,0 +1,1 @@
+"""Workers on one machine or many, with Ray."""

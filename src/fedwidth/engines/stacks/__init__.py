@@ -1,0 +1,1 @@
+"""Clients of one size as one batch of models."""

@@ -1,0 +1,1 @@
+"""Who may do what: keys, signatures, enrolment, and the guard before Flower."""

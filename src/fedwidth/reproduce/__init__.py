@@ -1,0 +1,1 @@
+"""Published tables run again: jobs, the queue, and the record of every finished run."""

@@ -1,0 +1,1 @@
+"""A run from beginning to end: its folder, checkpoints, summary, and several runs in step."""
