@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run test test-slow test-track test-browser test-flower test-flower-newest test-ray check lint types bench results pictures docs docs-serve clean
+.PHONY: help setup run test test-slow test-track test-browser test-flower test-flower-newest test-ray check lint layers types bench results pictures docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -44,15 +44,11 @@ $(TRACK_VENV)/.installed: pyproject.toml constraints.txt
 
 test-track: $(TRACK_VENV)/.installed  ## Test --track with the real TensorBoard, MLflow and Weights & Biases
 	$(TRACK_VENV)/bin/python -c 'import mlflow, tensorboard, wandb'
-	$(TRACK_VENV)/bin/python -m pytest tests/test_tracking.py
+	$(TRACK_VENV)/bin/python -m pytest tests/run/test_tracking.py
 
 # Flower wants older versions of packages than the rest does, so its tests have an environment and pins of their own.
 FLOWER_VENV ?= .venv-flower
-FLOWER_TESTS = tests/cluster/test_enrolment.py tests/cluster/test_operators.py tests/cluster/test_proof.py \
-	tests/cluster/test_flower_command.py tests/cluster/test_deploy.py tests/cluster/test_scripts.py tests/cluster/test_flower.py \
-	tests/cluster/test_flower_wire.py tests/cluster/test_flower_rounds.py tests/cluster/test_flower_guard.py tests/cluster/test_flower_watch.py \
-	tests/cluster/test_flower_private.py tests/cluster/test_flower_deployment.py tests/cluster/test_flower_faults.py \
-	tests/test_docs_flower.py src/fedwidth/flower
+FLOWER_TESTS = tests/flower tests/docs/test_docs_flower.py src/fedwidth/flower
 
 $(FLOWER_VENV)/.installed: PINS = constraints-flower.txt
 $(FLOWER_VENV)/.installed: PACKAGES = -e '.[dev,flower]'
@@ -67,8 +63,7 @@ $(RAY_VENV)/.installed: pyproject.toml constraints.txt
 	$(install)
 
 test-ray: $(RAY_VENV)/.installed  ## Test the Ray engine on one and three emulated nodes, with workers and nodes killed (10 minutes)
-	$(RAY_VENV)/bin/python -m pytest -rs -m 'slow or not slow' tests/cluster/test_ray_parcels.py tests/cluster/test_ray_placement.py \
-	  tests/cluster/test_ray_engine.py tests/cluster/test_ray_gpu.py tests/test_docs_ray.py
+	$(RAY_VENV)/bin/python -m pytest -rs -m 'slow or not slow' tests/engines/ray tests/docs/test_docs_ray.py
 
 test-flower: $(FLOWER_VENV)/.installed  ## Test deployments with Flower, real ones on this machine included (20 minutes)
 	$(FLOWER_VENV)/bin/python -m pytest -s -m 'slow or not slow' $(FLOWER_TESTS)
@@ -100,16 +95,19 @@ test-browser: $(BROWSER_VENV)/.installed  ## Test report and live view in a real
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
+layers: $(STAMP)  ## Check that every room imports only what stands below it
+	$(BIN)/lint-imports
+
 types: $(STAMP)
 	$(BIN)/mypy
 
-check: lint types test  ## What CI runs: lint, types, tests
+check: lint layers types test  ## What CI runs: lint, types, tests
 
 bench: $(STAMP)  ## Measure extract and aggregate side by side with a plain loop
 	$(BIN)/python benchmarks/core.py
 
 results: $(STAMP)  ## Write docs/results.md and its figures from the runs recorded in results/
-	$(BIN)/fedwidth results
+	$(BIN)/python -m reproduction
 
 pictures: $(STAMP)  ## Draw the methods' pictures and write the tables of settings and commands in docs/
 	$(BIN)/python docs/make_pictures.py

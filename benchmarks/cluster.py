@@ -22,15 +22,15 @@ from pathlib import Path
 import torch
 from scaling import experiment, forget_peak, resident
 
-from fedwidth.aggregation import CohortSum, Update
-from fedwidth.cost import cost
+from fedwidth.core.aggregation import CohortSum, Update
+from fedwidth.core.cost import cost
+from fedwidth.core.submodel import extract, state_of
 from fedwidth.engines import make_engine
-from fedwidth.engines.ray_engine import RayEngine
+from fedwidth.engines.ray.engine import RayEngine
 from fedwidth.experiment import Experiment
 from fedwidth.methods import method
 from fedwidth.models import build
 from fedwidth.plan import Plan, trace
-from fedwidth.submodel import extract, state_of
 
 CNN = {"name": "cnn", "options": {"widths": [16, 32]}}
 MLP = {"name": "mlp", "options": {"hidden": [64]}}

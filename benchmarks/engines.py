@@ -21,12 +21,13 @@ from pathlib import Path
 
 import torch
 
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
+from fedwidth.core.submodel import state_of
 from fedwidth.data import Transform, from_tensors
-from fedwidth.engines import make_engine, slots
+from fedwidth.engines import make_engine
+from fedwidth.engines.slots import pool as slots
 from fedwidth.experiment import Experiment
-from fedwidth.server import Server
-from fedwidth.submodel import state_of
+from fedwidth.training.server import Server
 
 TOML = """
 rounds = 100000

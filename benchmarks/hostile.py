@@ -23,15 +23,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum
-from fedwidth.clipping import norm
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
+from fedwidth.core.aggregation import CohortSum
 from fedwidth.engines import make_engine
 from fedwidth.errors import UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Task
 from fedwidth.randomness import numpy_generator
-from fedwidth.rounds import Engine, Report
+from fedwidth.training.clipping import norm
+from fedwidth.training.rounds import Engine, Report
 
 NORM_BOUND = 10.0
 QUIET = ("evaluation.capacities=[]", "evaluation.local=false")

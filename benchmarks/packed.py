@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.data import Data, Transform, from_tensors
-from fedwidth.engines import packed_stacks
+from fedwidth.engines.packed import stacks as packed_stacks
 from fedwidth.experiment import Course, Stopped
+from fedwidth.run.cache import Shelf
+from fedwidth.run.lockstep import _Choices, _Judge, group_for_packing, run_together
 from fedwidth.settings import Settings
-from fedwidth.shelf import Shelf
-from fedwidth.together import _Choices, _Judge, group_for_packing, run_together
 
 TABLES = ("thesis/table3-1", "thesis/table3-2")
 

@@ -112,8 +112,8 @@ def make_workload(rounds: int, dtype: torch.dtype) -> Workload:
     """Random images; cohorts and orders are those fedwidth draws, and the others are told."""
     from fedwidth_workload import experiment
 
-    from fedwidth.client import batches
     from fedwidth.randomness import torch_generator
+    from fedwidth.training.client import batches
 
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(CLIENTS * SAMPLES, 3, 32, 32, generator=generator, dtype=dtype)

@@ -22,11 +22,11 @@ import torch
 from scaling import experiment
 
 from cluster import changed
-from fedwidth.engines.ray_engine import RayEngine
-from fedwidth.engines.ray_hands import Hand, Seconds, choose
-from fedwidth.engines.ray_parcels import Costs, Parcel
+from fedwidth.core.submodel import state_of
+from fedwidth.engines.ray.engine import RayEngine
+from fedwidth.engines.ray.parcels import Costs, Parcel
+from fedwidth.engines.ray.scheduling import Hand, Seconds, choose
 from fedwidth.experiment import Experiment
-from fedwidth.submodel import state_of
 
 CAPACITIES = "1:1 1/2:1 1/4:1 1/8:1 1/16:1"
 WORKLOADS = {

@@ -20,12 +20,12 @@ import time
 from pathlib import Path
 
 import torch
-from engines import images
 
-from fedwidth import checkpoint
-from fedwidth.config import read_settings
+from engines import images
+from fedwidth.config.read import read_settings
 from fedwidth.experiment import Experiment, Stopped
-from fedwidth.together import run_together
+from fedwidth.run import checkpoint
+from fedwidth.run.lockstep import run_together
 
 TOML = """
 rounds = 1000000

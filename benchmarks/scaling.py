@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.data import Data, Partition, Shares, from_tensors
 from fedwidth.experiment import Experiment
 

@@ -2,7 +2,7 @@
 
     python benchmarks/wire.py [--capacities 1,1/2,1/4] [--rounds 4]
 
-A real deployment on this machine (tests/cluster/loopback.py): each device reaches the server through a relay that
+A real deployment on this machine (tests/flower/loopback.py): each device reaches the server through a relay that
 passes bytes on and counts them. The first round is left out (the app itself travels before it); then what an idle
 connection carries is counted for half a minute.
 """
@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / "cluster")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / "flower")]
 
 from loopback import Loopback, wait_until  # noqa: E402
 

@@ -23,7 +23,7 @@ from fedwidth.methods import Beginning, Closing, Method, Task
 from fedwidth.methods.fjord import local_widths
 from fedwidth.methods.replay import replay
 from fedwidth.settings import TrainingSettings
-from fedwidth.step import Rule, Weights, report_of, take_step
+from fedwidth.training.step import Rule, Weights, report_of, take_step
 
 FOLDER = Path(__file__).parent / "images" / "methods"
 UNITS, SHOWN, ROUNDS = 8, 4, 64

@@ -13,8 +13,8 @@ from typing import Any
 
 import typer
 
-from fedwidth.cli import app
-from fedwidth.schema import Key, keys, sections, shown
+from fedwidth.cli.entry import app
+from fedwidth.config.schema import Key, keys, sections, shown
 
 DOCS = Path(__file__).parent
 BEGIN, END = "<!-- made by docs/make_tables.py -->\n", "<!-- end -->"

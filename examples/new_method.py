@@ -37,7 +37,7 @@ METHOD = Method(
 def main() -> None:
     """Show its windows, and how much of a small network it trains compared with FedRolex."""
     import fedwidth
-    from fedwidth.coverage import measure_coverage
+    from fedwidth.analysis.coverage import measure_coverage
     from fedwidth.models import build, example_inputs
 
     plan = fedwidth.trace(build("mlp"), example_inputs("mlp"))

@@ -16,8 +16,8 @@ from fedwidth.models import build, example_inputs
 from fedwidth.plan import Plan, trace
 from fedwidth.report.canvas import COLOURS, Line, heat_maps, new_panels, plot_lines
 from fedwidth.report.coverage_view import pool
-from fedwidth.results_cells import Cell
-from fedwidth.results_exact import METHODS, MODEL
+from fedwidth.reproduce.cells import Cell
+from reproduction.exact import METHODS, MODEL
 
 Tables = Mapping[str, Sequence[Cell]]
 """The cells of each recipe."""

@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedwidth.checkpoint import write_whole
-from fedwidth.cost import CAPACITIES, average, cost
-from fedwidth.coverage import measure_coverage
+from fedwidth.analysis.coverage import measure_coverage
+from fedwidth.core.cost import CAPACITIES, average, cost
 from fedwidth.methods import method
 from fedwidth.models import build, example_inputs
 from fedwidth.plan import trace
+from fedwidth.run.checkpoint import write_whole
 
 MODEL, ROUNDS = "preresnet18", 512
 COVERAGE = "coverage.json"

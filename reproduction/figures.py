@@ -14,8 +14,8 @@ from typing import Any
 
 from fedwidth.methods import method
 from fedwidth.report.canvas import FORMATS, save
-from fedwidth.results_cells import Cell
-from fedwidth.results_drawings import (
+from fedwidth.reproduce.cells import Cell
+from reproduction.drawings import (
     DATA,
     Tables,
     draw_coverage,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedwidth.config import read_settings, recipe_names
-from fedwidth.results import UNFINISHED, Record, by_experiment, read_all
-from fedwidth.results_cells import Cell, find_cells
-from fedwidth.results_exact import METHODS, SHARES, WIDEST, agrees, cost_rows, coverage
-from fedwidth.results_figures import figure_texts
-from fedwidth.results_markdown import markdown, over_seeds, percent, published, with_spread
-from fedwidth.results_queue import queue_texts
-from fedwidth.results_remaining import SMALL, Forecast, count_remaining, remaining_texts, unrun_texts
-from fedwidth.results_started import read_started, started_texts
-from fedwidth.results_summary import order_texts, summarise
-from fedwidth.results_yardsticks import EXPLAINED, Asked, Yardsticks
+from fedwidth.config.read import read_settings, recipe_names
+from fedwidth.reproduce.cells import Cell, find_cells
+from fedwidth.reproduce.records import UNFINISHED, Record, by_experiment, read_all
+from fedwidth.reproduce.started import read_started, started_texts
+from fedwidth.reproduce.words import markdown, over_seeds, percent, published, with_spread
+from reproduction.exact import METHODS, SHARES, WIDEST, agrees, cost_rows, coverage
+from reproduction.figures import figure_texts
+from reproduction.queue import queue_texts
+from reproduction.remaining import SMALL, Forecast, count_remaining, remaining_texts, unrun_texts
+from reproduction.summary import order_texts, summarise
+from reproduction.yardsticks import EXPLAINED, Asked, Yardsticks
 
 VERDICT, REMARKS = "verdict.md", "remarks.md"
 """Written by hand, beside the records: what holds up and what does not, and details by table."""
@@ -29,7 +29,7 @@ REPORTED = {
 HOW = """\
 ```console
 $ fedwidth reproduce fedrolex/table3-cifar10-high --data DIR --seeds 1,2,3 --max-minutes 60 --set device=cuda
-$ fedwidth results
+$ make results
 ```
 
 `reproduce` runs what is not recorded yet, goes on where it was interrupted, and appends a line to `results/` for each

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import mean
 
-from fedwidth.config import identity
-from fedwidth.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct
-from fedwidth.results import Record
-from fedwidth.results_cells import Cell
+from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct
+from fedwidth.config.read import identity
+from fedwidth.reproduce.cells import Cell
+from fedwidth.reproduce.records import Record
 from fedwidth.settings import MethodSettings
 
 HOLDS, REVERSED, CLOSE, FEW_SEEDS = "as published", "the other way round", OPEN, "one seed"

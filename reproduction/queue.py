@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedwidth.queue_file import Entry, read_queue
-from fedwidth.reproduce_queue import Standing, find_standing
-from fedwidth.reproduce_time import show_time
-from fedwidth.results import Record
-from fedwidth.results_markdown import markdown, over_seeds, plural
-from fedwidth.results_yardsticks import Asked, Yardsticks
-from fedwidth.schema import build
+from fedwidth.config.schema import build
+from fedwidth.reproduce.forecast import show_time
+from fedwidth.reproduce.queue import Standing, find_standing
+from fedwidth.reproduce.queue_file import Entry, read_queue
+from fedwidth.reproduce.records import Record
+from fedwidth.reproduce.words import markdown, over_seeds, plural
 from fedwidth.settings import Settings
+from reproduction.yardsticks import Asked, Yardsticks
 
 QUEUE = "queue.toml"
 BENCHMARK = "benchmark/"

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from fedwidth.reproduce_time import show_time
-from fedwidth.results import Record
-from fedwidth.results_cells import Cell
-from fedwidth.results_markdown import folded, markdown, plural, published
-from fedwidth.results_started import Start
-from fedwidth.results_time import estimate_seconds
+from fedwidth.reproduce.cells import Cell
+from fedwidth.reproduce.durations import estimate_seconds
+from fedwidth.reproduce.forecast import show_time
+from fedwidth.reproduce.records import Record
+from fedwidth.reproduce.started import Start
+from fedwidth.reproduce.words import folded, markdown, plural, published
 
 WANTED = 3
 """Seeds of each run, in the end."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 
-from fedwidth.difference import EQUAL, MARGIN, correct
-from fedwidth.results_cells import ABOVE, AGREEMENTS, AGREES, BELOW, Cell, count_once, name_trained
-from fedwidth.results_exact import agrees, cost_rows
-from fedwidth.results_markdown import markdown, plural
-from fedwidth.results_pairs import (
+from fedwidth.analysis.difference import EQUAL, MARGIN, correct
+from fedwidth.reproduce.cells import ABOVE, AGREEMENTS, AGREES, BELOW, Cell, count_once, name_trained
+from fedwidth.reproduce.words import markdown, plural
+from reproduction.exact import agrees, cost_rows
+from reproduction.pairs import (
     FEW_SEEDS,
     LAST,
     OUTCOMES,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedwidth.difference import correct
-from fedwidth.results import Record
-from fedwidth.results_markdown import over_seeds
-from fedwidth.schema import build
+from fedwidth.analysis.difference import correct
+from fedwidth.analysis.yardsticks import KINDS, Accuracies, find_gain, key_of, yardsticks
+from fedwidth.config.schema import build
+from fedwidth.reproduce.records import Record
+from fedwidth.reproduce.words import over_seeds
 from fedwidth.settings import Settings
-from fedwidth.yardsticks import KINDS, Accuracies, find_gain, key_of, yardsticks
 
 EXPLAINED = (
     "Yardsticks, where they were run: *exclude*, only devices that can hold the server's model; *smallest for all*;"

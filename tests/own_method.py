@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedwidth.cost import Cost
-from fedwidth.index import Index
+from fedwidth.core.cost import Cost
+from fedwidth.core.index import Index
+from fedwidth.core.selection import rolling
 from fedwidth.methods import Local, Method, Option, named, per_group, under
-from fedwidth.selection import rolling
 
 
 def units(size, kept, at):

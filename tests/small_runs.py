@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedwidth.checkpoint import NAME
-from fedwidth.client import Trainer
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.data import Data, Partition, Shares, from_tensors
 from fedwidth.methods import Task, method
 from fedwidth.models import Scaler
 from fedwidth.plan import trace
+from fedwidth.run.checkpoint import NAME
 from fedwidth.settings import Settings
+from fedwidth.training.client import Trainer
 
 RECIPE = """
 rounds = 3

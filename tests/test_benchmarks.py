@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedwidth import checkpoint
+from fedwidth.run import checkpoint
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.experiment import Experiment
-from fedwidth.together import run_together
+from fedwidth.run.lockstep import run_together
 
 REFERENCE = "be177a6706c67eb3"
 

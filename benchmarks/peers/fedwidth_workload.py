@@ -3,7 +3,7 @@
 import numpy as np
 from workload import BATCH, CLASSES, CLIENTS, LEARNING_RATE, PER_ROUND, SAMPLES, run
 
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.data import Partition, Shares, from_tensors
 from fedwidth.experiment import Experiment
 

@@ -19,7 +19,11 @@ from fedwidth.data import Data, Transform, from_tensors
 from fedwidth.experiment import Experiment
 from fedwidth.models import build, example_inputs
 from fedwidth.settings import Settings
-from fedwidth.together import run_together
+
+try:
+    from fedwidth.run.lockstep import run_together
+except ImportError:  # where it stood until 0.2
+    from fedwidth.together import run_together
 
 Over = Callable[[object], None]
 

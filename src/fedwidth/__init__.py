@@ -5,13 +5,13 @@ holds (`method(...).select`) and how it trains that, aggregation averages what o
 """
 
 from fedwidth import methods
-from fedwidth.aggregation import CohortSum, Update, finalise, merge
+from fedwidth.core.aggregation import CohortSum, Update, finalise, merge
+from fedwidth.core.index import Index
+from fedwidth.core.narrow import narrow
+from fedwidth.core.submodel import extract, state_of
 from fedwidth.errors import FedwidthError
-from fedwidth.index import Index
 from fedwidth.methods import Closing, Local, Method, method
-from fedwidth.narrow import narrow
 from fedwidth.plan import Plan, trace
-from fedwidth.submodel import extract, state_of
 
 __version__ = "0.2.0"
 

@@ -15,23 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedwidth import checkpoint, evaluation, folder, history
-from fedwidth.capacity import sample_clients
-from fedwidth.client import Trainer, count_passes, learning_rate
-from fedwidth.client_memory import FOLDER, ClientMemory, Files, forget_clients
-from fedwidth.config import check, check_devices, identity, settings_toml
-from fedwidth.correlation import correlate
-from fedwidth.cost import Cost, count_bytes
-from fedwidth.course import Course, Line, Measured, Result, Stopped
-from fedwidth.data import Data, Partition
-from fedwidth.device import autocast, on_device
-from fedwidth.device_time import FAILED, LATE, Paces, fails
-from fedwidth.engines import make_engine
-from fedwidth.errors import OptionError
-from fedwidth.method_settings import check_exponent, method_of, name_method, with_needs
-from fedwidth.methods import Beginning, Method, Task
-from fedwidth.part import Part
-from fedwidth.parts import (
+from fedwidth.config.build import (
     build_model,
     check_validation,
     check_values,
@@ -41,13 +25,31 @@ from fedwidth.parts import (
     set_precision,
     split_data,
 )
+from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs
+from fedwidth.config.read import check, check_devices, identity, settings_toml
+from fedwidth.core.cost import Cost, count_bytes
+from fedwidth.core.part import Part
+from fedwidth.core.submodel import state_of
+from fedwidth.data import Data, Partition
+from fedwidth.devices.capacity import sample_clients
+from fedwidth.devices.correlation import correlate
+from fedwidth.devices.time import FAILED, LATE, Paces, fails
+from fedwidth.engines import make_engine
+from fedwidth.errors import OptionError
+from fedwidth.methods import Beginning, Method, Task
 from fedwidth.randomness import torch_seed
-from fedwidth.representative import LastRound, accuracy_by_capacity
-from fedwidth.rounds import Engine, Report, Rounds, compares_updates, run_round
-from fedwidth.server import Server
+from fedwidth.run import checkpoint, folder
+from fedwidth.run import checkpoint_history as history
+from fedwidth.run.recorder import Course, Line, Measured, Result, Stopped
+from fedwidth.run.summary import describe_clients
 from fedwidth.settings import Settings
-from fedwidth.submodel import state_of
-from fedwidth.summary import describe_clients
+from fedwidth.training import evaluation
+from fedwidth.training.client import Trainer, count_passes, learning_rate
+from fedwidth.training.client_memory import FOLDER, ClientMemory, Files, forget_clients
+from fedwidth.training.gpu import autocast, on_device
+from fedwidth.training.representative import LastRound, accuracy_by_capacity
+from fedwidth.training.rounds import Engine, Report, Rounds, compares_updates, run_round
+from fedwidth.training.server import Server
 
 __all__ = ["Course", "Experiment", "Line", "Measured", "Result", "Stopped", "build_model"]
 

@@ -1,7 +1,7 @@
 """The runs of one table, compared with the one that leads and with their yardsticks."""
 
-from fedwidth.comparison import TEST, VALIDATION, Comparison, Row
-from fedwidth.yardsticks import EXCLUDE, FULL, yardsticks
+from fedwidth.analysis.comparison import TEST, VALIDATION, Comparison, Row
+from fedwidth.analysis.yardsticks import EXCLUDE, FULL, yardsticks
 from small_runs import small
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedwidth import coverage
+from fedwidth.analysis import coverage
 from fedwidth.errors import OptionError
 from fedwidth.methods import method
 from fedwidth.plan.axis import Fixed, Units

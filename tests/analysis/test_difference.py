@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedwidth.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct, holm
-from fedwidth.student import quantile, share_above, share_within
+from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct, holm
+from fedwidth.analysis.student import quantile, share_above, share_within
 
 SLEEP = (1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4)
 """Hours of sleep gained with one drug over the other (Student 1908, from Cushny and Peebles 1905)."""

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from fedwidth.capacity import Capacities
-from fedwidth.config import check, read_settings
+from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, FULL, SMALLEST, find_gain, key_of, yardsticks
+from fedwidth.config.read import check, read_settings
+from fedwidth.devices.capacity import Capacities
 from fedwidth.experiment import Experiment
-from fedwidth.queue_file import read_queue
-from fedwidth.yardsticks import CAPPED, EXCLUDE, FULL, SMALLEST, find_gain, key_of, yardsticks
+from fedwidth.reproduce.queue_file import read_queue
 from small_runs import contents, small
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def described(settings):

@@ -14,11 +14,11 @@ import torch
 from rich.console import Console
 
 import fedwidth
-from fedwidth import tracking
-from fedwidth.cli import run_command
-from fedwidth.commands import jobs, progress
-from fedwidth.data.mnist import FILES
+from fedwidth.cli import jobs, progress
+from fedwidth.cli.entry import run_command
+from fedwidth.data.sets.mnist import FILES
 from fedwidth.experiment import Experiment
+from fedwidth.run import tracking
 from small_runs import contents, small, write_recipe
 
 CONTRACT = {"method", "rounds", "global_accuracy", "local_accuracy", "seconds", "seed", "version"}
@@ -624,7 +624,7 @@ class TestLooking:
         assert list((tmp_path / "figures").glob("*.png"))
 
     def test_a_closed_pipe_is_no_traceback(self, tmp_path):
-        command = f"'{sys.executable}' -m fedwidth.cli run --explain | head -1"
+        command = f"'{sys.executable}' -m fedwidth run --explain | head -1"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)
         assert found.stdout.startswith("Settings of a run")

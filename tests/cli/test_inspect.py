@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from fedwidth.cli import run_command
-from fedwidth.coverage import measure_coverage
+from fedwidth.analysis.coverage import measure_coverage
+from fedwidth.cli.entry import run_command
 from fedwidth.methods import method, methods
 from fedwidth.models import build, example_inputs
 from fedwidth.plan import trace

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fedwidth.cli import run_command
-from fedwidth.commands import side_by_side
-from fedwidth.commands.job import Job
-from fedwidth.commands.side_by_side import choose_number
+from fedwidth.cli import side_by_side
+from fedwidth.cli.entry import run_command
+from fedwidth.cli.job import Job
+from fedwidth.cli.side_by_side import choose_number
 from fedwidth.engines.sending import count_shared
 from fedwidth.experiment import Experiment
 from small_runs import contents, small, write_recipe

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from fedwidth.config import (
+from fedwidth.config.read import (
     check,
     explain,
     identity,
@@ -19,8 +19,8 @@ from fedwidth.config import (
     settings_hash,
     settings_toml,
 )
+from fedwidth.config.schema import build, keys
 from fedwidth.errors import OptionError
-from fedwidth.schema import build, keys
 from fedwidth.settings import Settings
 
 

@@ -4,18 +4,18 @@ from dataclasses import asdict
 
 import pytest
 
-from fedwidth import folder
-from fedwidth.checkpoint import write_whole
-from fedwidth.config import settings_toml
+from fedwidth.config.influence import MEASURING, PRECISION, ROUNDING, WITHOUT_INFLUENCE, identity, settings_hash
+from fedwidth.config.read import settings_toml
+from fedwidth.config.schema import keys
 from fedwidth.errors import StateError
 from fedwidth.experiment import Experiment
-from fedwidth.influence import MEASURING, PRECISION, ROUNDING, WITHOUT_INFLUENCE, identity, settings_hash
 from fedwidth.report import read_runs
 from fedwidth.report.entries import group_runs
-from fedwidth.reproduce import reproduce
-from fedwidth.reproduce_jobs import list_jobs
-from fedwidth.results import key_of
-from fedwidth.schema import keys
+from fedwidth.reproduce.jobs import list_jobs
+from fedwidth.reproduce.records import key_of
+from fedwidth.reproduce.runs import reproduce
+from fedwidth.run import folder
+from fedwidth.run.checkpoint import write_whole
 from small_runs import small, write_recipe
 
 OTHER = {

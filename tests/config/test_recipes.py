@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedwidth.capacity import Capacities
-from fedwidth.config import read_settings, recipe_names
+from fedwidth.config.read import read_settings, recipe_names
+from fedwidth.devices.capacity import Capacities
 from fedwidth.methods import method
 
 NAMES = recipe_names()
@@ -34,7 +34,7 @@ def test_every_run_is_valid_and_says_what_it_answers_to(name):
 
 
 def test_the_documentation_lists_every_recipe_with_its_runs():
-    page = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `(\S+)` \|.*\| (\d+ \| \d+) \|$", page, flags=re.MULTILINE))
     found = {}
     for name in NAMES:

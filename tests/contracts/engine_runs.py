@@ -14,12 +14,12 @@ from contract_models import FACTORIES
 from torch import nn
 
 import zoo
-from fedwidth.client import Trainer
 from fedwidth.data import from_tensors
 from fedwidth.engines import make_engine, processes
 from fedwidth.experiment import Experiment
-from fedwidth.rounds import run_round
 from fedwidth.settings import DataSettings, DeviceSettings, MethodSettings, Settings, TrainingSettings
+from fedwidth.training.client import Trainer
+from fedwidth.training.rounds import run_round
 
 CLIENTS, PER_CLIENT = 5, 5
 """Batches of three: every client's second batch is short."""

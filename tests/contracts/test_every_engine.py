@@ -14,7 +14,7 @@ from contract_models import MODELS
 from engine_runs import experiment, train, worst
 
 import zoo
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.experiment import Experiment
 from fedwidth.methods import methods
 from small_runs import same

@@ -10,12 +10,12 @@ from engine_runs import experiment as catalogue_experiment
 from engine_runs import worst
 
 import own_method
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Method, Reference, combine, method
+from fedwidth.run.lockstep import run_together
 from fedwidth.settings import MethodSettings
-from fedwidth.together import run_together
 from small_runs import contents, same, small
 
 PATH = "own_method:METHOD"

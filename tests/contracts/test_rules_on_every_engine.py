@@ -9,11 +9,11 @@ import torch
 from engine_runs import worst
 from torch import nn
 
+from fedwidth.core.selection import prefix, rolling
 from fedwidth.errors import FedwidthError, OptionError, UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Local, Method, Need, fedavg, method, named, per_group
-from fedwidth.selection import prefix, rolling
-from fedwidth.together import run_together
+from fedwidth.run.lockstep import run_together
 from small_runs import contents, same, small
 
 ENGINES = ["serial", "cuda", "vectorised"]
@@ -193,7 +193,7 @@ class TestClientFiles:
 
     def test_a_run_that_is_killed_twice_between_checkpoints_goes_on(self, tmp_path, monkeypatch):
         Experiment(small(*self.CHANGES)).run(tmp_path / "whole")
-        monkeypatch.setattr("fedwidth.course._do_at_the_end", lambda *_: None)  # a kill saves nothing
+        monkeypatch.setattr("fedwidth.run.recorder._do_at_the_end", lambda *_: None)  # a kill saves nothing
         self.stop(tmp_path / "run", 3)
         self.stop(tmp_path / "run", 3, resume=True)
         Experiment(small(*self.CHANGES)).run(tmp_path / "run", resume=True)
@@ -239,7 +239,7 @@ def test_a_method_without_a_name_is_resumed_by_its_program_alone(tmp_path):
     with pytest.raises(Enough):
         Experiment(settings, method=mine).run(tmp_path / "run", on_round=leave)
     assert same(whole, Experiment(settings, method=mine).run(tmp_path / "run", resume=True).server.state)
-    from fedwidth.config import read_settings
+    from fedwidth.config.read import read_settings
 
     with pytest.raises(OptionError, match="method 'mine' was made in a program and has no name"):
         read_settings(tmp_path / "run" / "config.toml")
@@ -247,7 +247,7 @@ def test_a_method_without_a_name_is_resumed_by_its_program_alone(tmp_path):
 
 def test_adam_of_single_clients_is_pytorchs_to_the_bit():
     from fedwidth.settings import TrainingSettings
-    from fedwidth.step import PLAIN, Weights, take_step
+    from fedwidth.training.step import PLAIN, Weights, take_step
 
     for name, kind in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
         torch.manual_seed(0)

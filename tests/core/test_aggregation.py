@@ -6,12 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.aggregation import CohortSum, Update, finalise, merge, sum_cohorts, weigh
+from fedwidth.core.aggregation import CohortSum, Update, finalise, merge, sum_cohorts, weigh
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import extract
 from fedwidth.errors import OptionError, SelectionError, StateError, UpdateError
-from fedwidth.index import Index
 from fedwidth.methods import method
 from fedwidth.plan.axis import Units
-from fedwidth.submodel import extract
 from hand_plans import heads_plan, mlp_plan, plan_of, random_state
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import fedwidth
 from fedwidth import models
-from fedwidth.cost import CAPACITIES, average, capacity_for, cost
+from fedwidth.core.cost import CAPACITIES, average, capacity_for, cost
 from fedwidth.errors import CapacityError, OptionError
 
 MIB = 2**20

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import fedwidth
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import extract, state_of
 from fedwidth.errors import CapacityError, PlanError, SelectionError, StateError
-from fedwidth.index import Index
-from fedwidth.submodel import extract, state_of
 from hand_plans import heads_plan, mlp_plan, random_state
 
 

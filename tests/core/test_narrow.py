@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from fedwidth.core.index import Index
+from fedwidth.core.narrow import narrow, skeleton
 from fedwidth.errors import PlanError
-from fedwidth.index import Index
-from fedwidth.narrow import narrow, skeleton
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import trace
 

@@ -3,10 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.aggregation import merge
+from fedwidth.core.aggregation import merge
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import extract
 from fedwidth.errors import CapacityError, PlanError, SelectionError, StateError
-from fedwidth.index import Index
-from fedwidth.submodel import extract
 from hand_plans import heads_plan, mlp_plan, random_state
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.int64, torch.int32]

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import fedwidth
-from fedwidth.aggregation import CohortSum, Update, finalise, merge
+from fedwidth.core.aggregation import CohortSum, Update, finalise, merge
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import extract
 from fedwidth.errors import SelectionError, StateError, UpdateError
-from fedwidth.index import Index
 from fedwidth.plan.axis import Fixed, Units
-from fedwidth.submodel import extract
 from hand_plans import mlp_plan, plan_of, random_state
 
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 from data_fixtures import Server
 
-from fedwidth.data import cifar, load
-from fedwidth.data.cifar import CIFAR10, CIFAR100, Layout
-from fedwidth.data.download import Remote
+from fedwidth.data import load
+from fedwidth.data.sets import cifar
+from fedwidth.data.sets.cifar import CIFAR10, CIFAR100, Layout
+from fedwidth.data.sets.download import Remote
 from fedwidth.errors import DataError
 
 ROWS = 4

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from data_fixtures import Server
 
-from fedwidth.data import download
-from fedwidth.data.download import Remote, cache_folder, fetch, fetch_first, places, unpack
+from fedwidth.data.sets import download
+from fedwidth.data.sets.download import Remote, cache_folder, fetch, fetch_first, places, unpack
 from fedwidth.errors import DataError
 
 CONTENT = bytes(range(256)) * 5000

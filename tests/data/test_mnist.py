@@ -10,8 +10,9 @@ import pytest
 import torch
 from data_fixtures import Server
 
-from fedwidth.data import load, mnist
-from fedwidth.data.download import Remote
+from fedwidth.data import load
+from fedwidth.data.sets import mnist
+from fedwidth.data.sets.download import Remote
 from fedwidth.errors import DataError
 
 NAMES = [remote.name for remote in mnist.FILES]

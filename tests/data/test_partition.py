@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwidth.data import Data, Partition, from_tensors, load, make_partition
-from fedwidth.data.deal import proportional
+from fedwidth.data.dealing import proportional
 from fedwidth.errors import DataError, OptionError
 
 CIFAR_SHAPED = labelled([label for label in range(10) for _ in range(5000)], [k % 10 for k in range(10_000)])

@@ -10,9 +10,10 @@ import pytest
 import torch
 from data_fixtures import Server
 
-from fedwidth.data import IGNORE, load, make_partition, stackoverflow
-from fedwidth.data.download import Remote
-from fedwidth.data.vocabulary import BOS, EOS, OOV, PAD, SPECIAL
+from fedwidth.data import IGNORE, load, make_partition
+from fedwidth.data.sets import stackoverflow
+from fedwidth.data.sets.download import Remote
+from fedwidth.data.sets.vocabulary import BOS, EOS, OOV, PAD, SPECIAL
 from fedwidth.errors import DataError
 
 h5py = pytest.importorskip("h5py")

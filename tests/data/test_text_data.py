@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwidth.data import IGNORE, Data, load, make_partition
-from fedwidth.data.vocabulary import BOS, EOS, OOV, PAD, SPECIAL, sequences
+from fedwidth.data.sets.vocabulary import BOS, EOS, OOV, PAD, SPECIAL, sequences
 from fedwidth.errors import DataError, OptionError
 
 USERS = {
@@ -176,7 +176,7 @@ def test_bad_options(tmp_path: Path, options: dict[str, object]) -> None:
 
 
 def test_full_disk_is_said_before_writing(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedwidth.data import encode
+    from fedwidth.data.sets import encode
 
     usage = type("Usage", (), {"free": 10})
     monkeypatch.setattr(encode.shutil, "disk_usage", lambda path: usage)

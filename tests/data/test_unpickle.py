@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedwidth.data.unpickle import read_pickle
+from fedwidth.data.sets.unpickle import read_pickle
 from fedwidth.errors import DataError
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.capacity import Capacities, parse_capacity, sample_clients
+from fedwidth.devices.capacity import Capacities, parse_capacity, sample_clients
 from fedwidth.errors import CapacityError, OptionError
 
 FIVE = (1.0, 0.5, 0.25, 0.125, 0.0625)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedwidth.capacity import Capacities
-from fedwidth.config import read_settings, settings_toml
-from fedwidth.correlation import correlate, weak_classes
+from fedwidth.config.influence import identity
+from fedwidth.config.read import read_settings, settings_toml
 from fedwidth.data import Partition, Shares, make_partition
+from fedwidth.devices.capacity import Capacities
+from fedwidth.devices.correlation import correlate, weak_classes
 from fedwidth.errors import DataError, OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.influence import identity
-from fedwidth.together import run_together
+from fedwidth.run.lockstep import run_together
 from small_runs import same, small
 
 FOUR = Capacities.parse("1:1 1/2:1 1/4:1 1/8:1")

@@ -2,14 +2,14 @@
 
 import pytest
 
-from fedwidth.client import count_passes
-from fedwidth.device_time import FAILED, LATE, fails
+from fedwidth.analysis.target import reach
+from fedwidth.devices.time import FAILED, LATE, fails
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import method
+from fedwidth.run.lockstep import run_together
 from fedwidth.settings import DeviceSettings, TrainingSettings
-from fedwidth.target import reach
-from fedwidth.together import run_together
+from fedwidth.training.client import count_passes
 from small_runs import contents, same, small
 
 RATES = "devices.rates={1=2e6, '1/2'=1e6, '1/4'=4e5}"

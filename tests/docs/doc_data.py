@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedwidth.data import cifar
-from fedwidth.data.mnist import FILES
+from fedwidth.data.sets import cifar
+from fedwidth.data.sets.mnist import FILES
 
 IMAGES, TEST_IMAGES = 1000, 200
 ROWS = IMAGES // len(cifar.CIFAR10.train)

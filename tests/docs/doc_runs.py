@@ -1,6 +1,6 @@
 """Which suite runs which code of the documentation, and how a command is run there.
 
-    python tests/doc_runs.py
+    python tests/docs/doc_runs.py
 
 prints it, block by block. The tests run by the same list, so what it says is run is run.
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 from doc_pages import PAGES, SHELLS, Block, Command, blocks_of, commands_of, page_name
 
 SUITES = {
-    "test": ("tests/test_docs.py", "tests/test_docs_make.py"),
-    "test-slow": ("tests/test_docs_make.py",),
-    "test-flower": ("tests/test_docs_flower.py",),
-    "test-ray": ("tests/test_docs_ray.py",),
+    "test": ("tests/docs/test_docs.py", "tests/docs/test_docs_make.py"),
+    "test-slow": ("tests/docs/test_docs_make.py",),
+    "test-flower": ("tests/docs/test_docs_flower.py",),
+    "test-ray": ("tests/docs/test_docs_ray.py",),
 }
 """A target of the Makefile, and the files in it that run code of the documentation."""
 NO_CODE = ("math",)

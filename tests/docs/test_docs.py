@@ -1,4 +1,4 @@
-"""The documentation is executed: every block of code on every page. `python tests/doc_runs.py` lists what runs which.
+"""The documentation is executed: every block of code on every page. `python tests/docs/doc_runs.py` lists them.
 
 - ```python blocks run, page by page in one namespace; with `>>>` they are doctests. One with a title is a file of that
   name, which the page's other blocks may import.
@@ -25,13 +25,13 @@ import urllib.request
 
 import pytest
 import torch
-
 from doc_data import use, write_data
 from doc_pages import PAGES, ROOT, SHELLS, Block, blocks_of, commands_of, page_name, prose_of
 from doc_runs import LANGUAGES, MARKS, NO_CODE, SUITES, commands_in, made_small, suite_of, suites_of
-from fedwidth.cli import run_command
+
+from fedwidth.cli.entry import run_command
 from fedwidth.plan.rules import registry
-from fedwidth.results import read_all
+from fedwidth.reproduce.records import read_all
 
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -190,7 +190,7 @@ def run_and_compare(page, command, place, capsys, *, quick):
 
 def watch(arguments, place):
     """Start the live view, on any free port; fetch the page from the address it prints; end it as a reader would."""
-    started = [sys.executable, "-m", "fedwidth.cli", *arguments, "--port", "0"]
+    started = [sys.executable, "-m", "fedwidth", *arguments, "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "no_proxy": "127.0.0.1"}
     with subprocess.Popen(started, cwd=place, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -16,7 +16,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: make test-flower runs
 
 from doc_pages import page_name
 from doc_runs import commands_in, pages_in
-from fedwidth.cli import run_command
+
+from fedwidth.cli.entry import run_command
 
 
 def free_port():

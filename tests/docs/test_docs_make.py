@@ -13,14 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from doc_pages import ROOT
 from doc_runs import commands_in, made_small
 
 BIN = Path(sys.executable).parent
 FEW = {
-    "test": "tests/test_capacity.py",
-    "check": "tests/test_capacity.py",
+    "test": "tests/devices/test_capacity.py",
+    "check": "tests/devices/test_capacity.py",
     "test-slow": "tests/contracts/test_every_engine.py -k 'every_method_on_every_model and mlp and fedrolex'",
 }
 """What a target that runs tests runs of them, so that it does not run itself."""
@@ -52,7 +51,7 @@ def run_make(words, tmp_path):
             (place / name).symlink_to(ROOT / name)
         programs.mkdir()
         less = " ".join(made_small(["run"])[1:])
-        (programs / "fedwidth").write_text(f'#!/bin/sh\nexec {sys.executable} -m fedwidth.cli "$@" {less}\n')
+        (programs / "fedwidth").write_text(f'#!/bin/sh\nexec {sys.executable} -m fedwidth "$@" {less}\n')
         (programs / "fedwidth").chmod(0o755)
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "MAKE", "MFLAGS"))},

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from doc_pages import page_name
 from doc_runs import commands_in, made_small, pages_in
-from fedwidth.cli import run_command
+
+from fedwidth.cli.entry import run_command
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray runs the commands that need it")
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from fedwidth.experiment import Experiment
 from fedwidth.methods import methods
 from fedwidth.settings import DataSettings, DeviceSettings, MethodSettings, ModelSettings, Settings
 
-EXAMPLES = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.py"))
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

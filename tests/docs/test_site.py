@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from doc_pages import DOCS, LINK, PAGES, ROOT, page_name, prose_of
+
 from fedwidth.methods import methods
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)

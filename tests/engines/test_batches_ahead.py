@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedwidth.client import batches
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.data import Transform, load
-from fedwidth.engines import batches as gathering
 from fedwidth.engines import make_engine
-from fedwidth.engines.batches import Gathered, batches_of
-from fedwidth.engines.flat_engine import FlatEngine
-from fedwidth.engines.jobs import make_jobs, orders_of
-from fedwidth.engines.slots import Slots
+from fedwidth.engines.flat.engine import FlatEngine
+from fedwidth.engines.flat.jobs import make_jobs, orders_of
+from fedwidth.engines.slots import batches as gathering
+from fedwidth.engines.slots.batches import Gathered, batches_of
+from fedwidth.engines.slots.pool import Slots
 from fedwidth.experiment import Experiment
 from fedwidth.randomness import torch_generator
-from fedwidth.together import run_together
+from fedwidth.run.lockstep import run_together
+from fedwidth.training.client import batches
 from small_runs import same
 
 CHANGES = ["rounds=4", "evaluation.every=4", "training.batch_size=20", "data.clients=12", "devices.per_round=5"]

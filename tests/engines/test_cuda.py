@@ -16,7 +16,7 @@ from torch import nn
 
 import fedwidth
 import zoo
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.data import from_tensors
 from fedwidth.experiment import Experiment
 from fedwidth.models import build, example_inputs
@@ -132,7 +132,7 @@ def test_models_with_a_state_of_their_own_are_captured(make, classes):
 def test_batch_sizes_beyond_the_captured_ones_draw_from_the_same_stream(monkeypatch):
     model = zoo.TorchTransformer(32, 4, 48).float()
     captured = own(model, 50, engine="cuda")
-    monkeypatch.setattr("fedwidth.engines.slot.MOST_GRAPHS", 1)
+    monkeypatch.setattr("fedwidth.engines.slots.slot.MOST_GRAPHS", 1)
     assert near(captured, own(model, 50, engine="cuda"))
 
 

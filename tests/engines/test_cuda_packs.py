@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from fedwidth.config.build import split_data
 from fedwidth.data import from_tensors
-from fedwidth.engines.stack import Stack
+from fedwidth.engines.stacks.stack import Stack
 from fedwidth.experiment import Experiment
 from fedwidth.models import build
-from fedwidth.parts import split_data
+from fedwidth.run.lockstep import run_together
 from fedwidth.settings import DataSettings, DeviceSettings, MethodSettings, Settings
-from fedwidth.together import run_together
 from small_runs import same
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fedwidth.data import from_tensors
-from fedwidth.engines import choose_engine, make_engine, stacks
+from fedwidth.engines import choose_engine, make_engine
+from fedwidth.engines.stacks import pool as stacks
 from fedwidth.errors import UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.models import build

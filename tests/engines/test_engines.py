@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedwidth.cli import main
+from fedwidth.cli.entry import main
 from fedwidth.data import from_tensors
 from fedwidth.engines import ProcessEngine, SerialEngine, choice, choose_engine, make_engine, processes, sending
 from fedwidth.errors import ClientError, OptionError, UpdateError
@@ -230,8 +230,8 @@ def test_a_cut_that_fails_is_named(engine, monkeypatch):
     def fail(*_):
         raise RuntimeError("a broken index")
 
-    monkeypatch.setattr("fedwidth.index.Index.cut", fail)
-    monkeypatch.setattr("fedwidth.engines.flat.SubLayout.where", fail)
+    monkeypatch.setattr("fedwidth.core.index.Index.cut", fail)
+    monkeypatch.setattr("fedwidth.engines.flat.layout.SubLayout.where", fail)
     with pytest.raises(
         ClientError, match=r"^round 0, client \d, capacity \S+, stage cut: RuntimeError: a broken index"
     ):

@@ -11,15 +11,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedwidth
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.data import Transform
 from fedwidth.engines.faults import out_of_memory
-from fedwidth.engines.flat import Layout, SubLayout
-from fedwidth.engines.flat_engine import FlatEngine
-from fedwidth.engines.flat_sums import FlatSum, average_flat, check_finite
-from fedwidth.engines.samples import Samples
-from fedwidth.engines.slot import Slot
-from fedwidth.engines.stack import Stack
+from fedwidth.engines.flat.engine import FlatEngine
+from fedwidth.engines.flat.layout import Layout, SubLayout
+from fedwidth.engines.flat.sums import FlatSum, average_flat, check_finite
+from fedwidth.engines.slots.slot import Slot
+from fedwidth.engines.stacks.samples import Samples
+from fedwidth.engines.stacks.stack import Stack
 from fedwidth.errors import ClientError, UpdateError
 from fedwidth.experiment import Experiment, build_model
 from fedwidth.methods.definition import Method

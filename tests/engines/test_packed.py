@@ -7,19 +7,20 @@ import pytest
 import torch
 from torch import nn
 
-from fedwidth.cli import run_command
-from fedwidth.config import read_settings
+from fedwidth.cli.entry import run_command
+from fedwidth.config.read import read_settings
+from fedwidth.core.submodel import state_of
 from fedwidth.data import from_tensors
-from fedwidth.engines import packed_clients, packed_stacks
-from fedwidth.engines.packed_limits import in_slots
-from fedwidth.engines.stack import Stack
-from fedwidth.engines.stacks import Stacks
+from fedwidth.engines.packed import clients as packed_clients
+from fedwidth.engines.packed import stacks as packed_stacks
+from fedwidth.engines.packed.limits import in_slots
+from fedwidth.engines.stacks.pool import Stacks
+from fedwidth.engines.stacks.stack import Stack
 from fedwidth.errors import OptionError, UpdateError
-from fedwidth.evaluation_packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Experiment, Stopped, build_model
-from fedwidth.server import Server
-from fedwidth.submodel import state_of
-from fedwidth.together import check_for_packing, group_for_packing, run_together
+from fedwidth.run.lockstep import check_for_packing, group_for_packing, run_together
+from fedwidth.training.packed_evaluation import PackedEvaluation, stack_states
+from fedwidth.training.server import Server
 from small_runs import contents, same, small, write_recipe
 
 

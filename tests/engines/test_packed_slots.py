@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from fedwidth.config import read_settings
-from fedwidth.engines.slot import Slot
+from fedwidth.config.read import read_settings
+from fedwidth.engines.slots.slot import Slot
 from fedwidth.errors import OptionError, UpdateError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.methods.definition import Method
-from fedwidth.together import explain_engine, run_together
+from fedwidth.run.lockstep import explain_engine, run_together
 
 BASE = ["rounds=3", "evaluation.every=1", "engine=cuda", "data.clients=8", "devices.per_round=5", "slots=2"]
 BASE += ["devices.capacities=a1-b1-c1", "devices.dynamic=true", "training.batch_size=64"]

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.aggregation import Update, sum_cohorts
-from fedwidth.index import Index
+from fedwidth.core.aggregation import Update, sum_cohorts
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import extract
 from fedwidth.methods import method
 from fedwidth.plan.axis import Fixed, Units, tiling
-from fedwidth.submodel import extract
 from hand_plans import heads_plan, mlp_plan, plan_of, random_state
 
 

@@ -13,7 +13,7 @@ print(result.summary["rounds"], "rounds with", type(result.model).__name__)
 """
 IMPORTS = """
 from torch import nn
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.experiment import Experiment
 """
 OWN = """

@@ -8,20 +8,21 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
+from fedwidth.core.index import Index
 from fedwidth.data import from_tensors
-from fedwidth.engines import stack_trial, stacks
-from fedwidth.engines.flat import Layout, SubLayout
-from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
-from fedwidth.engines.stacked_layers import can_be_layered, merged, stack_layers
-from fedwidth.engines.vectors import make_vectors, reset
+from fedwidth.engines.flat.layout import Layout, SubLayout
+from fedwidth.engines.flat.vectors import make_vectors, reset
+from fedwidth.engines.stacks import pool as stacks
+from fedwidth.engines.stacks import trial as stack_trial
+from fedwidth.engines.stacks.gradients import allow_restriding, beside, gradients_of
+from fedwidth.engines.stacks.layers import can_be_layered, merged, stack_layers
 from fedwidth.errors import UpdateError
 from fedwidth.experiment import Experiment, build_model
-from fedwidth.index import Index
 from fedwidth.models import StaticBatchNorm2d, build
 from fedwidth.plan.axis import Units
 from fedwidth.settings import TrainingSettings
-from fedwidth.step import PLAIN, clip
+from fedwidth.training.step import PLAIN, clip
 from hand_plans import plan_of
 from small_runs import same
 

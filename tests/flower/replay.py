@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.engines.serial import SerialEngine
 from fedwidth.experiment import Experiment
 

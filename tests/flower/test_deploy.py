@@ -21,21 +21,21 @@ import tomllib
 
 from cryptography import x509
 
-from fedwidth.cli import run_command
-from fedwidth.config import read_settings, settings_toml
-from fedwidth.flower.admission import add
-from fedwidth.flower.app_folder import COPIED
-from fedwidth.flower.deployment_plan import Plan, read_plan
-from fedwidth.flower.doctor import examine
-from fedwidth.flower.enrolment import Enrolled, read_enrolled
-from fedwidth.flower.keys import (
+from fedwidth.cli.entry import run_command
+from fedwidth.config.read import read_settings, settings_toml
+from fedwidth.flower.access.enrolment import Enrolled, read_enrolled
+from fedwidth.flower.access.keys import (
     hosts_of,
     make_authority,
     make_node_key,
     make_operator_key,
     make_server_certificate,
 )
-from fedwidth.flower.launch import finished
+from fedwidth.flower.deployment.admission import add
+from fedwidth.flower.deployment.app_folder import COPIED
+from fedwidth.flower.deployment.doctor import examine
+from fedwidth.flower.deployment.launch import finished
+from fedwidth.flower.deployment.plan import Plan, read_plan
 
 PORT = 18_473
 

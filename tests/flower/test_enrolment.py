@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fedwidth.errors import FedwidthError
-from fedwidth.flower.enrolment import Enrolled, file_of, read_enrolled, remove_enrolled, write_enrolled
+from fedwidth.flower.access.enrolment import Enrolled, file_of, read_enrolled, remove_enrolled, write_enrolled
 
 KEY = "ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQ="
 OTHER = "ecdsa-sha2-nistp384 BBBBE2VjZHNhLXNoYTItbmlzdHAzODQ="

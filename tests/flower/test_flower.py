@@ -16,15 +16,15 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedwidth.checkpoint import rounds_done
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.flower.budgets import bytes_beside
 from fedwidth.flower.in_process import InProcessGrid
-from fedwidth.flower.node_app import client_app
+from fedwidth.flower.node.client_app import client_app
 from fedwidth.flower.server import LOCK, Deployment, _in_one_line, serve
-from fedwidth.folder import locked
+from fedwidth.run.checkpoint import rounds_done
+from fedwidth.run.folder import locked
 from small_runs import RECIPE, same
 
 CLIENTS = 4
@@ -261,7 +261,7 @@ def test_a_node_gets_its_own_sub_model_and_nothing_else(tmp_path):
 def test_a_budget_becomes_the_largest_capacity_it_pays_for(tmp_path):
     text = recipe().replace('"a1-c1"', '"a1-b1-c1"')
     experiment = Experiment(read_settings(text).main)
-    from fedwidth.cost import cost
+    from fedwidth.core.cost import cost
 
     full, half, quarter = cost(experiment.model, experiment.plan, experiment.data.example(), [1, 0.5, 0.25])
     nodes = {
@@ -399,19 +399,21 @@ def test_what_stopped_a_run_is_one_line_in_flowers_log(caplog):
 
 
 def test_neither_the_library_nor_the_command_line_imports_flower():
-    code = "import sys, fedwidth, fedwidth.cli, fedwidth.experiment, fedwidth.flower; print('flwr' in sys.modules)"
+    code = (
+        "import sys, fedwidth, fedwidth.cli.entry, fedwidth.experiment, fedwidth.flower; print('flwr' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_a_client_process_imports_torch_only_to_train(tmp_path):
     package = tmp_path / "app"
     package.mkdir()
-    import fedwidth.flower as source
+    import fedwidth.flower.node as source
 
-    for name in ("node_app.py", "wire.py"):
+    for name in ("client_app.py", "wire.py"):
         (package / name).write_text((Path(source.__file__).parent / name).read_text())
     (package / "__init__.py").write_text("")
-    code = "import sys, app.node_app; print('torch' in sys.modules, 'fedwidth' in sys.modules)"
+    code = "import sys, app.client_app; print('torch' in sys.modules, 'fedwidth' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "False False\n", done.stderr
 

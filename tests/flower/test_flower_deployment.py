@@ -25,10 +25,10 @@ from loopback import Loopback, running, wait_until
 from replay import replayed
 from test_flower import CLIENTS, recipe
 
-from fedwidth.flower.doctor import examine
-from fedwidth.flower.guard import MOST_REPLY
-from fedwidth.flower.keys import make_authority, make_node_key, make_server_certificate
-from fedwidth.flower.reasons import is_refusal
+from fedwidth.flower.access.guard import MOST_REPLY
+from fedwidth.flower.access.keys import make_authority, make_node_key, make_server_certificate
+from fedwidth.flower.deployment.doctor import examine
+from fedwidth.flower.node.reasons import is_refusal
 from small_runs import same
 
 pytestmark = pytest.mark.slow

@@ -24,10 +24,10 @@ from loopback import free_ports, wait_until
 from test_flower_wire import call_guard, inner
 from test_scripts import certify
 
-from fedwidth.flower import guard as guards
-from fedwidth.flower.connections import Strangers, listen, make_room
-from fedwidth.flower.guard import LEAST_REPLY, Guard
-from fedwidth.flower.superlink import alone, descendants, end
+from fedwidth.flower.access import guard as guards
+from fedwidth.flower.access.connections import Strangers, listen, make_room
+from fedwidth.flower.access.guard import LEAST_REPLY, Guard
+from fedwidth.flower.access.superlink import alone, descendants, end
 
 ENROLLED = {"flwr-public-key": "mine"}
 
@@ -202,7 +202,7 @@ def test_an_introduction_is_small_from_the_first_byte_on():
 
 
 def test_strangers_leave_files_for_others(monkeypatch):
-    from fedwidth.flower import connections
+    from fedwidth.flower.access import connections
 
     limit = {"now": (1024, 1024)}
     monkeypatch.setattr(connections.resource, "getrlimit", lambda _: limit["now"])

@@ -29,10 +29,11 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from test_scripts import certify
 
-from fedwidth.flower import device, reasons, superlink, supernode
-from fedwidth.flower.guard import ACTIVATE, KEY, Guard
-from fedwidth.flower.keys import make_node_key, make_operator_key
-from fedwidth.flower.known_nodes import enrolled_in
+from fedwidth.flower.access import superlink
+from fedwidth.flower.access.guard import ACTIVATE, KEY, Guard
+from fedwidth.flower.access.keys import make_node_key, make_operator_key
+from fedwidth.flower.access.known_nodes import enrolled_in
+from fedwidth.flower.node import device, reasons, supernode
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from flwr.proto.node_pb2 import NodeInfo
 from replay import replayed
 from test_flower import CLIENTS, embedded, grid_of, recipe, set_fact, spoiled
 
-from fedwidth.flower import roll as roll_file
-from fedwidth.flower.enrolment import Enrolled, write_enrolled
+from fedwidth.flower import attendance as roll_file
+from fedwidth.flower.access.enrolment import Enrolled, write_enrolled
 from fedwidth.flower.in_process import InProcessGrid
-from fedwidth.flower.node_app import client_app
+from fedwidth.flower.node.client_app import client_app
 from fedwidth.flower.printable import printable
 from fedwidth.flower.server import Deployment, serve
 from small_runs import same
@@ -413,7 +413,7 @@ def test_wrong_keys_of_the_run_config_are_refused(key, value):
 
 
 def test_what_the_recipe_says_comes_before_what_deployments_add():
-    from fedwidth.config import read_settings
+    from fedwidth.config.read import read_settings
 
     own = Deployment().with_defaults(read_settings(recipe("server.clip = 7.0\nevaluation.alarm = 3.0\n")).main)
     assert (own.server.clip, own.evaluation.alarm, own.checkpoint_history, own.server.screen) == (7.0, 3.0, 5, True)

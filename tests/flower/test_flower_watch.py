@@ -20,9 +20,9 @@ from loopback import wait_until
 from test_flower import recipe
 from test_scripts import certify
 
-from fedwidth.flower import device, trainer_process
-from fedwidth.flower.node_app import train_block
-from fedwidth.flower.trainer_process import WHY, TrainerProcess, ask
+from fedwidth.flower.node import device, trainer_process
+from fedwidth.flower.node.client_app import train_block
+from fedwidth.flower.node.trainer_process import WHY, TrainerProcess, ask
 
 ENDLESS = "def load(settings, client):\n    while True:\n        pass\n"
 
@@ -88,7 +88,7 @@ def test_a_trainer_that_cannot_start_is_not_started_again(tmp_path, monkeypatch,
 
 
 def test_a_trainer_ends_with_what_started_it(tmp_path):
-    words = [sys.executable, "-m", "fedwidth.flower.resident", "--socket", str(tmp_path / "t")]
+    words = [sys.executable, "-m", "fedwidth.flower.node.resident", "--socket", str(tmp_path / "t")]
     code = f"import subprocess, time; print(subprocess.Popen({words!r}).pid, flush=True); time.sleep(600)"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     trainer = int(parent.stdout.readline())

@@ -15,11 +15,11 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedwidth.errors import OptionError
-from fedwidth.flower import operators as module
-from fedwidth.flower.enrolment import Enrolled, pem_of, remove_enrolled, write_enrolled
-from fedwidth.flower.keys import make_node_key, make_operator_key
-from fedwidth.flower.operators import AHEAD_SECONDS, NODE_KEY, WINDOW_SECONDS, Operators, read_operators
-from fedwidth.flower.signing import APP_SIGNATURE, SIGNATURE, key_of, name_of, read_key, sign, sign_app
+from fedwidth.flower.access import operators as module
+from fedwidth.flower.access.enrolment import Enrolled, pem_of, remove_enrolled, write_enrolled
+from fedwidth.flower.access.keys import make_node_key, make_operator_key
+from fedwidth.flower.access.operators import AHEAD_SECONDS, NODE_KEY, WINDOW_SECONDS, Operators, read_operators
+from fedwidth.flower.access.signing import APP_SIGNATURE, SIGNATURE, key_of, name_of, read_key, sign, sign_app
 
 LIST, ACQUIRE, FLEET = "/v1/control/list-runs", "/v1/runtime/acquire-task", "/v1/fleet/pull-messages"
 
@@ -85,7 +85,7 @@ class Place:
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     made = Place(tmp_path)
-    monkeypatch.setattr("fedwidth.flower.signing.time.time_ns", lambda: int(made.now * 1e9))
+    monkeypatch.setattr("fedwidth.flower.access.signing.time.time_ns", lambda: int(made.now * 1e9))
     return made
 
 
@@ -289,7 +289,7 @@ def test_the_apps_signature_is_what_flowers_nodes_verify(place):
     from flwr.supercore.fab import Fab
     from flwr.supernode.start_client_internal import _verify_fab
 
-    from fedwidth.flower.app_folder import trusted
+    from fedwidth.flower.deployment.app_folder import trusted
 
     content = b"an app"
     body = StartRunRequest(fab=FabMessage(content=content)).SerializeToString()

@@ -25,16 +25,16 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.errors import OptionError
-from fedwidth.flower import operators, proof, signing
-from fedwidth.flower.admission import add, revoke
-from fedwidth.flower.app_folder import write_deployment
-from fedwidth.flower.deployment_plan import Plan
-from fedwidth.flower.enrolment import pem_of, read_enrolled
-from fedwidth.flower.keys import make_node_key, make_operator_key
-from fedwidth.flower.members import settle
-from fedwidth.flower.signing import APP_SIGNATURE, RUNTIME_KEY, SIGNATURE, is_signed, sign_requests, text_of
+from fedwidth.flower.access import operators, proof, signing
+from fedwidth.flower.access.enrolment import pem_of, read_enrolled
+from fedwidth.flower.access.keys import make_node_key, make_operator_key
+from fedwidth.flower.access.signing import APP_SIGNATURE, RUNTIME_KEY, SIGNATURE, is_signed, sign_requests, text_of
+from fedwidth.flower.deployment.admission import add, revoke
+from fedwidth.flower.deployment.app_folder import write_deployment
+from fedwidth.flower.deployment.members import settle
+from fedwidth.flower.deployment.plan import Plan
 
 
 @pytest.fixture

@@ -16,10 +16,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
 
-from fedwidth.cli import run_command
+from fedwidth.cli.entry import run_command
 from fedwidth.errors import OptionError
-from fedwidth.flower import device, launch, versions
-from fedwidth.flower.keys import make_authority, make_server_certificate
+from fedwidth.flower import versions
+from fedwidth.flower.access.keys import make_authority, make_server_certificate
+from fedwidth.flower.deployment import launch
+from fedwidth.flower.node import device
 
 FAKE = """#!{python}
 import sys

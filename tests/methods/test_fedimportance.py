@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import fedwidth
+from fedwidth.core.submodel import state_of
 from fedwidth.methods import method
 from fedwidth.methods.fedimportance import scores
-from fedwidth.submodel import state_of
 
 
 def two_layers():

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import fedwidth
+from fedwidth.core.submodel import state_of
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Beginning, method
 from fedwidth.methods.fedmosaic import block_width
 from fedwidth.models import build, example_inputs
-from fedwidth.submodel import state_of
 from small_runs import small
 
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.aggregation import sum_cohorts
+from fedwidth.core.aggregation import sum_cohorts
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import extract
 from fedwidth.errors import CapacityError, OptionError, PlanError, SelectionError
-from fedwidth.index import Index
 from fedwidth.methods import Closing, Task, method, methods
-from fedwidth.submodel import extract
 from hand_plans import heads_plan, mlp_plan, random_state
 
 METHODS = sorted(methods())

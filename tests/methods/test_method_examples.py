@@ -7,14 +7,14 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedwidth.aggregation import sum_cohorts
+from fedwidth.core.aggregation import sum_cohorts
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import extract
+from fedwidth.core.updates import Update
 from fedwidth.errors import CapacityError, OptionError
-from fedwidth.index import Index
 from fedwidth.methods import Closing, Task, method, methods
 from fedwidth.methods.fjord import local_widths
 from fedwidth.plan.axis import Fixed, Units
-from fedwidth.submodel import extract
-from fedwidth.updates import Update
 from hand_plans import mlp_plan, plan_of, random_state
 
 FIVE = plan_of({"layer": (Units("layer", 5),)})

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import zoo
-from fedwidth.index import Index
-from fedwidth.narrow import narrow
+from fedwidth.core.index import Index
+from fedwidth.core.narrow import narrow
 from fedwidth.plan.trace import trace
 
 Forward = Callable[..., Tensor]

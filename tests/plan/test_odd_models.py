@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedwidth.core.index import Index
+from fedwidth.core.narrow import narrow
+from fedwidth.core.submodel import state_of
 from fedwidth.errors import PlanError
-from fedwidth.index import Index
-from fedwidth.narrow import narrow
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import trace
-from fedwidth.submodel import state_of
 
 
 def mlp() -> nn.Sequential:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedwidth.index import Index
-from fedwidth.narrow import narrow
+from fedwidth.core.index import Index
+from fedwidth.core.narrow import narrow
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import trace
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from fedwidth.core.index import Index
+from fedwidth.core.narrow import narrow
 from fedwidth.errors import OptionError, PlanError
-from fedwidth.index import Index
-from fedwidth.narrow import narrow
 from fedwidth.plan.trace import trace
 
 

@@ -8,8 +8,8 @@ import pytest
 from browser import MISSING, browsing, note, opened, photograph
 from run_folders import lines, write_run
 
-from fedwidth.about import About
 from fedwidth.report import write_report
+from fedwidth.run.about import About
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 

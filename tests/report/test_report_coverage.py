@@ -6,14 +6,14 @@ import pytest
 import torch
 from run_folders import CAPACITIES, lines, write_run
 
-from fedwidth.coverage import measure_coverage
+from fedwidth.analysis.coverage import measure_coverage
+from fedwidth.core.submodel import put, take
 from fedwidth.engines.serial import SerialEngine
 from fedwidth.experiment import Experiment
 from fedwidth.methods import methods
 from fedwidth.report import read_runs
 from fedwidth.report.coverage_view import Frame, best_layer, count_training, frame_rounds, layers, pack, pool
 from fedwidth.report.rebuild import Rebuilt, Workshop
-from fedwidth.submodel import put, take
 from small_runs import small
 
 FORESEEN = sorted(name for name, method in methods().items() if "state" not in method.reads)

@@ -11,7 +11,7 @@ import threading
 import pytest
 from run_folders import lines, write_run
 
-from fedwidth.cli import run_command
+from fedwidth.cli.entry import run_command
 from fedwidth.errors import OptionError
 from fedwidth.report.serve import Server, make_server
 
@@ -213,7 +213,7 @@ def test_bad_input_is_one_line_and_code_2(tmp_path, capsys):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_it_quietly(tmp_path, how):
     write_run(tmp_path / "a", metrics=lines(3))
-    command = [sys.executable, "-m", "fedwidth.cli", "view", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-m", "fedwidth", "view", str(tmp_path), "--port", "0"]
     in_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]  # Ctrl-C ignored, as by a shell's &
     with subprocess.Popen(in_background, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline().startswith("http://127.0.0.1:")

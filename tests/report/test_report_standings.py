@@ -5,11 +5,11 @@ import math
 
 from run_folders import lines, write_run
 
-from fedwidth.about import About, read_about
 from fedwidth.report.describe import describe
 from fedwidth.report.entries import group_runs
 from fedwidth.report.runs import read_runs
 from fedwidth.report.standings import classes_view, grid_view, reached_view, standings_view
+from fedwidth.run.about import About, read_about
 
 
 def write_entry(folder, name, *accuracies, **settings):

@@ -6,23 +6,23 @@ import warnings
 from pathlib import Path
 
 import pytest
+from reproduction.queue import queue_texts
+from reproduction.yardsticks import Yardsticks
 
-from fedwidth import provenance
-from fedwidth import reproduce_queue as module
-from fedwidth.cli import run_command
-from fedwidth.config import read_settings
+from fedwidth.cli.entry import run_command
+from fedwidth.config.read import read_settings
 from fedwidth.errors import FellBack, OptionError
-from fedwidth.provenance import find_commit, note_fallback
-from fedwidth.queue_file import read_queue
-from fedwidth.reproduce import reproduce
-from fedwidth.reproduce_queue import find_standing, work_through
-from fedwidth.results import key_of, read_all, read_records
-from fedwidth.results_markdown import over_seeds
-from fedwidth.results_queue import queue_texts
-from fedwidth.results_yardsticks import Yardsticks
+from fedwidth.reproduce import queue as module
+from fedwidth.reproduce.queue import find_standing, work_through
+from fedwidth.reproduce.queue_file import read_queue
+from fedwidth.reproduce.records import key_of, read_all, read_records
+from fedwidth.reproduce.runs import reproduce
+from fedwidth.reproduce.words import over_seeds
+from fedwidth.run import provenance
+from fedwidth.run.provenance import find_commit, note_fallback
 from small_runs import write_recipe
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

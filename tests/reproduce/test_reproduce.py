@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 import fedwidth
-from fedwidth import reproduce as module
-from fedwidth.cli import run_command
-from fedwidth.config import read_settings
+from fedwidth.cli.entry import run_command
+from fedwidth.config.read import read_settings
 from fedwidth.errors import OptionError, StateError
-from fedwidth.folder import locked
-from fedwidth.reproduce import reproduce
-from fedwidth.reproduce_jobs import list_jobs
-from fedwidth.reproduce_start import start
-from fedwidth.results import read_records
-from fedwidth.results_started import read_started
+from fedwidth.reproduce import runs as module
+from fedwidth.reproduce.jobs import list_jobs
+from fedwidth.reproduce.records import read_records
+from fedwidth.reproduce.runs import reproduce
+from fedwidth.reproduce.start import start
+from fedwidth.reproduce.started import read_started
+from fedwidth.run.folder import locked
 from small_runs import write_recipe
 
 
@@ -336,7 +336,7 @@ def test_a_folder_of_results_that_is_not_there_is_refused(tmp_path, capsys):
 
 
 def test_the_page_of_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("fedwidth.results_page.coverage", lambda results: FOUND)
+    monkeypatch.setattr("reproduction.page.coverage", lambda results: FOUND)
     assert run_command(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 0
     page = (tmp_path / "page.md").read_text()
     assert re.search(r"- 0 of \d{4} cells with a published accuracy", page)

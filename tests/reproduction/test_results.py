@@ -5,24 +5,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-
-from fedwidth.data import load
-from fedwidth.difference import EQUAL
-from fedwidth.errors import StateError
-from fedwidth.recipe import Paper, Variant
-from fedwidth.results import (
-    append_record,
-    find_records,
-    key_of,
-    make_record,
-    path_of,
-    read_all,
-    read_records,
-)
-from fedwidth.results_cells import ABOVE, AGREES, BELOW, Cell, count_once
-from fedwidth.results_exact import agrees, coverage
-from fedwidth.results_page import write_page
-from fedwidth.results_pairs import (
+from reproduction.exact import agrees, coverage
+from reproduction.page import write_page
+from reproduction.pairs import (
     CLOSE,
     FEW_SEEDS,
     HOLDS,
@@ -32,13 +17,28 @@ from fedwidth.results_pairs import (
     find_columns,
     find_overall,
 )
-from fedwidth.results_remaining import Forecast, count_remaining, remaining_texts, unrun_texts
-from fedwidth.results_started import Start, read_started, started_texts, write_started
-from fedwidth.results_summary import order_texts
-from fedwidth.results_time import SAMPLES, count_steps, estimate_seconds
+from reproduction.remaining import Forecast, count_remaining, remaining_texts, unrun_texts
+from reproduction.summary import order_texts
+
+from fedwidth.analysis.difference import EQUAL
+from fedwidth.config.recipe import Paper, Variant
+from fedwidth.data import load
+from fedwidth.errors import StateError
+from fedwidth.reproduce.cells import ABOVE, AGREES, BELOW, Cell, count_once
+from fedwidth.reproduce.durations import SAMPLES, count_steps, estimate_seconds
+from fedwidth.reproduce.records import (
+    append_record,
+    find_records,
+    key_of,
+    make_record,
+    path_of,
+    read_all,
+    read_records,
+)
+from fedwidth.reproduce.started import Start, read_started, started_texts, write_started
 from small_runs import small
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def record(settings, *, label="run", final=0.5, best=None, seconds=10.0, steps=100):
@@ -443,7 +443,7 @@ def test_the_page_in_the_repository_is_up_to_date():
 
 
 def test_every_recorded_run_is_a_run_of_its_recipe_and_was_not_cut_short():
-    from fedwidth.config import read_settings
+    from fedwidth.config.read import read_settings
 
     records = [made for made in read_all(ROOT / "results") if not made.recipe.startswith("queue/")]
     recipes = {name: {run.label: run for run in read_settings(name).runs} for name in {r.recipe for r in records}}

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reproduction.drawings import trained
+from reproduction.figures import FIGURES, figure_texts, write_figures
+from reproduction.page import find_tables
 
-from fedwidth import results_exact
-from fedwidth.cli import run_command
-from fedwidth.config import read_settings
+from fedwidth.cli.entry import run_command
+from fedwidth.config.read import read_settings
 from fedwidth.models import build, example_inputs
 from fedwidth.plan import trace
-from fedwidth.results import make_record
-from fedwidth.results_drawings import trained
-from fedwidth.results_figures import FIGURES, figure_texts, write_figures
-from fedwidth.results_page import find_tables
+from fedwidth.reproduce.records import make_record
+from reproduction import exact as results_exact
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BY_NAME = {figure.name: figure for figure in FIGURES}
 
 

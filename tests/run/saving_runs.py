@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from fedwidth.experiment import Experiment
-from fedwidth.saving import Saver
-from fedwidth.shelf import Shelf
+from fedwidth.run.cache import Shelf
+from fedwidth.run.saving import Saver
 from small_runs import small
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.data import from_tensors, load, make_partition
 from fedwidth.errors import OptionError, PlanError, UpdateError
 from fedwidth.experiment import Experiment, Stopped

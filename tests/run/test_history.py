@@ -7,11 +7,13 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fedwidth import checkpoint, files, history
-from fedwidth.commands.deploy import app
+from fedwidth import files
+from fedwidth.cli.deploy import app
 from fedwidth.errors import OptionError, StateError
 from fedwidth.experiment import Experiment
-from fedwidth.folder import LOCK, SERVE_LOCK, locked, read_metrics
+from fedwidth.run import checkpoint
+from fedwidth.run import checkpoint_history as history
+from fedwidth.run.folder import LOCK, SERVE_LOCK, locked, read_metrics
 from small_runs import contents, same, small
 
 KEEPING = ("rounds=23", "checkpoint_every=1", "checkpoint_history=3", "evaluation.every=1", "devices.per_round=2")
@@ -87,7 +89,7 @@ def test_killed_on_the_way_back_it_is_one_or_the_other(finished, tmp_path, monke
         files.write_whole(path, content)
 
     monkeypatch.setattr(history, "write_whole", die)
-    monkeypatch.setattr("fedwidth.folder.write_whole", die)
+    monkeypatch.setattr("fedwidth.run.folder.write_whole", die)
     with pytest.raises(Killed):
         history.go_back(place, 21)
     monkeypatch.undo()

@@ -10,7 +10,7 @@ import pytest
 
 RUN = """
 import json, resource, sys
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.experiment import Experiment
 
 def resident():
@@ -44,7 +44,7 @@ engine = "serial"
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "rounds"), [("fedrolex", 200), ("feddropout", 40)])
 def test_a_run_of_342477_clients_is_small_and_does_not_grow(tmp_path, method, rounds):
-    source = str(Path(__file__).resolve().parent.parent / "src")
+    source = str(Path(__file__).resolve().parents[2] / "src")
     found = subprocess.run(
         [sys.executable, "-c", RUN, str(tmp_path / "run")],
         input=SETTINGS.replace("METHOD", method).replace("ROUNDS", str(rounds)),

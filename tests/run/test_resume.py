@@ -17,10 +17,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from fedwidth import checkpoint, folder
-from fedwidth.cli import run_command
+from fedwidth.cli.entry import run_command
 from fedwidth.errors import OptionError, StateError
 from fedwidth.experiment import Experiment
+from fedwidth.run import checkpoint, folder
 from small_runs import contents, small, write_recipe
 
 VARIANTS = {
@@ -53,7 +53,7 @@ def kill_at(monkeypatch, owner, name, *, after):
 
 
 def run(place, *changes, **options):
-    """Saved after every round, so that there is something to go on from (by time: tests/test_saving.py)."""
+    """Saved after every round, so that there is something to go on from (by time: tests/run/test_saving.py)."""
     return Experiment(small("rounds=5", "checkpoint_every=1", *changes)).run(place, **options)
 
 
@@ -283,10 +283,10 @@ class TestFullDisk:
 
 def start(folder_, recipe, *changes):
     """The command line in a process (and a group) of its own."""
-    command = [sys.executable, "-m", "fedwidth.cli", "run", recipe, "--out", str(folder_)]
+    command = [sys.executable, "-m", "fedwidth", "run", recipe, "--out", str(folder_)]
     for change in changes:
         command += ["--set", change]
-    source = str(Path(__file__).resolve().parent.parent / "src")
+    source = str(Path(__file__).resolve().parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True

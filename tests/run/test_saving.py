@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from saving_runs import Killed, beside, due_after, experiment, held, pack, stop_after
 
-from fedwidth import checkpoint, folder, saving
-from fedwidth.cli import run_command
+from fedwidth.cli.entry import run_command
+from fedwidth.core.submodel import state_of
 from fedwidth.errors import StateError
 from fedwidth.experiment import Stopped
-from fedwidth.saving import Saver
-from fedwidth.server import Server
-from fedwidth.submodel import state_of
-from fedwidth.together import run_together
-from saving_runs import Killed, beside, due_after, experiment, held, pack, stop_after
+from fedwidth.run import checkpoint, folder, saving
+from fedwidth.run.lockstep import run_together
+from fedwidth.run.saving import Saver
+from fedwidth.training.server import Server
 from small_runs import contents, same, small, write_recipe
 
 

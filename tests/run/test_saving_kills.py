@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from saving_runs import Killed, due_after, experiment, pack, raising
 
-from fedwidth import checkpoint, course, folder
 from fedwidth.errors import StateError
 from fedwidth.experiment import Experiment, Stopped
-from fedwidth.saving import Saver
-from fedwidth.together import run_together
-from saving_runs import Killed, due_after, experiment, pack, raising
+from fedwidth.run import checkpoint, folder
+from fedwidth.run import recorder as course
+from fedwidth.run.lockstep import run_together
+from fedwidth.run.saving import Saver
 from small_runs import contents, same
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

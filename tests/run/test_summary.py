@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from fedwidth import summary
 from fedwidth.data.shares import Partition, Shares
-from fedwidth.summary import describe_clients
+from fedwidth.run import summary
+from fedwidth.run.summary import describe_clients
 
 
 def partition(owner, targets):

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from fedwidth import tracking
-from fedwidth.cli import run_command
+from fedwidth.cli.entry import run_command
 from fedwidth.errors import OptionError
-from fedwidth.folder import TRACKING, read_metrics
+from fedwidth.run import tracking
+from fedwidth.run.folder import TRACKING, read_metrics
+from fedwidth.run.tracking import check_tracker, make_tracker, numbers
 from fedwidth.settings import Settings
-from fedwidth.tracking import check_tracker, make_tracker, numbers
 from small_runs import write_recipe
 
 LINE = {"round": 3, "global_accuracy": 0.5, "clients": [1, 2], "global_loss": None, "capacity_accuracy": {"0.5": 0.25}}
@@ -183,7 +183,7 @@ ROUNDS = 40
 def fedwidth(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     """The command, in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "fedwidth.cli", *arguments],
+        [sys.executable, "-m", "fedwidth", *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

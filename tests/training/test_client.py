@@ -9,14 +9,14 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 import fedwidth
-from fedwidth.client import absent_classes, batches, learning_rate
+from fedwidth.core.submodel import extract
 from fedwidth.data import load, make_partition
 from fedwidth.experiment import Experiment
 from fedwidth.models import Cnn
 from fedwidth.randomness import numpy_generator
 from fedwidth.settings import TrainingSettings
-from fedwidth.step import PLAIN, Weights, masked_loss, take_step
-from fedwidth.submodel import extract
+from fedwidth.training.client import absent_classes, batches, learning_rate
+from fedwidth.training.step import PLAIN, Weights, masked_loss, take_step
 from small_runs import TwoUnits, ones, same, small, task_of, trainer_of
 
 E = math.e

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedwidth.aggregation import CohortSum, Update
-from fedwidth.clipping import clip_updates, cosines, merged
-from fedwidth.conduct import Conduct
+from fedwidth.core.aggregation import CohortSum, Update
+from fedwidth.core.submodel import state_of
 from fedwidth.engines.serial import SerialEngine
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.rounds import Report, Rounds
-from fedwidth.server import Server
-from fedwidth.submodel import state_of
+from fedwidth.training.clipping import clip_updates, cosines, merged
+from fedwidth.training.conduct import Conduct
+from fedwidth.training.rounds import Report, Rounds
+from fedwidth.training.server import Server
 from small_runs import TwoUnits, ones, same, small, trainer_of
 
 
@@ -187,7 +187,7 @@ def test_a_refused_answer_is_a_strike():
 def test_a_round_of_quarantined_clients_learns_nothing():
     experiment = Experiment(small())
     server = replace(experiment.first_server(), conduct=Conduct({}, dict.fromkeys(range(6), 1)))
-    from fedwidth.rounds import run_round
+    from fedwidth.training.rounds import run_round
 
     after, tasks, report = run_round(experiment.rounds, server, experiment.cohort(0), SerialEngine(experiment.trainer))
     assert (after.round, tasks, len(report.absent)) == (1, [], 3)
@@ -219,7 +219,7 @@ def test_a_fall_of_accuracy_is_an_alarm():
 
 @pytest.mark.parametrize("change", ["server.clip=2", "server.screen=true"])
 def test_a_pack_says_that_it_cannot_compare(change):
-    from fedwidth.engines.packed_limits import why_not_pack
+    from fedwidth.engines.packed.limits import why_not_pack
 
     reason = why_not_pack([Experiment(small(change, "engine=vectorised")).trainer])
     assert reason == "server.clip and server.screen compare single updates, which a pack does not keep"

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedwidth import evaluation
 from fedwidth.data import IGNORE, Partition, Shares, from_tensors
 from fedwidth.data.records import Split
-from fedwidth.data.vocabulary import EOS, OOV, PAD
+from fedwidth.data.sets.vocabulary import EOS, OOV, PAD
 from fedwidth.errors import OptionError
-from fedwidth.evaluation import local_scores, prepare, score
 from fedwidth.experiment import Experiment
 from fedwidth.models import StaticBatchNorm2d
 from fedwidth.settings import EvaluationSettings
+from fedwidth.training import evaluation
+from fedwidth.training.evaluation import local_scores, prepare, score
 from small_runs import same, small
 
 CPU = torch.device("cpu")

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import fedwidth
-from fedwidth.aggregation import finalise, sum_cohorts
-from fedwidth.cli import run_command
+from fedwidth.cli.entry import run_command
+from fedwidth.core.aggregation import finalise, sum_cohorts
+from fedwidth.core.submodel import extract, state_of
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.holders import damp
-from fedwidth.submodel import extract, state_of
-from fedwidth.together import run_together
+from fedwidth.run.lockstep import run_together
+from fedwidth.training.holders import damp
 from small_runs import same, small
 
 MODEL = nn.Sequential(nn.Linear(1, 4, bias=False), nn.Linear(4, 1, bias=False)).double()

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
+from fedwidth.core.narrow import narrow
 from fedwidth.engines.serial import SerialEngine
 from fedwidth.experiment import Experiment
 from fedwidth.methods import method, methods
-from fedwidth.narrow import narrow
-from fedwidth.representative import LastRound, accuracy_by_capacity, drawn_indexes, representative_index
+from fedwidth.training.representative import LastRound, accuracy_by_capacity, drawn_indexes, representative_index
 from hand_plans import mlp_plan
 from small_runs import small
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedwidth.experiment import Experiment
-from fedwidth.server import Server
 from fedwidth.settings import ServerSettings
+from fedwidth.training.server import Server
 from small_runs import same, small
 
 TRAINED = frozenset({"w"})

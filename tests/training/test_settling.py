@@ -8,11 +8,11 @@ from itertools import islice
 
 import pytest
 
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.engines import make_engine
-from fedwidth.engines.crew import settle
 from fedwidth.engines.faults import named
-from fedwidth.engines.flat_sums import FlatSums
+from fedwidth.engines.flat.sums import FlatSums
+from fedwidth.engines.flat.trainers import settle
 from fedwidth.errors import ClientError, UpdateError
 from fedwidth.experiment import Experiment
 from small_runs import same
@@ -39,7 +39,7 @@ def test_what_is_refused_behind_the_last_result_raises():
 
 def test_it_is_refused_where_python_leaves_assertions_out():
     script = (
-        "from fedwidth.engines.crew import settle\n"
+        "from fedwidth.engines.flat.trainers import settle\n"
         "def trained():\n    raise SystemExit('refused')\n    yield\n"
         "settle(trained())"
     )

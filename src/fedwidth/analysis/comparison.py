@@ -1,7 +1,7 @@
 """The runs of one table, compared: with a leading one, and with their yardsticks.
 
 What leads is the main run of a recipe; of a sweep it is the best, by validation where there are validation samples. The
-differences to it are one family, and so are the gains (`fedwidth.difference`).
+differences to it are one family, and so are the gains (`fedwidth.analysis.difference`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import mean, stdev
 
-from fedwidth.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct, count
+from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct, count
+from fedwidth.analysis.yardsticks import KINDS, Accuracies, Gain, find_gain, is_yardstick, key_of, yardsticks
 from fedwidth.settings import Settings
-from fedwidth.yardsticks import KINDS, Accuracies, Gain, find_gain, is_yardstick, key_of, yardsticks
 
 TEST, VALIDATION = "test", "validation"
 MOST_SENTENCES = 8

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
-from fedwidth.student import quantile, share_above, share_within
+from fedwidth.analysis.student import quantile, share_above, share_within
 
 CONFIDENCE = 0.95
 MARGIN = 1.0

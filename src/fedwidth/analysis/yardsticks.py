@@ -18,10 +18,10 @@ from fractions import Fraction
 from statistics import mean
 from typing import Any
 
-from fedwidth.capacity import LETTERS, Capacities
-from fedwidth.difference import Difference, compare
-from fedwidth.influence import MEASURING, PRECISION, ROUNDING, experiment_of
-from fedwidth.method_settings import method_of
+from fedwidth.analysis.difference import Difference, compare
+from fedwidth.config.influence import MEASURING, PRECISION, ROUNDING, experiment_of
+from fedwidth.config.method_settings import method_of
+from fedwidth.devices.capacity import LETTERS, Capacities
 from fedwidth.methods import fedavg
 from fedwidth.settings import DeviceSettings, MethodSettings, Settings
 

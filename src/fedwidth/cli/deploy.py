@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedwidth.commands.rollback import rollback
-from fedwidth.commands.run import Set
+from fedwidth.cli.rollback import rollback
+from fedwidth.cli.run import Set
 from fedwidth.errors import FedwidthError, OptionError
 
 app = typer.Typer(help="Train on real devices with Flower: set up a deployment, let devices in, see what is wrong.")
@@ -42,9 +42,9 @@ def init(
 ) -> None:
     """Write a complete app folder: recipe, certificates, the operator's key, a folder for each device, and scripts."""
     _need_flower()
-    from fedwidth.config import read_settings
-    from fedwidth.flower.app_folder import write_deployment
-    from fedwidth.flower.deployment_plan import Plan
+    from fedwidth.config.read import read_settings
+    from fedwidth.flower.deployment.app_folder import write_deployment
+    from fedwidth.flower.deployment.plan import Plan
 
     settings = read_settings(recipe or "quickstart", changes or []).main
     wanted = tuple(part.strip() for part in capacities.split(",") if part.strip())
@@ -60,7 +60,7 @@ def doctor(
 ) -> int:
     """Check a deployment and say what is wrong with it. Exit code 0: nothing is."""
     _need_flower()
-    from fedwidth.flower.doctor import examine
+    from fedwidth.flower.deployment.doctor import examine
 
     found = examine(folder, online=not offline)
     for finding in found:
@@ -78,9 +78,9 @@ def device(
 ) -> None:
     """Write the folder of one more device: copy it there, start it, and let the key that it makes in."""
     _need_flower()
-    from fedwidth.capacity import parse_capacity
-    from fedwidth.flower.app_folder import write_node
-    from fedwidth.flower.deployment_plan import read_plan
+    from fedwidth.devices.capacity import parse_capacity
+    from fedwidth.flower.deployment.app_folder import write_node
+    from fedwidth.flower.deployment.plan import read_plan
 
     plan = read_plan(folder)
     if capacity:
@@ -109,9 +109,9 @@ def add(
 ) -> int:
     """Let devices in by the public keys they made, or change what they may claim; the others are not touched."""
     _need_flower()
-    from fedwidth.capacity import parse_capacity
-    from fedwidth.flower import admission
-    from fedwidth.flower.deployment_plan import read_plan
+    from fedwidth.devices.capacity import parse_capacity
+    from fedwidth.flower.deployment import admission
+    from fedwidth.flower.deployment.plan import read_plan
 
     plan, wrong = read_plan(folder), 0
     if client is not None and len(requests or []) != 1:
@@ -136,8 +136,8 @@ def revoke(
 ) -> None:
     """Let a device in no more, at once; the others are not touched."""
     _need_flower()
-    from fedwidth.flower import admission
-    from fedwidth.flower.deployment_plan import read_plan
+    from fedwidth.flower.deployment import admission
+    from fedwidth.flower.deployment.plan import read_plan
 
     read_plan(folder)
     print(admission.revoke(folder, client))
@@ -152,8 +152,8 @@ def renew(
 ) -> None:
     """Make the server a new key and certificate; devices go on trusting it, because the authority is the same."""
     _need_flower()
-    from fedwidth.flower.deployment_plan import read_plan
-    from fedwidth.flower.renewal import renew_server
+    from fedwidth.flower.deployment.plan import read_plan
+    from fedwidth.flower.deployment.renewal import renew_server
 
     plan = read_plan(folder)
     end = renew_server(folder, plan, authority or folder / "authority", days=days)
@@ -162,8 +162,8 @@ def renew(
 
 def _tell_server(folder: Path) -> None:
     """Have a server that runs learn of the devices; one that does not is told by register.sh."""
-    from fedwidth.flower.deployment_plan import listens, read_plan
-    from fedwidth.flower.members import settle
+    from fedwidth.flower.deployment.members import settle
+    from fedwidth.flower.deployment.plan import listens, read_plan
 
     plan = read_plan(folder)
     if not listens(plan):

@@ -41,14 +41,13 @@ def _main(
 
 
 def _add_commands() -> None:
-    from fedwidth.commands import deploy, inspect, reproduce, run, view
+    from fedwidth.cli import deploy, inspect, reproduce, run, view
 
     app.command("run")(run.run)
     app.command("sweep")(run.sweep)
     app.command("report")(run.report)
     app.command("view")(view.view)
     app.command("reproduce")(reproduce.reproduce)
-    app.command("results")(reproduce.results)
     app.command("methods")(inspect.list_methods)
     app.command("plan")(inspect.show_plan)
     app.command("cost")(inspect.show_cost)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedwidth.capacity import parse_capacity
-from fedwidth.commands.tables import print_table
+from fedwidth.cli.tables import print_table
+from fedwidth.devices.capacity import parse_capacity
 from fedwidth.errors import OptionError
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.units import check_rounding
@@ -75,7 +75,7 @@ def show_cost(
     as_json: Json = False,
 ) -> None:
     """Parameters, multiply-adds and bytes of the sub-model of each capacity."""
-    from fedwidth.cost import average, cost
+    from fedwidth.core.cost import average, cost
 
     built, plan, example = _traced(model, shape, options)
     texts = [text.strip() for text in capacities.split(",")]
@@ -131,7 +131,7 @@ def show_coverage(
     as_json: Json = False,
 ) -> None:
     """Share of weights ever trained, evenness, rounds to full coverage, beside the theory."""
-    from fedwidth import coverage as measuring
+    from fedwidth.analysis import coverage as measuring
     from fedwidth.methods import method as find_method
 
     _, plan, _ = _traced(model, shape, options)
@@ -219,7 +219,7 @@ def _parse_shape(text: str) -> tuple[int, ...] | None:
 
 
 def _pairs(given: list[str] | None) -> dict[str, Any]:
-    from fedwidth.config import parse_override
+    from fedwidth.config.read import parse_override
 
     pairs: dict[str, Any] = {}
     for text in given or []:

@@ -12,25 +12,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedwidth import folder as folders
-from fedwidth.about import About
-from fedwidth.capacity import Capacities
-from fedwidth.commands.job import Job
-from fedwidth.commands.progress import Shown, show_progress
-from fedwidth.commands.results import compare_jobs, print_results, write_results
-from fedwidth.commands.side_by_side import choose_number, run_side_by_side
-from fedwidth.commands.training import Summary, Wishes, once, run_in_turn, run_pack, say_aside
-from fedwidth.engines.packed_limits import why_not_pack
+from fedwidth.cli.job import Job
+from fedwidth.cli.progress import Shown, show_progress
+from fedwidth.cli.results import compare_jobs, print_results, write_results
+from fedwidth.cli.side_by_side import choose_number, run_side_by_side
+from fedwidth.cli.training import Summary, Wishes, once, run_in_turn, run_pack, say_aside
+from fedwidth.config.build import build_model, find_device, plan_model
+from fedwidth.config.method_settings import method_of
+from fedwidth.devices.capacity import Capacities
+from fedwidth.engines.packed.limits import why_not_pack
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment, Stopped
-from fedwidth.method_settings import method_of
-from fedwidth.parts import build_model, find_device, plan_model
 from fedwidth.plan import Plan
 from fedwidth.report import write_report
+from fedwidth.run import folder as folders
+from fedwidth.run.about import About
+from fedwidth.run.cache import Shelf
+from fedwidth.run.lockstep import check_for_packing, group_for_packing, settle_engine
+from fedwidth.run.tracking import check_tracker
 from fedwidth.settings import Settings
-from fedwidth.shelf import Shelf
-from fedwidth.together import check_for_packing, group_for_packing, settle_engine
-from fedwidth.tracking import check_tracker
 
 Pack = tuple[Sequence[int], Sequence[Experiment]]
 """Numbers of jobs that train as one batch, and their experiments."""

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedwidth.summary import describe_accuracy
+from fedwidth.run.summary import describe_accuracy
 
 Line = dict[str, Any]
 

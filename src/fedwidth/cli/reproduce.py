@@ -1,4 +1,4 @@
-"""Commands for published tables: reproduce, results."""
+"""The command for published tables: reproduce."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedwidth.commands.run import Data, Packed, Seeds, Set, parse_seeds, with_data
+from fedwidth.cli.run import Data, Packed, Seeds, Set, parse_seeds, with_data
 from fedwidth.errors import OptionError, whole_number
 
 Results = Annotated[Path, typer.Option("--results", help="Folder of the finished runs.")]
@@ -42,12 +42,12 @@ def reproduce(
     ] = "",
 ) -> int:
     """Run what the results of published tables lack, or what waits in a queue, and record it."""
-    from fedwidth.commands.jobs import check_engine, stop_signal
-    from fedwidth.commands.waiting import list_queue, run_queue
-    from fedwidth.provenance import find_commit
-    from fedwidth.reproduce import reproduce as go
-    from fedwidth.reproduce_jobs import list_jobs
-    from fedwidth.reproduce_start import start as begin
+    from fedwidth.cli.jobs import check_engine, stop_signal
+    from fedwidth.cli.waiting import list_queue, run_queue
+    from fedwidth.reproduce.jobs import list_jobs
+    from fedwidth.reproduce.runs import reproduce as go
+    from fedwidth.reproduce.start import start as begin
+    from fedwidth.run.provenance import find_commit
 
     if max_minutes is not None and not max_minutes > 0:
         raise OptionError(f"--max-minutes must be a number above 0, not {max_minutes:g}")
@@ -104,26 +104,3 @@ def reproduce(
 
 def _say(text: str) -> None:
     print(text, flush=True)  # also where the output is a file
-
-
-def results(
-    results: Results = Path("results"),
-    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("docs/results.md"),
-    figures: Annotated[bool, typer.Option(help="Also draw the figures, into images/results beside the page.")] = True,
-) -> None:
-    """Write the page that shows finished runs beside the published numbers, its figures, and coverage.json (--results).
-
-    The last one holds what the page says about coverage: measured the first time, which takes a minute, and kept.
-    """
-    from fedwidth.checkpoint import write_whole
-    from fedwidth.results import read_all
-    from fedwidth.results_figures import FOLDER, write_figures
-    from fedwidth.results_page import find_tables, write_page
-
-    if not results.is_dir():
-        raise OptionError(f"there is no folder {results}; give the one of the finished runs as --results")
-    write_whole(out, write_page(results))
-    print(out)
-    if figures:
-        for path in write_figures(find_tables(read_all(results)), out.parent / FOLDER):
-            print(path)

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedwidth
-from fedwidth.capacity import Capacities, describe_mix
-from fedwidth.checkpoint import write_whole
-from fedwidth.commands.tables import print_table
-from fedwidth.comparison import Comparison, Row
-from fedwidth.difference import Difference
-from fedwidth.reproduce_time import show_time
+from fedwidth.analysis.comparison import Comparison, Row
+from fedwidth.analysis.difference import Difference
+from fedwidth.analysis.yardsticks import is_yardstick
+from fedwidth.cli.tables import print_table
+from fedwidth.devices.capacity import Capacities, describe_mix
+from fedwidth.reproduce.forecast import show_time
+from fedwidth.run.checkpoint import write_whole
 from fedwidth.settings import Settings
-from fedwidth.yardsticks import is_yardstick
 
 if TYPE_CHECKING:
-    from fedwidth.commands.job import Job
+    from fedwidth.cli.job import Job
 
 ACCURACIES = ("global_accuracy", "best_global_accuracy", "local_accuracy")
 VALIDATION = "validation_accuracy"

@@ -16,9 +16,9 @@ def rollback(
     listed: Annotated[bool, typer.Option("--list", help="Only say which rounds there are.")] = False,
 ) -> None:
     """Make the checkpoint of an earlier round the current one; the next run goes on from there."""
-    from fedwidth.checkpoint import NAME, rounds_done
-    from fedwidth.folder import read_metrics
-    from fedwidth.history import go_back, rounds_kept
+    from fedwidth.run.checkpoint import NAME, rounds_done
+    from fedwidth.run.checkpoint_history import go_back, rounds_kept
+    from fedwidth.run.folder import read_metrics
 
     place = folder if (folder / NAME).exists() or not (folder / "run").is_dir() else folder / "run"
     if listed:

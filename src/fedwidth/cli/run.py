@@ -47,11 +47,11 @@ def run(
     recipes: Annotated[bool, typer.Option("--recipes", help="List the packaged recipes and stop.")] = False,
 ) -> int:
     """Train a recipe, and the runs it compares itself with."""
-    from fedwidth import config
-    from fedwidth.about import About
-    from fedwidth.commands.job import Job
-    from fedwidth.commands.jobs import run_jobs
-    from fedwidth.yardsticks import missing
+    from fedwidth.analysis.yardsticks import missing
+    from fedwidth.cli.job import Job
+    from fedwidth.cli.jobs import run_jobs
+    from fedwidth.config import read as config
+    from fedwidth.run.about import About
 
     if explain:
         print(config.explain())
@@ -100,11 +100,11 @@ def sweep(
     track: Track = "",
 ) -> int:
     """Train every combination of the given settings, compared with the best, by validation where there is one."""
-    from fedwidth import config
-    from fedwidth.about import About
-    from fedwidth.commands.job import Job
-    from fedwidth.commands.jobs import run_jobs
-    from fedwidth.yardsticks import missing
+    from fedwidth.analysis.yardsticks import missing
+    from fedwidth.cli.job import Job
+    from fedwidth.cli.jobs import run_jobs
+    from fedwidth.config import read as config
+    from fedwidth.run.about import About
 
     if not over:
         raise OptionError("say what to sweep over: --over key=value,value …, e.g. --over method.name=fedrolex,heterofl")
@@ -146,7 +146,7 @@ def report(
     target: Annotated[str, typer.Option("--target", help="Also say what reaching this accuracy took, e.g. 0.8")] = "",
 ) -> None:
     """Write one self-contained report.html about finished or running runs."""
-    from fedwidth.commands.targets import parse_target, print_targets
+    from fedwidth.cli.targets import parse_target, print_targets
     from fedwidth.report import write_figures, write_report
 
     wanted = parse_target(target) if target else None

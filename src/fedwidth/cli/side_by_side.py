@@ -13,17 +13,17 @@ from multiprocessing.context import BaseContext
 from threading import Thread
 from typing import Any
 
-from fedwidth.checkpoint import rounds_done
-from fedwidth.commands.job import Job
-from fedwidth.commands.progress import Shown
-from fedwidth.commands.training import Line, Summary, Wishes, run_one, say_aside
+from fedwidth.cli.job import Job
+from fedwidth.cli.progress import Shown
+from fedwidth.cli.training import Line, Summary, Wishes, run_one, say_aside
 from fedwidth.engines import choose_engine
 from fedwidth.engines.choice import count_cores
 from fedwidth.engines.processes import leave_with_parent
 from fedwidth.engines.sending import count_shared, script_unseen
 from fedwidth.errors import ClientError
 from fedwidth.experiment import Experiment, Stopped
-from fedwidth.shelf import Shelf
+from fedwidth.run.cache import Shelf
+from fedwidth.run.checkpoint import rounds_done
 
 LEAST_ROUNDS = 100
 """Rounds of all runs together below which starting processes takes longer than they save."""
@@ -129,7 +129,7 @@ def _context() -> BaseContext:
     context = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
     if "forkserver" in known:
         # An optimiser's first step imports hundreds of modules of PyTorch's compiler: once here, not in every process.
-        context.set_forkserver_preload(["fedwidth.commands.side_by_side", "torch._dynamo"])
+        context.set_forkserver_preload(["fedwidth.cli.side_by_side", "torch._dynamo"])
     return context
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedwidth.commands.job import Job
-from fedwidth.commands.progress import Shown
+from fedwidth.cli.job import Job
+from fedwidth.cli.progress import Shown
 from fedwidth.engines import choose_engine
 from fedwidth.experiment import Experiment, Stopped
-from fedwidth.together import explain_engine, run_together
-from fedwidth.tracking import make_tracker
+from fedwidth.run.lockstep import explain_engine, run_together
+from fedwidth.run.tracking import make_tracker
 
 Summary = dict[str, Any]
 Line = dict[str, Any]

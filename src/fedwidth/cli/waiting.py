@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedwidth.commands.jobs import check_engine
-from fedwidth.commands.tables import print_table
-from fedwidth.queue_file import read_queue
-from fedwidth.reproduce_queue import find_standing, work_through
-from fedwidth.reproduce_time import show_time
-from fedwidth.results import read_all
-from fedwidth.results_markdown import plural
+from fedwidth.cli.jobs import check_engine
+from fedwidth.cli.tables import print_table
+from fedwidth.reproduce.forecast import show_time
+from fedwidth.reproduce.queue import find_standing, work_through
+from fedwidth.reproduce.queue_file import read_queue
+from fedwidth.reproduce.records import read_all
+from fedwidth.reproduce.words import plural
 
 
 def run_queue(path: Path, only: Sequence[str], **given: Any) -> int:

@@ -1,1 +1,6 @@
 """Settings and recipes: read, checked, explained, and made into the parts of a run."""
+
+from fedwidth.config.read import read_settings, recipe_names, settings_toml
+from fedwidth.config.recipe import Recipe, Variant
+
+__all__ = ["Recipe", "Variant", "read_settings", "recipe_names", "settings_toml"]

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedwidth.config.schema import keys, read
+from fedwidth.core.narrow import narrow
 from fedwidth.data import Data, Partition, load, make_partition
 from fedwidth.errors import OptionError, PlanError
 from fedwidth.methods import method
 from fedwidth.models import build
-from fedwidth.narrow import narrow
 from fedwidth.plan import Plan, trace
 from fedwidth.plan.guard import call, untouched
 from fedwidth.randomness import torch_seed
-from fedwidth.schema import keys, read
 from fedwidth.settings import Settings
 
 

@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fedwidth.schema import keys
+from fedwidth.config.schema import keys
 from fedwidth.settings import Settings
 
 WITHOUT_INFLUENCE = (

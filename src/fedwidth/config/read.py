@@ -12,17 +12,17 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from fedwidth.capacity import Capacities, describe_mix
+from fedwidth.config.influence import identity, settings_hash
+from fedwidth.config.method_settings import check_exponent, method_of
+from fedwidth.config.recipe import PARTS, Paper, Recipe, Variant, read_recipe
+from fedwidth.config.schema import Key, keys, sections
 from fedwidth.data.load import SETS, options_of
 from fedwidth.data.partition import PARTITIONS, partition_options
-from fedwidth.device_time import Paces
+from fedwidth.devices.capacity import Capacities, describe_mix
+from fedwidth.devices.time import Paces
 from fedwidth.errors import OptionError, unknown
-from fedwidth.influence import identity, settings_hash
-from fedwidth.method_settings import check_exponent, method_of
 from fedwidth.methods import Method, method
 from fedwidth.models.catalogue import FACTORIES
-from fedwidth.recipe import PARTS, Paper, Recipe, Variant, read_recipe
-from fedwidth.schema import Key, keys, sections
 from fedwidth.settings import Settings
 
 __all__ = [

@@ -3,7 +3,7 @@
 A recipe file holds the settings of its main run, and besides them
 
     title = "…"           one line about the whole
-    yardsticks = true     its runs are measured with their yardsticks too (`fedwidth.yardsticks`)
+    yardsticks = true     its runs are measured with their yardsticks too (`fedwidth.analysis.yardsticks`)
     label = "fedrolex"    the main run's label (else its method's name), for `--only`
     [paper]               the published number of the main run, see `Paper`
     [[compare]]           further runs: a `label`, a `[compare.paper]`, and the settings that differ
@@ -19,9 +19,9 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from fedwidth.config.method_settings import method_of, with_needs
+from fedwidth.config.schema import build, keys, shown, unknown_key
 from fedwidth.errors import OptionError, unknown
-from fedwidth.method_settings import method_of, with_needs
-from fedwidth.schema import build, keys, shown, unknown_key
 from fedwidth.settings import Settings, key
 
 Document = Mapping[str, Any]

@@ -14,7 +14,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from fedwidth.capacity import parse_capacity
+from fedwidth.devices.capacity import parse_capacity
 from fedwidth.errors import CapacityError, OptionError
 from fedwidth.settings import Settings
 

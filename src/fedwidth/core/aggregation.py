@@ -19,12 +19,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import State, check_index, put, take
+from fedwidth.core.updates import Update, accumulable, check_alike, check_update, weigh
 from fedwidth.errors import SelectionError, UpdateError
-from fedwidth.index import Index
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan
-from fedwidth.submodel import State, check_index, put, take
-from fedwidth.updates import Update, accumulable, check_alike, check_update, weigh
 
 __all__ = [
     "CohortSum",

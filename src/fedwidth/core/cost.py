@@ -19,9 +19,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedwidth.core.index import Index
+from fedwidth.core.narrow import narrow, skeleton
 from fedwidth.errors import CapacityError, OptionError
-from fedwidth.index import Index
-from fedwidth.narrow import narrow, skeleton
 from fedwidth.plan import Plan
 from fedwidth.plan.guard import call
 

@@ -22,8 +22,8 @@ from fedwidth.plan.plan import Plan, check_plan
 from fedwidth.plan.units import check_units
 
 if TYPE_CHECKING:
-    from fedwidth.aggregation import CohortSum
-    from fedwidth.cost import Cost
+    from fedwidth.core.aggregation import CohortSum
+    from fedwidth.core.cost import Cost
 
 Pieces = tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...]
 """Pairs of slices (into the full tensor, into the narrow one) that together move all of it."""
@@ -159,25 +159,25 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
 
     def cut(self, state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
         """The sub-model's tensors."""
-        from fedwidth.submodel import extract
+        from fedwidth.core.submodel import extract
 
         return extract(state, plan, self)
 
     def module(self, model: nn.Module, plan: Plan) -> nn.Module:
         """A module of the sub-model's size, not yet filled."""
-        from fedwidth.narrow import skeleton
+        from fedwidth.core.narrow import skeleton
 
         return skeleton(model, plan, self.counts)
 
     def accumulator(self) -> CohortSum:
         """An empty sum of sub-models at these positions."""
-        from fedwidth.aggregation import CohortSum
+        from fedwidth.core.aggregation import CohortSum
 
         return CohortSum(self)
 
     def cost(self, model: nn.Module, plan: Plan, example: Any, *, capacity: float) -> Cost:
         """What the sub-model costs a device."""
-        from fedwidth.cost import cost_at, count_parameters
+        from fedwidth.core.cost import cost_at, count_parameters
 
         return cost_at(model, plan, example, self.counts, capacity=capacity, full=count_parameters(plan, {}))
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import check_index, take
 from fedwidth.errors import PlanError
-from fedwidth.index import Index
 from fedwidth.plan.attributes import Attribute, read
 from fedwidth.plan.check import check_fit
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import tensors_of
-from fedwidth.submodel import check_index, take
 
 
 def narrow(model: nn.Module, plan: Plan, index: Index) -> nn.Module:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from fedwidth.aggregation import CohortSum
-    from fedwidth.cost import Cost
+    from fedwidth.core.aggregation import CohortSum
+    from fedwidth.core.cost import Cost
     from fedwidth.plan.plan import Plan
 
 

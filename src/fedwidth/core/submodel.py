@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fedwidth.core.index import Index
 from fedwidth.errors import SelectionError
-from fedwidth.index import Index
 from fedwidth.plan.plan import Plan, check_plan
 from fedwidth.plan.trace import tensors_of
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import State
 from fedwidth.errors import OptionError, SelectionError, StateError, UpdateError
-from fedwidth.index import Index
 from fedwidth.plan.units import whole_numbers
-from fedwidth.submodel import State
 
 
 @dataclass(frozen=True)

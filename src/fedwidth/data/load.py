@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedwidth.data.cifar import load_cifar10, load_cifar100
-from fedwidth.data.digits import load_digits
-from fedwidth.data.mnist import load_mnist
 from fedwidth.data.records import Data
-from fedwidth.data.stackoverflow import load_stackoverflow
-from fedwidth.data.synthetic import load_synthetic_text
-from fedwidth.data.text import load_text
+from fedwidth.data.sets.cifar import load_cifar10, load_cifar100
+from fedwidth.data.sets.digits import load_digits
+from fedwidth.data.sets.mnist import load_mnist
+from fedwidth.data.sets.stackoverflow import load_stackoverflow
+from fedwidth.data.sets.synthetic import load_synthetic_text
+from fedwidth.data.sets.text import load_text
 from fedwidth.errors import unknown
 
 SETS: dict[str, Callable[..., Data]] = {

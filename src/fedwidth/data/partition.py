@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedwidth.data.deal import NOBODY, deal_labels, deal_shards, holders, proportional, spread
+from fedwidth.data.dealing import NOBODY, deal_labels, deal_shards, holders, proportional, spread
 from fedwidth.data.records import Data
 from fedwidth.data.shares import Partition, Shares
 from fedwidth.data.validation import hold_out, in_the_whole, without

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwidth.data.deal import proportional
+from fedwidth.data.dealing import proportional
 from fedwidth.data.records import Data, Split
 from fedwidth.data.shares import Partition, Shares
 from fedwidth.errors import DataError

@@ -20,8 +20,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedwidth.capacity import Capacities
 from fedwidth.data import IGNORE, Partition
+from fedwidth.devices.capacity import Capacities
 from fedwidth.errors import DataError
 from fedwidth.randomness import numpy_generator
 

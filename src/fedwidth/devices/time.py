@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from fedwidth.capacity import parse_capacity
+from fedwidth.devices.capacity import parse_capacity
 from fedwidth.errors import CapacityError, OptionError
 from fedwidth.randomness import numpy_generator
 from fedwidth.settings import DeviceSettings

@@ -5,19 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
-from fedwidth.client import Trainer
 from fedwidth.engines.choice import Choice, choose_engine, count_workers
-from fedwidth.engines.crew import Crew
-from fedwidth.engines.flat_engine import FlatEngine
+from fedwidth.engines.flat.engine import FlatEngine
+from fedwidth.engines.flat.trainers import Crew
 from fedwidth.engines.limits import why_not
 from fedwidth.engines.processes import ProcessEngine
 from fedwidth.engines.serial import SerialEngine
-from fedwidth.engines.slot_making import try_capture
-from fedwidth.engines.slots import Slots
-from fedwidth.engines.stack_trial import try_stack
-from fedwidth.engines.stacks import Stacks
+from fedwidth.engines.slots.making import try_capture
+from fedwidth.engines.slots.pool import Slots
+from fedwidth.engines.stacks.pool import Stacks
+from fedwidth.engines.stacks.trial import try_stack
 from fedwidth.errors import FellBack
-from fedwidth.rounds import Engine
+from fedwidth.training.client import Trainer
+from fedwidth.training.rounds import Engine
 
 __all__ = ["Choice", "FlatEngine", "ProcessEngine", "SerialEngine", "choose_engine", "make_engine"]
 
@@ -34,7 +34,7 @@ def make_engine(trainer: Trainer) -> Engine:
             return FlatEngine(trainer, CREWS[wanted](trainer), averages=True)
         warnings.warn(f"the {wanted} engine falls back to one client at a time: {reason}", FellBack, stacklevel=2)
     if wanted == "ray":
-        from fedwidth.engines.ray_engine import RayEngine
+        from fedwidth.engines.ray.engine import RayEngine
 
         return RayEngine(trainer)
     return ProcessEngine(trainer, count_workers(trainer)) if wanted == "processes" else SerialEngine(trainer)

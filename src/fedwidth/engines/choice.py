@@ -21,13 +21,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fedwidth.capacity import Capacities
-from fedwidth.client import Trainer
-from fedwidth.cost import cost
+from fedwidth.core.cost import cost
+from fedwidth.devices.capacity import Capacities
 from fedwidth.engines.limits import why_not
 from fedwidth.engines.sending import cannot_import, cannot_send, cannot_share
-from fedwidth.engines.stack_trial import try_stack
-from fedwidth.engines.stacks import couples_samples
+from fedwidth.engines.stacks.pool import couples_samples
+from fedwidth.engines.stacks.trial import try_stack
+from fedwidth.training.client import Trainer
 
 SMALL_STEP = {"cpu": 1e6, "cuda": 2.5e9}
 """Multiply-adds of a forward pass of one batch, up to which calling PyTorch (on a GPU: launching kernels) costs more

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fedwidth.client import Trainer
 from fedwidth.models import StaticBatchNorm2d
+from fedwidth.training.client import Trainer
 
 
 def why_not(trainer: Trainer, *, stacked: bool = True) -> str | None:

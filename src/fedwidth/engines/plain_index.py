@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedwidth.index import Index
+from fedwidth.core.index import Index
 from fedwidth.plan.plan import Plan
 
 Array = NDArray[np.generic]

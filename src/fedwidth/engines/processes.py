@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedwidth.aggregation import CohortSum, Update
-from fedwidth.client import Trainer
+from fedwidth.core.aggregation import CohortSum, Update
 from fedwidth.data import Data, Partition
 from fedwidth.engines.faults import describe, named
 from fedwidth.engines.plain_index import plain, restored
@@ -40,8 +39,9 @@ from fedwidth.engines.serial import add, train_named
 from fedwidth.errors import ClientError, OptionError
 from fedwidth.methods import Reference, Task
 from fedwidth.plan.plan import Plan
-from fedwidth.rounds import Coming, Report, Watch
 from fedwidth.settings import Settings
+from fedwidth.training.client import Trainer
+from fedwidth.training.rounds import Coming, Report, Watch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

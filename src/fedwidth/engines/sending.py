@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedwidth.client import Trainer
 from fedwidth.errors import OptionError
 from fedwidth.methods import Reference
+from fedwidth.training.client import Trainer
 
 SHARED_MEMORY = Path("/dev/shm")
 """Where Linux keeps it; other systems set it no limit of its own."""

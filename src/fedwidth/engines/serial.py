@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum, Update
-from fedwidth.client import Trained, Trainer
+from fedwidth.core.aggregation import CohortSum, Update
 from fedwidth.engines.faults import named
 from fedwidth.methods import Task
-from fedwidth.rounds import Coming, Report, Watch
+from fedwidth.training.client import Trained, Trainer
+from fedwidth.training.rounds import Coming, Report, Watch
 
 
 class SerialEngine:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedwidth.capacity import parse_capacity, sample_clients
+from fedwidth.devices.capacity import parse_capacity, sample_clients
 from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.flower.access.enrolment import Enrolled
 from fedwidth.flower.bounds import bound_replies
 from fedwidth.flower.budgets import BUDGETS
-from fedwidth.flower.enrolment import Enrolled
 from fedwidth.flower.exchange import Exchange, error_of, never_came, within
 from fedwidth.flower.printable import printable
 from fedwidth.flower.records import size_of

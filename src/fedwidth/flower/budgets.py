@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedwidth.cost import capacity_for
+from fedwidth.core.cost import capacity_for
 from fedwidth.errors import CapacityError
 
 BUDGETS = ("memory", "bytes", "operations")

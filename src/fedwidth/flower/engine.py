@@ -15,8 +15,8 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum
-from fedwidth.client import Trainer
+from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.submodel import SubState, extract
 from fedwidth.engines.serial import add
 from fedwidth.errors import ClientError, UpdateError
 from fedwidth.flower.bounds import UNREAD, bound_replies
@@ -25,8 +25,8 @@ from fedwidth.flower.patience import Patience
 from fedwidth.flower.printable import printable
 from fedwidth.flower.records import Answer, Limits, read_answer, size_of, task_arrays, task_record
 from fedwidth.methods import Task
-from fedwidth.rounds import Coming, Report, Watch
-from fedwidth.submodel import SubState, extract
+from fedwidth.training.client import Trainer
+from fedwidth.training.rounds import Coming, Report, Watch
 
 
 class TooFewAnswers(ClientError):

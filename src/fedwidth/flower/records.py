@@ -21,15 +21,15 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fedwidth.client import Trainer, count_steps
+from fedwidth.core.updates import Update, check_update, weigh
 from fedwidth.errors import FedwidthError, UpdateError
-from fedwidth.flower.local import REPORT, SENT, raw_of, sorted_out, tensor_of, with_tied
-from fedwidth.flower.node_app import STYPE
+from fedwidth.flower.node.client_app import STYPE
+from fedwidth.flower.node.training import REPORT, SENT, raw_of, sorted_out, tensor_of, with_tied
+from fedwidth.flower.node.wire import CODES
 from fedwidth.flower.printable import printable
-from fedwidth.flower.wire import CODES
 from fedwidth.methods import Task
 from fedwidth.settings import ServerSettings
-from fedwidth.updates import Update, check_update, weigh
+from fedwidth.training.client import Trainer, count_steps
 
 
 @dataclass(frozen=True)

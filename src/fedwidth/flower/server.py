@@ -17,21 +17,21 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedwidth import folder
-from fedwidth.alarm import key_of
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.errors import FedwidthError, OptionError, unknown
 from fedwidth.experiment import Experiment, Line, Result
+from fedwidth.flower.access.enrolment import Enrolled, read_enrolled
+from fedwidth.flower.attendance import LEAST_CAPACITY, Node, Roll
 from fedwidth.flower.budgets import budgets_to_capacity
 from fedwidth.flower.engine import FlowerEngine, TooFewAnswers
-from fedwidth.flower.enrolment import Enrolled, read_enrolled
-from fedwidth.flower.local import load_parts
+from fedwidth.flower.node.training import load_parts
 from fedwidth.flower.printable import printable
 from fedwidth.flower.records import Limits
-from fedwidth.flower.roll import LEAST_CAPACITY, Node, Roll
-from fedwidth.folder import SERVE_LOCK as LOCK
+from fedwidth.run import folder
+from fedwidth.run.alarm import key_of
+from fedwidth.run.folder import SERVE_LOCK as LOCK
+from fedwidth.run.summary import describe_accuracy
 from fedwidth.settings import Settings
-from fedwidth.summary import describe_accuracy
 
 LONGEST_LINE = 2_000
 CLIP = 2.0

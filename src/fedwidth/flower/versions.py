@@ -7,7 +7,7 @@ parts of Flower that it may change with any minor version. So another one is ref
 from __future__ import annotations
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.device import FLOWERS, why_not_flower
+from fedwidth.flower.node.device import FLOWERS, why_not_flower
 
 __all__ = ["FLOWERS", "check_flower"]
 

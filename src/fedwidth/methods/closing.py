@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedwidth.aggregation import CohortSum, finalise
+from fedwidth.core.aggregation import CohortSum, finalise
+from fedwidth.core.submodel import State, put, take
 from fedwidth.methods.local import Memory
 from fedwidth.methods.task import Task
 from fedwidth.plan.plan import Plan
-from fedwidth.submodel import State, put, take
 
 if TYPE_CHECKING:
     from fedwidth.data import Data

@@ -24,9 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum
+from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import State
 from fedwidth.errors import FedwidthError, OptionError, unknown, whole_number
-from fedwidth.index import Index
 from fedwidth.methods.closing import Beginning, Closing
 from fedwidth.methods.local import Local, Memory, Sending
 from fedwidth.methods.options import Option
@@ -34,7 +35,6 @@ from fedwidth.methods.task import Task
 from fedwidth.plan.plan import Plan, check_plan
 from fedwidth.plan.units import check_capacity
 from fedwidth.randomness import numpy_generator
-from fedwidth.submodel import State
 
 Cohort = Sequence[tuple[int, float]]
 """The clients of a round: (client, capacity)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedwidth.index import Index
+from fedwidth.core.index import Index
 from fedwidth.methods.definition import Method, Moment
 from fedwidth.plan.plan import Plan
 

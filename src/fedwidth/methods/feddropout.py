@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fedwidth.core.selection import random
 from fedwidth.methods.definition import Method, Moment, per_group
 from fedwidth.methods.options import ROUNDING
-from fedwidth.selection import random
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:

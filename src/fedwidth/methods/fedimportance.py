@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedwidth.core.submodel import State
 from fedwidth.methods.definition import Method, Moment, per_group
 from fedwidth.methods.options import ROUNDING
 from fedwidth.plan.axis import owners
 from fedwidth.plan.plan import Plan
-from fedwidth.submodel import State
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedwidth.core.selection import least_seen, random
 from fedwidth.errors import SelectionError
 from fedwidth.methods.closing import Closing
 from fedwidth.methods.definition import Method, Moment, per_group
 from fedwidth.methods.options import ROUNDING
-from fedwidth.selection import least_seen, random
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:

@@ -15,11 +15,11 @@ import math
 
 from torch import Tensor
 
+from fedwidth.core.selection import block
 from fedwidth.methods.closing import Beginning
 from fedwidth.methods.definition import Method, Moment, per_group
 from fedwidth.methods.options import ROUNDING
 from fedwidth.methods.tiles import NO_BLOCK, block_counts, blocks_of, divided, number_of_blocks, width_of, width_option
-from fedwidth.selection import block
 
 SMALLEST_BLOCK = 0.25
 """Narrower blocks are networks too weak to be worth keeping apart, where clients can hold wider ones."""

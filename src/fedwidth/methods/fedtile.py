@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum
+from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.submodel import take
 from fedwidth.methods.closing import Beginning, Closing
 from fedwidth.methods.definition import Method, Moment, per_group
 from fedwidth.methods.options import ROUNDING, Option, is_share
 from fedwidth.methods.tiles import block_counts, divided, width_of, width_option
 from fedwidth.methods.windows import DIRECTION, is_step, roll, step_units
 from fedwidth.plan.axis import kept, tiling
-from fedwidth.submodel import take
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:

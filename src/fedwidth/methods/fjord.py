@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
+from fedwidth.core.selection import prefix
 from fedwidth.methods.definition import Method, Moment, per_group
 from fedwidth.methods.local import ClientPass, Local
 from fedwidth.methods.options import ROUNDING, Option, is_share, switch
-from fedwidth.selection import prefix
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:

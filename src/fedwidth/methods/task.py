@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from fedwidth.core.index import Index
 from fedwidth.errors import SelectionError
-from fedwidth.index import Index
 
 
 @dataclass(frozen=True)

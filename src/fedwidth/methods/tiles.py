@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.capacity import parse_capacity
+from fedwidth.devices.capacity import parse_capacity
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.methods.options import Option
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units, groups_of

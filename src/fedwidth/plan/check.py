@@ -45,8 +45,8 @@ def check_permutations(
 
 def _check_half(plan: Plan, model: nn.Module, example_inputs: Any) -> None:
     """A model of half the width must run at all."""
-    from fedwidth.index import Index
-    from fedwidth.narrow import narrow
+    from fedwidth.core.index import Index
+    from fedwidth.core.narrow import narrow
 
     half = Index.of_units(plan, {name: range(count) for name, count in plan.counts(0.5).items()})
     small = narrow(model, plan, half).eval()

@@ -1,6 +1,6 @@
 """The coverage view: how often each weight was trained, round by round, as a run's own clients trained it.
 
-`fedwidth.coverage` asks what a method would do with given devices; here the cohorts are those the run wrote down.
+`analysis.coverage` asks what a method would do with given devices; here the cohorts are those the run wrote down.
 Counts are kept on the sliced dimensions only (a 3 x 3 kernel is trained as a whole).
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwidth.index import Index
+from fedwidth.core.index import Index
 from fedwidth.methods.replay import replay
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan

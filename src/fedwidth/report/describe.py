@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fedwidth
-from fedwidth.capacity import describe_mix
+from fedwidth.devices.capacity import describe_mix
 from fedwidth.methods import methods
 from fedwidth.plan.plan import Plan
 from fedwidth.report.coverage_view import Frame, count_training, pack

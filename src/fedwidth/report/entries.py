@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedwidth.influence import ROUNDING, experiment_of
+from fedwidth.config.influence import ROUNDING, experiment_of
 from fedwidth.methods import methods
 from fedwidth.report.runs import Run, number
 from fedwidth.report.thin import thin

@@ -13,12 +13,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedwidth.checkpoint import write_whole
 from fedwidth.errors import OptionError
 from fedwidth.report.describe import Description, describe
 from fedwidth.report.entries import group_runs
 from fedwidth.report.rebuild import Workshop
 from fedwidth.report.runs import read_runs
+from fedwidth.run.checkpoint import write_whole
 
 SCRIPTS = ("dom.js", "chart.js", "coverage.js", "views.js", "compare.js", "split.js", "table.js", "live.js", "page.js")
 
@@ -45,7 +45,7 @@ def render(data: Description, *, live: str = "") -> str:
 
     A live page asks its server for the data again and again; `live` names the state of the data it is made with.
     """
-    here = files("fedwidth.report")
+    here = files("fedwidth.report") / "web"
     css = (here / "page.css").read_text(encoding="utf-8")
     js = "\n".join((here / name).read_text(encoding="utf-8") for name in SCRIPTS)
     js = f"(() => {{\n'use strict';\n{js}\n}})();"

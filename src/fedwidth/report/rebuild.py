@@ -10,19 +10,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from fedwidth.checkpoint import NAME
-from fedwidth.cost import Cost, cost_at, count_parameters
+from fedwidth.config.method_settings import method_of
+from fedwidth.config.schema import build
+from fedwidth.core.cost import Cost, cost_at, count_parameters
+from fedwidth.core.narrow import narrow
+from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, load
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import build_model
-from fedwidth.method_settings import method_of
 from fedwidth.methods import Method, method
-from fedwidth.narrow import narrow
 from fedwidth.plan import Plan, trace
 from fedwidth.report.runs import Run
-from fedwidth.schema import build
+from fedwidth.run.checkpoint import NAME
 from fedwidth.settings import Settings
-from fedwidth.submodel import state_of
 
 Built = tuple[nn.Module, Plan, torch.Tensor, dict[tuple[int, ...], Cost]]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedwidth.about import About, read_about
-from fedwidth.comparison import Comparison, Row, over_seeds
+from fedwidth.analysis.comparison import Comparison, Row, over_seeds
+from fedwidth.config.schema import build
 from fedwidth.errors import FedwidthError
 from fedwidth.report.entries import Entry
 from fedwidth.report.runs import Run, number
-from fedwidth.schema import build
+from fedwidth.run.about import About, read_about
 from fedwidth.settings import Settings
 
 View = dict[str, Any]

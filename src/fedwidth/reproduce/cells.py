@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import mean
 
-from fedwidth.config import read_settings
-from fedwidth.difference import MARGIN
-from fedwidth.recipe import Paper, Variant
-from fedwidth.results import Record, key_of
+from fedwidth.analysis.difference import MARGIN
+from fedwidth.config.read import read_settings
+from fedwidth.config.recipe import Paper, Variant
+from fedwidth.reproduce.records import Record, key_of
 
 AGREES, ABOVE, BELOW = "agree", "above", "below"
 AGREEMENTS = (AGREES, ABOVE, BELOW)

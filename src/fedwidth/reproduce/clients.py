@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedwidth.capacity import Capacities
+from fedwidth.devices.capacity import Capacities
 
 MOST_CLIENTS = 200
 """Of more clients a record keeps the mean alone."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedwidth.results import Record
+from fedwidth.reproduce.records import Record
 from fedwidth.settings import Settings
 
 SAMPLES = {"digits": 1_442, "mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedwidth import folder as folders
-from fedwidth.reproduce_jobs import Job, title_of
-from fedwidth.results import read_all
-from fedwidth.results_time import estimate_seconds
+from fedwidth.reproduce.durations import estimate_seconds
+from fedwidth.reproduce.jobs import Job, title_of
+from fedwidth.reproduce.records import read_all
+from fedwidth.run import folder as folders
 
 PAUSE = 10.0
 """Seconds between two lines about runs that train as one batch."""

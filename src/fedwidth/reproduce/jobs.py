@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fedwidth.config import Variant, identity, read_settings, recipe_names
-from fedwidth.results import key_of
+from fedwidth.config.read import Variant, identity, read_settings, recipe_names
+from fedwidth.reproduce.records import key_of
 from fedwidth.settings import Settings
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedwidth import folder as folders
 from fedwidth.errors import FedwidthError
-from fedwidth.queue_file import Entry
-from fedwidth.reproduce import find_open, run_jobs
-from fedwidth.reproduce_jobs import Job
-from fedwidth.results import Record, key_of, read_all
-from fedwidth.results_markdown import plural
+from fedwidth.reproduce.jobs import Job
+from fedwidth.reproduce.queue_file import Entry
+from fedwidth.reproduce.records import Record, key_of, read_all
+from fedwidth.reproduce.runs import find_open, run_jobs
+from fedwidth.reproduce.words import plural
+from fedwidth.run import folder as folders
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.errors import FedwidthError, OptionError, unknown, whole_number
-from fedwidth.reproduce_jobs import Job, list_jobs
+from fedwidth.reproduce.jobs import Job, list_jobs
 
 FOLDER = "queue"
 """Of records of experiments that no recipe has."""

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 import fedwidth
+from fedwidth.config.influence import MEASURING, PRECISION, ROUNDING, experiment_of, identity
 from fedwidth.errors import StateError
-from fedwidth.influence import MEASURING, PRECISION, ROUNDING, experiment_of, identity
-from fedwidth.results_clients import Clients, read_clients
+from fedwidth.reproduce.clients import Clients, read_clients
 from fedwidth.settings import Settings
 
 UNFINISHED = "unfinished"

@@ -9,19 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedwidth import folder as folders
+from fedwidth.config.build import find_device
 from fedwidth.engines import choose_engine
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment, Stopped
-from fedwidth.parts import find_device
-from fedwidth.provenance import note_fallback
-from fedwidth.reproduce_jobs import Job, anywhere, list_jobs, title_of
-from fedwidth.reproduce_time import count_seconds_left, make_teller, show_time_left
-from fedwidth.results import UNFINISHED, Record, append_record, key_of, make_record, read_all
-from fedwidth.results_markdown import plural
-from fedwidth.results_time import count_steps
-from fedwidth.shelf import Shelf
-from fedwidth.together import check_for_packing, explain_engine, group_for_packing, run_together, settle_engine
+from fedwidth.reproduce.durations import count_steps
+from fedwidth.reproduce.forecast import count_seconds_left, make_teller, show_time_left
+from fedwidth.reproduce.jobs import Job, anywhere, list_jobs, title_of
+from fedwidth.reproduce.records import UNFINISHED, Record, append_record, key_of, make_record, read_all
+from fedwidth.reproduce.words import plural
+from fedwidth.run import folder as folders
+from fedwidth.run.cache import Shelf
+from fedwidth.run.lockstep import check_for_packing, explain_engine, group_for_packing, run_together, settle_engine
+from fedwidth.run.provenance import note_fallback
 
 
 @dataclass(frozen=True)

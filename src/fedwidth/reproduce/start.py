@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import fedwidth
+from fedwidth.config.build import find_device
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Stopped
-from fedwidth.parts import find_device
-from fedwidth.reproduce import settle
-from fedwidth.reproduce_jobs import Job, list_jobs
-from fedwidth.reproduce_time import show_time
-from fedwidth.results import hardware
-from fedwidth.results_markdown import plural
-from fedwidth.results_started import Start, read_started, write_started
-from fedwidth.shelf import Shelf
+from fedwidth.reproduce.forecast import show_time
+from fedwidth.reproduce.jobs import Job, list_jobs
+from fedwidth.reproduce.records import hardware
+from fedwidth.reproduce.runs import settle
+from fedwidth.reproduce.started import Start, read_started, write_started
+from fedwidth.reproduce.words import plural
+from fedwidth.run.cache import Shelf
 
 
 def start(

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
-from fedwidth.checkpoint import write_whole
 from fedwidth.errors import StateError
-from fedwidth.reproduce_time import show_time
-from fedwidth.results_cells import Cell
-from fedwidth.results_markdown import markdown
+from fedwidth.reproduce.cells import Cell
+from fedwidth.reproduce.forecast import show_time
+from fedwidth.reproduce.words import markdown
+from fedwidth.run.checkpoint import write_whole
 
 STARTED = "started.json"
 NO_STACK_OVERFLOW = (

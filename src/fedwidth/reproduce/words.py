@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-from fedwidth.recipe import Paper
+from fedwidth.config.recipe import Paper
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, last: int = 0) -> str:

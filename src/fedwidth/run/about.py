@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedwidth.checkpoint import write_whole
+from fedwidth.run.checkpoint import write_whole
 
 NAME = "about.json"
 

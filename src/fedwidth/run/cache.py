@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from fedwidth.config.build import find_device, load_data, split_data
 from fedwidth.data import Data, Partition
 from fedwidth.experiment import Experiment
-from fedwidth.parts import find_device, load_data, split_data
 from fedwidth.settings import Settings
 
 

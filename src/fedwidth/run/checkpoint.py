@@ -14,11 +14,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedwidth.client_memory import FOLDER, ClientMemory, Files
-from fedwidth.conduct import Conduct
 from fedwidth.errors import StateError
 from fedwidth.files import write_whole as write_whole
-from fedwidth.server import Server
+from fedwidth.training.client_memory import FOLDER, ClientMemory, Files
+from fedwidth.training.conduct import Conduct
+from fedwidth.training.server import Server
 
 FORMAT = 2
 """Version 0.1 wrote format 1, which is read too: it has no memory but what FedMinOccurances counted."""

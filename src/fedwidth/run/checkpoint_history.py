@@ -14,9 +14,9 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedwidth import checkpoint, folder
 from fedwidth.errors import OptionError, StateError
 from fedwidth.files import write_whole
+from fedwidth.run import checkpoint, folder
 
 EVERY = 10
 """Of these rounds checkpoints are kept for good."""

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedwidth.checkpoint import NAME, rounds_done, write_whole
-from fedwidth.config import read_config
+from fedwidth.config.influence import influences
+from fedwidth.config.read import read_config
+from fedwidth.config.schema import shown
 from fedwidth.errors import OptionError, StateError
-from fedwidth.influence import influences
-from fedwidth.schema import shown
+from fedwidth.run.checkpoint import NAME, rounds_done, write_whole
 from fedwidth.settings import Settings
 
 CONFIG, TRACKING = "config.toml", "tracking.json"

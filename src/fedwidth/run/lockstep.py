@@ -20,22 +20,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum
-from fedwidth.client import Trainer
+from fedwidth.config.influence import by_key
+from fedwidth.core.aggregation import CohortSum
 from fedwidth.data import Partition
-from fedwidth.device import on_device
-from fedwidth.engines.packed import Pack
-from fedwidth.engines.packed_clients import RunRound
-from fedwidth.engines.packed_limits import SHARED, in_slots
+from fedwidth.engines.packed.clients import RunRound
+from fedwidth.engines.packed.engine import Pack
+from fedwidth.engines.packed.limits import SHARED, in_slots
 from fedwidth.errors import OptionError
-from fedwidth.evaluation_packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Course, Experiment, Line, Measured, Result, Stopped
-from fedwidth.influence import by_key
 from fedwidth.methods import Memory, Task
 from fedwidth.models.static_norm import norms_of
-from fedwidth.rounds import Report
-from fedwidth.server import Server
 from fedwidth.settings import Settings
+from fedwidth.training.client import Trainer
+from fedwidth.training.gpu import on_device
+from fedwidth.training.packed_evaluation import PackedEvaluation, stack_states
+from fedwidth.training.rounds import Report
+from fedwidth.training.server import Server
 
 ALIKE = (
     *("rounds", "devices.capacities", "engine", "device", "precision", "data.name", "data.root", "data.options"),
@@ -274,7 +274,7 @@ def check_for_packing(settings: Settings) -> None:
 def group_for_packing(all_settings: Sequence[Settings]) -> list[list[int]]:
     """Numbers of the runs that go well together: of one length, and with clients of the same capacities.
 
-    They need not be one experiment (`fedwidth.influence` says what is): a pack shares a model, data and a way to train.
+    They need not be one experiment (`config.influence` says what is): a pack shares a model, data and a way to train.
     """
     groups: dict[str, list[int]] = {}
     for number, settings in enumerate(all_settings):

@@ -17,7 +17,7 @@ COMMIT = "FEDWIDTH_COMMIT"
 UNKNOWN = "unknown"
 
 
-def find_commit(given: str = "", source: Path = Path(__file__)) -> str:
+def find_commit(given: str = "", source: Path = Path(__file__).parents[1] / "__init__.py") -> str:
     """The commit of this source: as given, else as `FEDWIDTH_COMMIT` says, else as git knows; else "unknown".
 
     Source that differs from its commit is marked with a plus: 1a2b3c4+.

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
-from fedwidth import checkpoint, evaluation
-from fedwidth.alarm import fall_of
 from fedwidth.methods import Task
-from fedwidth.rounds import Report
-from fedwidth.saving import Saver
-from fedwidth.server import Server
-from fedwidth.summary import finite, summarise
+from fedwidth.run import checkpoint
+from fedwidth.run.alarm import fall_of
+from fedwidth.run.saving import Saver
+from fedwidth.run.summary import finite, summarise
+from fedwidth.training import evaluation
+from fedwidth.training.rounds import Report
+from fedwidth.training.server import Server
 
 if TYPE_CHECKING:
     from fedwidth.experiment import Experiment

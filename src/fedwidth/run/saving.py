@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedwidth import checkpoint, folder, history
-from fedwidth.checkpoint import Copy
+from fedwidth.run import checkpoint, folder
+from fedwidth.run import checkpoint_history as history
+from fedwidth.run.checkpoint import Copy
 from fedwidth.settings import Settings
 
 _TURN = threading.Lock()

@@ -12,10 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedwidth.checkpoint import write_whole
 from fedwidth.errors import OptionError, unknown
-from fedwidth.folder import TRACKING, read_metrics
-from fedwidth.loggers import BACKENDS, Backend
+from fedwidth.run.checkpoint import write_whole
+from fedwidth.run.folder import TRACKING, read_metrics
+from fedwidth.run.loggers import BACKENDS, Backend
 from fedwidth.settings import Settings
 
 Line = dict[str, Any]

@@ -17,21 +17,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedwidth.aggregation import Update, weigh
+from fedwidth.core.aggregation import Update, weigh
+from fedwidth.core.narrow import skeleton
+from fedwidth.core.part import Part
+from fedwidth.core.submodel import state_of, take
+from fedwidth.core.updates import check_finite
 from fedwidth.data import Data, Partition
-from fedwidth.device import autocast
 from fedwidth.methods import Beginning, Method, Sending, Task
 from fedwidth.models import set_scaler
-from fedwidth.narrow import skeleton
-from fedwidth.part import Part
 from fedwidth.plan.guard import untouched
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import tensors_of
 from fedwidth.randomness import numpy_generator, torch_generator, torch_seed
 from fedwidth.settings import Settings, TrainingSettings
-from fedwidth.step import Pass, Rule, Weights, loss_of, report_of, take_step
-from fedwidth.submodel import state_of, take
-from fedwidth.updates import check_finite
+from fedwidth.training.gpu import autocast
+from fedwidth.training.step import Pass, Rule, Weights, loss_of, report_of, take_step
 
 State = Mapping[str, Tensor]
 

@@ -23,10 +23,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from fedwidth.core.submodel import put
 from fedwidth.errors import StateError
 from fedwidth.files import write_whole
 from fedwidth.methods import Task, named, under
-from fedwidth.submodel import put
 
 FOLDER = "clients"
 """Where a run folder has them."""

@@ -31,10 +31,10 @@ from statistics import median_low
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum
+from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.submodel import State, put, take
 from fedwidth.methods import Task
 from fedwidth.plan.plan import Plan
-from fedwidth.submodel import State, put, take
 
 FAR = 5.0
 """An update this many times as long as the bound is no accident: honest ones were seen at up to 1.8 times."""

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedwidth.client import load
 from fedwidth.data import IGNORE, Data, Partition, Split
 from fedwidth.errors import DataError
 from fedwidth.models import StaticBatchNorm2d, collect_statistics, forget_statistics
 from fedwidth.models.static_norm import norms_of, settled_statistics
 from fedwidth.settings import EvaluationSettings
-from fedwidth.step import mask_logits
+from fedwidth.training.client import load
+from fedwidth.training.step import mask_logits
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 MOST_LOGITS = 2**24

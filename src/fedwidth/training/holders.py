@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum, weight_shape
+from fedwidth.core.aggregation import CohortSum, weight_shape
+from fedwidth.core.submodel import State, put, take
 from fedwidth.plan.plan import Plan
-from fedwidth.submodel import State, put, take
 
 
 def damp(

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from fedwidth.data import IGNORE, Data, Partition, Split
 from fedwidth.errors import DataError
-from fedwidth.evaluation import LocalScores, Score, absent_by_client, accuracy_by_class, owners
-from fedwidth.step import mask_logits
+from fedwidth.training.evaluation import LocalScores, Score, absent_by_client, accuracy_by_class, owners
+from fedwidth.training.step import mask_logits
 
 MOST_ANSWERS = {"cpu": 2**14, "cuda": 2**20}
 """Samples times models that are answered at a time."""

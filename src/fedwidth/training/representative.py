@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedwidth.index import Index
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import State
 from fedwidth.methods import Memory, Method
 from fedwidth.plan.plan import Plan
-from fedwidth.submodel import State
 
 DRAWS = 10
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedwidth.aggregation import CohortSum
-from fedwidth.clipping import FAR, clip_updates, merged
-from fedwidth.holders import damp
+from fedwidth.core.aggregation import CohortSum
 from fedwidth.methods import Closing, Method, Task
 from fedwidth.plan.plan import Plan
-from fedwidth.server import Server
 from fedwidth.settings import ServerSettings
+from fedwidth.training.clipping import FAR, clip_updates, merged
+from fedwidth.training.holders import damp
+from fedwidth.training.server import Server
 
 if TYPE_CHECKING:
     from fedwidth.data import Data

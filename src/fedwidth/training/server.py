@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedwidth.client_memory import ClientMemory
-from fedwidth.conduct import Conduct
 from fedwidth.methods import Memory
 from fedwidth.settings import ServerSettings
+from fedwidth.training.client_memory import ClientMemory
+from fedwidth.training.conduct import Conduct
 
 
 @dataclass(frozen=True)

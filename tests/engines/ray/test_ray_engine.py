@@ -20,8 +20,8 @@ from torch import nn
 
 from fedwidth.data import from_tensors
 from fedwidth.engines import make_engine
-from fedwidth.engines.ray_engine import MOST_LOSSES, RayEngine
-from fedwidth.engines.ray_watch import ENDED
+from fedwidth.engines.ray.engine import MOST_LOSSES, RayEngine
+from fedwidth.engines.ray.watch import ENDED
 from fedwidth.errors import ClientError, OptionError, UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import DataSettings, DeviceSettings, RaySettings, Settings
@@ -30,7 +30,7 @@ from small_runs import contents, same, small, write_recipe
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 pytestmark = pytest.mark.slow
 
-TESTS = str(Path(__file__).parent.parent)
+TESTS = str(Path(__file__).parents[2])
 METHODS = ("fedrolex", "heterofl", "fedbrb", "fedmosaic", "scaffold", "own_method:METHOD")
 MANY = ("devices.per_round=6", "rounds=3")
 
@@ -253,7 +253,7 @@ def start(tmp_path, name, *more):
     command = [
         sys.executable,
         "-c",
-        "from fedwidth.cli import main; main()",
+        "from fedwidth.cli.entry import main; main()",
         "run",
         recipe,
         "--out",

@@ -1,7 +1,7 @@
 """Workers with shares of GPUs. Ray counts GPUs that are only stated, so placement is tested without any.
 
 What needs real ones is skipped where there are none; on a machine with Ray and a GPU, run it with
-`pytest -m slow -rs tests/cluster/test_ray_gpu.py`. Slow: `make test-ray`.
+`pytest -m slow -rs tests/engines/ray/test_ray_gpu.py`. Slow: `make test-ray`.
 """
 
 from collections import Counter
@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 import torch
 
-from fedwidth.engines import make_engine, ray_engine
+from fedwidth.engines import make_engine
+from fedwidth.engines.ray import engine as ray_engine
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from small_runs import same, small

@@ -10,15 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.aggregation import finalise
-from fedwidth.cli import main
+from fedwidth.cli.entry import main
+from fedwidth.core.aggregation import finalise
 from fedwidth.engines import SerialEngine, make_engine
 from fedwidth.engines.plain_index import PlainIndex
-from fedwidth.engines.ray_cluster import _fit
-from fedwidth.engines.ray_ledger import Ledger
-from fedwidth.engines.ray_parcels import MOST_PARCELS, divide
-from fedwidth.engines.ray_records import Kit, Packed, Work, pack
-from fedwidth.engines.ray_worker import Worker, choose_inner, own_device
+from fedwidth.engines.ray.cluster import _fit
+from fedwidth.engines.ray.ledger import Ledger
+from fedwidth.engines.ray.parcels import MOST_PARCELS, divide
+from fedwidth.engines.ray.records import Kit, Packed, Work, pack
+from fedwidth.engines.ray.worker import Worker, choose_inner, own_device
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import RaySettings
@@ -224,7 +224,7 @@ def test_ray_and_flower_are_not_imported_unless_used(tmp_path):
         (tmp_path / f"{name}.py").touch()
     code = (
         f"import sys; sys.path.append({str(tmp_path)!r})\n"
-        "from fedwidth.cli import main\n"
+        "from fedwidth.cli.entry import main\n"
         f"try: main(['run', {write_recipe(tmp_path)!r}, '--set', 'engine=auto', '--out', {str(tmp_path / 'run')!r}])\n"
         "except SystemExit as end: assert not end.code, end.code\n"
         "print({name.split('.')[0] for name in sys.modules} & {'ray', 'flwr'})"

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.engines import SerialEngine, ray_engine
-from fedwidth.engines.ray_engine import RayEngine
-from fedwidth.engines.ray_hands import AHEAD, Hand, choose
-from fedwidth.engines.ray_parcels import Costs, Parcel
-from fedwidth.engines.ray_records import About
-from fedwidth.engines.ray_worker import Worker
+from fedwidth.engines import SerialEngine
+from fedwidth.engines.ray import engine as ray_engine
+from fedwidth.engines.ray.engine import RayEngine
+from fedwidth.engines.ray.parcels import Costs, Parcel
+from fedwidth.engines.ray.records import About
+from fedwidth.engines.ray.scheduling import AHEAD, Hand, choose
+from fedwidth.engines.ray.worker import Worker
 from fedwidth.experiment import Experiment
 from small_runs import same, small
 

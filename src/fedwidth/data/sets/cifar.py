@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedwidth.data.download import Remote, fetch, missing, places, unpack
 from fedwidth.data.records import Data, Split
+from fedwidth.data.sets.download import Remote, fetch, missing, places, unpack
+from fedwidth.data.sets.unpickle import read_pickle
 from fedwidth.data.transforms import Transform
-from fedwidth.data.unpickle import read_pickle
 from fedwidth.errors import DataError
 
 URL = "https://www.cs.toronto.edu/~kriz/"

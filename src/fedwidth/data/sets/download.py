@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urljoin, urlsplit
 
-from fedwidth.data.progress import progress
+from fedwidth.data.sets.progress import progress
 from fedwidth.errors import DataError
 
 VARIABLE = "FEDWIDTH_DATA"

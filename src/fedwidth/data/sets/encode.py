@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedwidth.data.download import cache_folder
-from fedwidth.data.progress import progress
 from fedwidth.data.records import IGNORE, Data, Split
-from fedwidth.data.vocabulary import OOV, PAD, most_frequent, numbers, sequences
+from fedwidth.data.sets.download import cache_folder
+from fedwidth.data.sets.progress import progress
+from fedwidth.data.sets.vocabulary import OOV, PAD, most_frequent, numbers, sequences
 from fedwidth.errors import DataError, OptionError
 
 VERSION = 1  # of the files in the cache; raise it when their content changes

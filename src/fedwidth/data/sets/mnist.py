@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwidth.data.download import Remote, fetch_first, missing, places
 from fedwidth.data.records import Data, Split
+from fedwidth.data.sets.download import Remote, fetch_first, missing, places
 from fedwidth.data.transforms import Transform
 from fedwidth.errors import DataError
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedwidth.data.download import Remote, fetch, missing, places, unpack
-from fedwidth.data.encode import Settings, UserText, encode
 from fedwidth.data.records import Data
+from fedwidth.data.sets.download import Remote, fetch, missing, places, unpack
+from fedwidth.data.sets.encode import Settings, UserText, encode
 from fedwidth.errors import DataError
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"

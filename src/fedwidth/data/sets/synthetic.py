@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fedwidth.data.records import Data, Split
-from fedwidth.data.vocabulary import BOS, SPECIAL
+from fedwidth.data.sets.vocabulary import BOS, SPECIAL
 from fedwidth.errors import OptionError
 from fedwidth.randomness import numpy_generator
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO, cast
 
-from fedwidth.data.download import places
-from fedwidth.data.encode import Settings, UserText, encode
 from fedwidth.data.records import Data
-from fedwidth.data.vocabulary import split_words
+from fedwidth.data.sets.download import places
+from fedwidth.data.sets.encode import Settings, UserText, encode
+from fedwidth.data.sets.vocabulary import split_words
 from fedwidth.errors import DataError, OptionError
 
 

@@ -14,18 +14,18 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum
-from fedwidth.client import Trainer, weigh_client
-from fedwidth.engines.crew import Crew, fitting, if_it_fits, settle
+from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import take
 from fedwidth.engines.faults import named
-from fedwidth.engines.flat import FlatState, Layout, SubLayout, cut_sent, send
-from fedwidth.engines.flat_sums import FlatSum, FlatSums, check_finite
-from fedwidth.engines.jobs import Done, Job, Order, Size, make_jobs, orders_of, size_of
+from fedwidth.engines.flat.jobs import Done, Job, Order, Size, make_jobs, orders_of, size_of
+from fedwidth.engines.flat.layout import FlatState, Layout, SubLayout, cut_sent, send
+from fedwidth.engines.flat.sums import FlatSum, FlatSums, check_finite
+from fedwidth.engines.flat.trainers import Crew, fitting, if_it_fits, settle
 from fedwidth.engines.limits import changing
-from fedwidth.index import Index
 from fedwidth.methods import Task
-from fedwidth.rounds import Coming, Report, Watch
-from fedwidth.submodel import take
+from fedwidth.training.client import Trainer, weigh_client
+from fedwidth.training.rounds import Coming, Report, Watch
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedwidth.client import Trainer, absent_classes, learning_rate, one_epoch, order_generator
-from fedwidth.engines.flat import SubLayout, send
+from fedwidth.engines.flat.layout import SubLayout, send
 from fedwidth.methods import Task
 from fedwidth.randomness import torch_generator
 from fedwidth.settings import TrainingSettings
+from fedwidth.training.client import Trainer, absent_classes, learning_rate, one_epoch, order_generator
 
 Size = tuple[float, tuple[tuple[str, int], ...]]
 """Capacity (the scaler's rate is part of a captured step) and units kept per group."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedwidth.index import Index
+from fedwidth.core.index import Index
 from fedwidth.plan.plan import Plan
 
 ALIGNED = 16

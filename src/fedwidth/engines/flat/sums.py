@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum, RoundSums, Weight, average_tensor, blend_into, interpolate, ratio
+from fedwidth.core.aggregation import CohortSum, RoundSums, Weight, average_tensor, blend_into, interpolate, ratio
+from fedwidth.core.index import Index
 from fedwidth.engines.faults import named
-from fedwidth.engines.flat import FlatState, Layout, SubLayout
+from fedwidth.engines.flat.layout import FlatState, Layout, SubLayout
 from fedwidth.errors import UpdateError
-from fedwidth.index import Index
 from fedwidth.methods import Task
 
 

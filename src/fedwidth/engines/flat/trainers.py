@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from fedwidth.client import Trainer
+from fedwidth.core.index import Index
 from fedwidth.engines.faults import out_of_memory
-from fedwidth.engines.jobs import Done, Job, Order
-from fedwidth.index import Index
+from fedwidth.engines.flat.jobs import Done, Job, Order
+from fedwidth.training.client import Trainer
 
 Outcome = TypeVar("Outcome")
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedwidth.engines.flat import SubLayout
+from fedwidth.engines.flat.layout import SubLayout
 from fedwidth.errors import OptionError
 from fedwidth.settings import TrainingSettings
-from fedwidth.step import Number, Rule, Weights
+from fedwidth.training.step import Number, Rule, Weights
 
 
 def make_vectors(

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedwidth.client import Trainer, absent_classes, learning_rate
-from fedwidth.engines.jobs import drawn_by
-from fedwidth.engines.lots import Lot
+from fedwidth.engines.flat.jobs import drawn_by
+from fedwidth.engines.stacks.groups import Lot
 from fedwidth.methods import Task
+from fedwidth.training.client import Trainer, absent_classes, learning_rate
 
 Coming = Callable[[], Sequence[tuple[Trainer, Sequence[Task], int]]]
 """The next round of each run that has one and can know it yet: its tasks and its number."""

@@ -14,16 +14,16 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum
-from fedwidth.client import Trainer
-from fedwidth.engines.flat import FlatState, Layout
-from fedwidth.engines.packed_clients import Coming, RunRound, who_has_what
-from fedwidth.engines.packed_limits import in_slots, why_not_pack
-from fedwidth.engines.packed_slots import SlotPack
-from fedwidth.engines.packed_stacks import StackPack
+from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.submodel import state_of
+from fedwidth.engines.flat.layout import FlatState, Layout
+from fedwidth.engines.packed.clients import Coming, RunRound, who_has_what
+from fedwidth.engines.packed.limits import in_slots, why_not_pack
+from fedwidth.engines.packed.slots import SlotPack
+from fedwidth.engines.packed.stacks import StackPack
 from fedwidth.errors import OptionError
-from fedwidth.rounds import Report
-from fedwidth.submodel import state_of
+from fedwidth.training.client import Trainer
+from fedwidth.training.rounds import Report
 
 Outcome = tuple[Sequence[CohortSum], Report]
 """The sums of a run's cohorts and what its clients reported."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedwidth.client import Trainer
 from fedwidth.engines.choice import SMALL_STEP, Work
 from fedwidth.engines.limits import why_not
-from fedwidth.engines.slot_making import try_capture
-from fedwidth.engines.stack_trial import try_stack
-from fedwidth.rounds import compares_updates
+from fedwidth.engines.slots.making import try_capture
+from fedwidth.engines.stacks.trial import try_stack
+from fedwidth.training.client import Trainer
+from fedwidth.training.rounds import compares_updates
 
 SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
 """Training settings that a stack or a slot has one of."""

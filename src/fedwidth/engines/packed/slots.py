@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from fedwidth.aggregation import CohortSum
-from fedwidth.client import Trainer
-from fedwidth.engines.crew import fitting, if_it_fits, settle
-from fedwidth.engines.flat import Layout
-from fedwidth.engines.flat_engine import FlatEngine, Shapes
-from fedwidth.engines.packed_clients import Coming, RunRound, name_of
-from fedwidth.engines.slots import Slots
-from fedwidth.rounds import Report
+from fedwidth.core.aggregation import CohortSum
+from fedwidth.engines.flat.engine import FlatEngine, Shapes
+from fedwidth.engines.flat.layout import Layout
+from fedwidth.engines.flat.trainers import fitting, if_it_fits, settle
+from fedwidth.engines.packed.clients import Coming, RunRound, name_of
+from fedwidth.engines.slots.pool import Slots
+from fedwidth.training.client import Trainer
+from fedwidth.training.rounds import Report
 
 
 class SlotPack:

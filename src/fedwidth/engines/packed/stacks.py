@@ -15,18 +15,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum
-from fedwidth.client import Trainer
-from fedwidth.engines.crew import fitting
-from fedwidth.engines.flat import Layout, SubLayout
-from fedwidth.engines.flat_sums import check_rows
-from fedwidth.engines.jobs import Size, size_of
-from fedwidth.engines.lots import Group, Shape
-from fedwidth.engines.packed_clients import Client, Coming, Orders, RunRound, clients_of, lot_of, name_of, who_has_what
-from fedwidth.engines.packed_sums import Members, average_runs
-from fedwidth.engines.stacks import Stacks
+from fedwidth.core.aggregation import CohortSum
+from fedwidth.engines.flat.jobs import Size, size_of
+from fedwidth.engines.flat.layout import Layout, SubLayout
+from fedwidth.engines.flat.sums import check_rows
+from fedwidth.engines.flat.trainers import fitting
+from fedwidth.engines.packed.clients import Client, Coming, Orders, RunRound, clients_of, lot_of, name_of, who_has_what
+from fedwidth.engines.packed.sums import Members, average_runs
+from fedwidth.engines.stacks.groups import Group, Shape
+from fedwidth.engines.stacks.pool import Stacks
 from fedwidth.errors import UpdateError
-from fedwidth.rounds import Report
+from fedwidth.training.client import Trainer
+from fedwidth.training.rounds import Report
 
 MOST_GATHERED = 2**26
 """Positions gathered at a time."""

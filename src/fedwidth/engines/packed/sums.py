@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import RoundSums, Weight, add_share, blend_into, ratio
-from fedwidth.client import Trainer, weigh_client
-from fedwidth.engines.flat import FlatState, SubLayout
-from fedwidth.engines.flat_sums import FlatSum, Positions, average_flat
+from fedwidth.core.aggregation import RoundSums, Weight, add_share, blend_into, ratio
+from fedwidth.engines.flat.layout import FlatState, SubLayout
+from fedwidth.engines.flat.sums import FlatSum, Positions, average_flat
 from fedwidth.methods import Task
+from fedwidth.training.client import Trainer, weigh_client
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-from fedwidth.engines.ray_watch import watch, watch_no_longer
-from fedwidth.engines.ray_worker import Worker
+from fedwidth.engines.ray.watch import watch, watch_no_longer
+from fedwidth.engines.ray.worker import Worker
 from fedwidth.errors import OptionError
 from fedwidth.settings import Settings
 

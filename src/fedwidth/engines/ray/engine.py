@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 import fedwidth
-from fedwidth.aggregation import CohortSum
-from fedwidth.client import Trainer
+from fedwidth.core.aggregation import CohortSum
 from fedwidth.engines.faults import describe
-from fedwidth.engines.ray_cluster import Cluster
-from fedwidth.engines.ray_hands import Hand, choose
-from fedwidth.engines.ray_ledger import Ledger
-from fedwidth.engines.ray_parcels import Costs, Parcel, divide
-from fedwidth.engines.ray_records import About, Answer, Kit, Work, pack
-from fedwidth.engines.ray_worker import choose_inner
+from fedwidth.engines.ray.cluster import Cluster
+from fedwidth.engines.ray.ledger import Ledger
+from fedwidth.engines.ray.parcels import Costs, Parcel, divide
+from fedwidth.engines.ray.records import About, Answer, Kit, Work, pack
+from fedwidth.engines.ray.scheduling import Hand, choose
+from fedwidth.engines.ray.worker import choose_inner
 from fedwidth.errors import ClientError, FedwidthError, OptionError
 from fedwidth.methods import Task
-from fedwidth.rounds import Coming, Report, Watch
+from fedwidth.training.client import Trainer
+from fedwidth.training.rounds import Coming, Report, Watch
 
 MOST_LOSSES = 3
 """Workers that may be lost over one parcel; by then it is likely to be what kills them (too large for memory)."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedwidth.aggregation import CohortSum
-from fedwidth.engines.ray_parcels import Lane, Parcel
-from fedwidth.engines.ray_records import Answer, unpack
+from fedwidth.core.aggregation import CohortSum
+from fedwidth.engines.ray.parcels import Lane, Parcel
+from fedwidth.engines.ray.records import Answer, unpack
 from fedwidth.methods import Task
-from fedwidth.rounds import Report
+from fedwidth.training.rounds import Report
 
 
 class Ledger:

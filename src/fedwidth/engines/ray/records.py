@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedwidth.aggregation import CohortSum, Weight
-from fedwidth.client import Trainer
+from fedwidth.config.build import set_precision
+from fedwidth.core.aggregation import CohortSum, Weight
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import put
 from fedwidth.data import Data, Partition, Shares
 from fedwidth.data.records import Split
 from fedwidth.engines.plain_index import plain, restored
-from fedwidth.index import Index
 from fedwidth.methods import Reference, Task
-from fedwidth.parts import set_precision
 from fedwidth.plan.plan import Plan
-from fedwidth.rounds import Report
 from fedwidth.settings import Settings
-from fedwidth.submodel import put
+from fedwidth.training.client import Trainer
+from fedwidth.training.rounds import Report
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedwidth.engines.ray_parcels import Parcel
-from fedwidth.engines.ray_records import About
+from fedwidth.engines.ray.parcels import Parcel
+from fedwidth.engines.ray.records import About
 
 AHEAD = 2
 """Parcels a worker holds, so that it need not wait for the next one."""

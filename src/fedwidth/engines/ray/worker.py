@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 import fedwidth
-from fedwidth.client import Trainer
 from fedwidth.engines.choice import choose_engine
 from fedwidth.engines.faults import named
-from fedwidth.engines.flat import Layout
-from fedwidth.engines.flat_engine import FlatEngine
+from fedwidth.engines.flat.engine import FlatEngine
+from fedwidth.engines.flat.layout import Layout
 from fedwidth.engines.limits import why_not
-from fedwidth.engines.ray_records import About, Answer, Kit, Packed, PackedSum, Work, pack, unpack
+from fedwidth.engines.ray.records import About, Answer, Kit, Packed, PackedSum, Work, pack, unpack
 from fedwidth.engines.serial import SerialEngine
-from fedwidth.engines.slot_making import try_capture
-from fedwidth.engines.slots import Slots
-from fedwidth.engines.stack_trial import try_stack
-from fedwidth.engines.stacks import Stacks
+from fedwidth.engines.slots.making import try_capture
+from fedwidth.engines.slots.pool import Slots
+from fedwidth.engines.stacks.pool import Stacks
+from fedwidth.engines.stacks.trial import try_stack
 from fedwidth.errors import OptionError
-from fedwidth.rounds import Engine
+from fedwidth.training.client import Trainer
+from fedwidth.training.rounds import Engine
 
 
 class Worker:

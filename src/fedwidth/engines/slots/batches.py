@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedwidth.client import Trainer
-from fedwidth.engines.flat import send
-from fedwidth.engines.jobs import NOBODY, Job, Order
+from fedwidth.engines.flat.jobs import NOBODY, Job, Order
+from fedwidth.engines.flat.layout import send
+from fedwidth.training.client import Trainer
 
 MOST_AHEAD = 2**28
 """Bytes that may wait for their round, also during an evaluation: ten clients with 500 pictures of 32 x 32 have 61

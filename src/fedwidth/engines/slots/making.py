@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import torch
 
-from fedwidth.client import Trainer
-from fedwidth.device import on_device
+from fedwidth.core.index import Index
+from fedwidth.core.narrow import skeleton
+from fedwidth.core.submodel import state_of
 from fedwidth.engines.faults import out_of_memory
-from fedwidth.engines.flat import Layout, SubLayout, cut_sent
+from fedwidth.engines.flat.layout import Layout, SubLayout, cut_sent
 from fedwidth.engines.limits import changing
-from fedwidth.engines.slot import Slot
-from fedwidth.index import Index
+from fedwidth.engines.slots.slot import Slot
 from fedwidth.models import set_scaler
-from fedwidth.narrow import skeleton
-from fedwidth.submodel import state_of
+from fedwidth.training.client import Trainer
+from fedwidth.training.gpu import on_device
 
 FEW_CHANNELS = 128
 """Up to here the GPU's convolutions in single precision are faster with channels first: PreResNet18 at 1/16 of its

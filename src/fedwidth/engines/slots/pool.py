@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 import torch
 
-from fedwidth.client import Trainer, dropout_seed
-from fedwidth.engines.batches import Batches, Gathered
+from fedwidth.core.index import Index
 from fedwidth.engines.faults import free_memory, named, out_of_memory
-from fedwidth.engines.flat_sums import check_finite
-from fedwidth.engines.jobs import Done, Job, Order, Size
-from fedwidth.engines.slot import Slot
-from fedwidth.engines.slot_making import channels_last, make_slot
+from fedwidth.engines.flat.jobs import Done, Job, Order, Size
+from fedwidth.engines.flat.sums import check_finite
+from fedwidth.engines.slots.batches import Batches, Gathered
+from fedwidth.engines.slots.making import channels_last, make_slot
+from fedwidth.engines.slots.slot import Slot
 from fedwidth.errors import UpdateError
-from fedwidth.index import Index
 from fedwidth.methods import Task
+from fedwidth.training.client import Trainer, dropout_seed
 
 LAUNCHERS = 10
 """Threads that launch captured steps."""

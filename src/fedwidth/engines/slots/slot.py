@@ -16,13 +16,13 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
-from fedwidth.device import autocast
 from fedwidth.engines.capture import Place, record
 from fedwidth.engines.faults import out_of_memory
-from fedwidth.engines.flat import SubLayout
-from fedwidth.engines.vectors import changed_by_steps, fill, make_vectors, reset, take_over
+from fedwidth.engines.flat.layout import SubLayout
+from fedwidth.engines.flat.vectors import changed_by_steps, fill, make_vectors, reset, take_over
 from fedwidth.settings import TrainingSettings
-from fedwidth.step import Pass, Rule, loss_of, report_of, take_step
+from fedwidth.training.gpu import autocast
+from fedwidth.training.step import Pass, Rule, loss_of, report_of, take_step
 
 MOST_GRAPHS = 3
 """Batch sizes captured per slot (the full batch and common last batches); rarer ones run without a graph."""

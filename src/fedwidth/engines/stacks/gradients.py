@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedwidth.engines.stacked_layers import is_layered
-from fedwidth.step import PLAIN, Pass, Rule, loss_of
+from fedwidth.engines.stacks.layers import is_layered
+from fedwidth.training.step import PLAIN, Pass, Rule, loss_of
 
 Tensors = Mapping[str, Tensor]
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedwidth.engines.flat import SubLayout
-from fedwidth.engines.jobs import Size
+from fedwidth.engines.flat.jobs import Size
+from fedwidth.engines.flat.layout import SubLayout
 from fedwidth.methods import Task
 
 Shape = tuple[Size, tuple[int, ...] | None]

@@ -19,18 +19,18 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 import torch
 from torch import Tensor, nn
 
-from fedwidth.client import Trainer
+from fedwidth.core.index import Index
 from fedwidth.engines.faults import named, out_of_memory
-from fedwidth.engines.flat import SubLayout
-from fedwidth.engines.flat_sums import check_rows
-from fedwidth.engines.jobs import Done, Job, Order, Size
-from fedwidth.engines.lots import Group, Lot, Portion, Shape, Trained
-from fedwidth.engines.samples import Samples
-from fedwidth.engines.stack import Stack
-from fedwidth.engines.stack_trial import stacks_channels_last
-from fedwidth.engines.stacked_layers import can_be_layered, rows_for
-from fedwidth.engines.stock import Stock
-from fedwidth.index import Index
+from fedwidth.engines.flat.jobs import Done, Job, Order, Size
+from fedwidth.engines.flat.layout import SubLayout
+from fedwidth.engines.flat.sums import check_rows
+from fedwidth.engines.stacks.groups import Group, Lot, Portion, Shape, Trained
+from fedwidth.engines.stacks.layers import can_be_layered, rows_for
+from fedwidth.engines.stacks.samples import Samples
+from fedwidth.engines.stacks.stack import Stack
+from fedwidth.engines.stacks.store import Stock
+from fedwidth.engines.stacks.trial import stacks_channels_last
+from fedwidth.training.client import Trainer
 
 MOST_NUMBERS = {"cpu": 2**22, "cuda": 2**28}
 """Of one vector of all clients of a stack: what fits the caches, and 1 GiB in single precision. More go in parts."""

@@ -15,9 +15,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from fedwidth.client import Trainer
 from fedwidth.data import IGNORE
-from fedwidth.engines.jobs import NOBODY
+from fedwidth.engines.flat.jobs import NOBODY
+from fedwidth.training.client import Trainer
 
 MOST_PREPARED = {"cpu": 2**26, "cuda": 2**31}
 """Bytes up to which the whole training set is normalised beforehand instead of batch by batch."""

@@ -15,19 +15,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedwidth.client import Trainer
-from fedwidth.device import autocast
+from fedwidth.core.narrow import skeleton
 from fedwidth.engines.capture import Place, record
-from fedwidth.engines.flat import SubLayout, send
-from fedwidth.engines.lots import Lot, Trained
-from fedwidth.engines.samples import Samples
-from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
-from fedwidth.engines.stacked_layers import stack_layers
-from fedwidth.engines.vectors import changed_by_steps, make_vectors, reset, take_over
+from fedwidth.engines.flat.layout import SubLayout, send
+from fedwidth.engines.flat.vectors import changed_by_steps, make_vectors, reset, take_over
+from fedwidth.engines.stacks.gradients import allow_restriding, beside, gradients_of
+from fedwidth.engines.stacks.groups import Lot, Trained
+from fedwidth.engines.stacks.layers import stack_layers
+from fedwidth.engines.stacks.samples import Samples
 from fedwidth.methods import Task
 from fedwidth.models import set_scaler
-from fedwidth.narrow import skeleton
-from fedwidth.step import Pass, Weights, report_of, take_step
+from fedwidth.training.client import Trainer
+from fedwidth.training.gpu import autocast
+from fedwidth.training.step import Pass, Weights, report_of, take_step
 
 PREFIXES = 16
 """Captured steps of a stack; the more, the fewer rows go along that have no step left."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedwidth.client import Trainer
 from fedwidth.engines.capture import Place
 from fedwidth.engines.faults import free_memory
-from fedwidth.engines.lots import Portion
-from fedwidth.engines.samples import Samples
-from fedwidth.engines.stack import Stack
+from fedwidth.engines.stacks.groups import Portion
+from fedwidth.engines.stacks.samples import Samples
+from fedwidth.engines.stacks.stack import Stack
+from fedwidth.training.client import Trainer
 
 MOST_STACKS = 64
 """That are kept."""

@@ -7,14 +7,14 @@ import warnings
 import torch
 from torch.func import functional_call
 
-from fedwidth.client import Trainer
-from fedwidth.device import autocast
+from fedwidth.core.narrow import skeleton
+from fedwidth.core.submodel import state_of
 from fedwidth.engines.faults import out_of_memory
-from fedwidth.engines.stacked import allow_restriding, beside, gradients_of
-from fedwidth.engines.stacked_layers import can_be_layered, is_layered, stack_layers
-from fedwidth.narrow import skeleton
-from fedwidth.step import Pass, loss_of
-from fedwidth.submodel import state_of
+from fedwidth.engines.stacks.gradients import allow_restriding, beside, gradients_of
+from fedwidth.engines.stacks.layers import can_be_layered, is_layered, stack_layers
+from fedwidth.training.client import Trainer
+from fedwidth.training.gpu import autocast
+from fedwidth.training.step import Pass, loss_of
 
 
 def try_stack(trainer: Trainer) -> str | None:

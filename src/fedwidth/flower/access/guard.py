@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fedwidth.flower.connections import Strangers
+from fedwidth.flower.access.connections import Strangers
 
 MOST_BYTES, MOST_REPLY = 16 << 20, 128 << 20
 LEAST_REPLY, TIMES_SENT = 1 << 20, 8

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.enrol import make_node_key, write_private
+from fedwidth.flower.node.enrol import make_node_key, write_private
 
 __all__ = [
     "hosts_of",

@@ -28,8 +28,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey a
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedwidth.errors import FedwidthError, OptionError
-from fedwidth.flower.enrolment import pem_of, read_enrolled
-from fedwidth.flower.signing import APP_SIGNATURE, RUNTIME, SIGNATURE, START_RUN, is_signed, name_of, target_of, text_of
+from fedwidth.flower.access.enrolment import pem_of, read_enrolled
+from fedwidth.flower.access.signing import (
+    APP_SIGNATURE,
+    RUNTIME,
+    SIGNATURE,
+    START_RUN,
+    is_signed,
+    name_of,
+    target_of,
+    text_of,
+)
 
 FLEET, HEALTH = "/v1/fleet/", "/health"
 ACTIVATE, NOT_ACTIVATED = "/v1/fleet/activate-node", 2004

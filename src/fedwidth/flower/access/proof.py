@@ -13,9 +13,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.enrolment import read_enrolled
-from fedwidth.flower.operators import Operators, read_operators, sign_apps_with
-from fedwidth.flower.signing import RUNTIME_KEY, command
+from fedwidth.flower.access.enrolment import read_enrolled
+from fedwidth.flower.access.operators import Operators, read_operators, sign_apps_with
+from fedwidth.flower.access.signing import RUNTIME_KEY, command
 
 PROCESSES = ("flower-superexec", "flwr-serverapp")
 """What Flower starts on the server, by the name under which it looks for them in $PATH."""

@@ -1,6 +1,6 @@
 """Flower's SuperLink behind a guard.
 
-    python -m fedwidth.flower.superlink [--most-bytes N] [--most-reply N] [--control any] …
+    python -m fedwidth.flower.access.superlink [--most-bytes N] [--most-reply N] [--control any] …
 
 The rest of the command line is `flower-superlink`'s own. Flower serves nodes, operators and apps on one port, and
 reads a request before it knows who sent it. The guard
@@ -39,10 +39,10 @@ from types import FrameType
 from typing import Any
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.app_folder import ENROLLED, OPERATORS
-from fedwidth.flower.connections import MOST, MOST_EACH, Strangers, listen, make_room
-from fedwidth.flower.guard import MOST_BYTES, MOST_REPLY, Guard
-from fedwidth.flower.proof import require_proof
+from fedwidth.flower.access.connections import MOST, MOST_EACH, Strangers, listen, make_room
+from fedwidth.flower.access.guard import MOST_BYTES, MOST_REPLY, Guard
+from fedwidth.flower.access.proof import require_proof
+from fedwidth.flower.deployment.app_folder import ENROLLED, OPERATORS
 from fedwidth.flower.versions import check_flower
 
 LOCK_MILLISECONDS = "25000"
@@ -158,7 +158,7 @@ def serve(own: argparse.Namespace, rest: list[str]) -> None:
     from flwr.superlink import extensions
     from flwr.superlink.cli import flower_superlink
 
-    from fedwidth.flower.known_nodes import enrolled_in
+    from fedwidth.flower.access.known_nodes import enrolled_in
 
     configure = extensions.configure_app
     most = make_room(own.most_strangers)

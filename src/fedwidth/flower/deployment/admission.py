@@ -9,12 +9,12 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.errors import OptionError
 from fedwidth.files import write_whole
-from fedwidth.flower.app_folder import ENROLLED, PACKAGE
-from fedwidth.flower.deployment_plan import Plan
-from fedwidth.flower.enrolment import MOST_SAMPLES, Enrolled, read_enrolled, remove_enrolled, write_enrolled
+from fedwidth.flower.access.enrolment import MOST_SAMPLES, Enrolled, read_enrolled, remove_enrolled, write_enrolled
+from fedwidth.flower.deployment.app_folder import ENROLLED, PACKAGE
+from fedwidth.flower.deployment.plan import Plan
 from fedwidth.flower.printable import printable
 
 REVOKED = "revoked.pub"
@@ -36,7 +36,7 @@ def add(
     max_samples: int | None = None,
 ) -> str:
     """Enrol the device whose public key is in a file; what was done, in a line."""
-    from fedwidth.capacity import parse_capacity
+    from fedwidth.devices.capacity import parse_capacity
 
     key, remark = read_request(request)
     client = _client(remark, request) if client is None else client

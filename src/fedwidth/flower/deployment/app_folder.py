@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from fedwidth.config import settings_toml
+from fedwidth.config.read import settings_toml
 from fedwidth.errors import OptionError
-from fedwidth.flower.deployment_plan import MARK, Plan, check_plan, listens, read_plan, with_port
+from fedwidth.flower.deployment.plan import MARK, Plan, check_plan, listens, read_plan, with_port
 from fedwidth.settings import Settings
 
 LINK = "deployment"
@@ -41,7 +41,7 @@ def write_deployment(
 
     `authority` is where the key that signs certificates is kept, or is already; none: a folder of its own in this one.
     """
-    from fedwidth.flower.keys import make_authority, make_operator_key, make_server_certificate, read_authority
+    from fedwidth.flower.access.keys import make_authority, make_operator_key, make_server_certificate, read_authority
 
     check_plan(plan, settings)
     folder = folder.absolute()
@@ -76,7 +76,7 @@ def write_deployment(
 def write_node(folder: Path, plan: Plan, client: int, capacity: str = "") -> Path:
     """The folder that a device is given: how to reach the server and whom to trust. Its key it makes itself."""
     folder = folder.absolute()
-    place, here = folder / "nodes" / f"client-{client}", files("fedwidth.flower")
+    place, here = folder / "nodes" / f"client-{client}", files("fedwidth.flower.node")
     place.mkdir(parents=True)
     place.chmod(0o700)
     shutil.copy(folder / "certificates" / "ca.pem", place / "ca.pem")
@@ -92,8 +92,8 @@ def write_node(folder: Path, plan: Plan, client: int, capacity: str = "") -> Pat
 
 def trusted(operators: Path) -> str:
     """The operators whose apps a device runs, as Flower's nodes read it (`--trusted-entities`)."""
-    from fedwidth.flower.operators import read_operators
-    from fedwidth.flower.signing import name_of, public_line
+    from fedwidth.flower.access.operators import read_operators
+    from fedwidth.flower.access.signing import name_of, public_line
 
     return "".join(f"{name_of(key)}: {public_line(key)}\n" for key in read_operators(operators))
 
@@ -118,11 +118,11 @@ def _make_room(folder: Path, overwrite: bool) -> None:
 
 def _write_app(folder: Path, plan: Plan, settings: Settings) -> None:
     package = folder / "app" / PACKAGE
-    here = files("fedwidth.flower")
+    here, templates = files("fedwidth.flower.node"), files("fedwidth.flower.deployment") / "templates"
     (package / "__init__.py").write_text('"""What Flower sends to every node."""\n')
-    (package / "client_app.py").write_text(here.joinpath("node_app.py").read_text())
+    (package / "client_app.py").write_text(here.joinpath("client_app.py").read_text())
     (package / "wire.py").write_text(here.joinpath("wire.py").read_text())
-    (package / "server_app.py").write_text(here.joinpath("templates", "server_app.py.txt").read_text())
+    (package / "server_app.py").write_text(templates.joinpath("server_app.py.txt").read_text())
     (package / "recipe.toml").write_text(settings_toml(settings))
     values = {
         "package": PACKAGE,
@@ -155,7 +155,7 @@ def values_of(folder: Path, plan: Plan) -> dict[str, str]:
 
 def fill(path: Path, template: str, values: Mapping[str, str], *, executable: bool = False) -> None:
     """Write a file from its template."""
-    text = files("fedwidth.flower").joinpath("templates", template + ".txt").read_text()
+    text = (files("fedwidth.flower.deployment") / "templates" / f"{template}.txt").read_text()
     path.write_text(Template(text).substitute(values))
     path.chmod(0o755 if executable else 0o644)
 

@@ -17,14 +17,14 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.app_folder import ENROLLED, OPERATORS
-from fedwidth.flower.deployment_plan import Plan
-from fedwidth.flower.enrolment import read_enrolled
-from fedwidth.flower.findings import Finding, note, ok, wrong
-from fedwidth.flower.keys import hosts_of
-from fedwidth.flower.members import operator_key
-from fedwidth.flower.operators import read_operators
-from fedwidth.flower.signing import read_key
+from fedwidth.flower.access.enrolment import read_enrolled
+from fedwidth.flower.access.keys import hosts_of
+from fedwidth.flower.access.operators import read_operators
+from fedwidth.flower.access.signing import read_key
+from fedwidth.flower.deployment.app_folder import ENROLLED, OPERATORS
+from fedwidth.flower.deployment.findings import Finding, note, ok, wrong
+from fedwidth.flower.deployment.members import operator_key
+from fedwidth.flower.deployment.plan import Plan
 
 SOON = timedelta(days=30)
 AGAIN = {

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.app_folder import ENROLLED
-from fedwidth.flower.deployment_plan import LOOPBACK, Plan, listens, with_port
-from fedwidth.flower.enrolment import read_enrolled
-from fedwidth.flower.findings import Finding, note, ok, wrong
-from fedwidth.flower.members import states
+from fedwidth.flower.access.enrolment import read_enrolled
+from fedwidth.flower.deployment.app_folder import ENROLLED
+from fedwidth.flower.deployment.findings import Finding, note, ok, wrong
+from fedwidth.flower.deployment.members import states
+from fedwidth.flower.deployment.plan import LOOPBACK, Plan, listens, with_port
 
 
 def check_server(folder: Path, plan: Plan) -> Iterator[Finding]:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.data import load
 from fedwidth.errors import FedwidthError
-from fedwidth.flower.app_folder import (
+from fedwidth.flower.deployment.app_folder import (
     ENVIRONMENT,
     OPERATORS,
     PACKAGE,
@@ -22,10 +22,10 @@ from fedwidth.flower.app_folder import (
     SCRIPTS,
     private_files,
 )
-from fedwidth.flower.check_keys import check_certificates, check_devices, check_operators
-from fedwidth.flower.check_server import check_server
-from fedwidth.flower.deployment_plan import Plan, read_plan
-from fedwidth.flower.findings import Finding, note, ok, wrong
+from fedwidth.flower.deployment.check_keys import check_certificates, check_devices, check_operators
+from fedwidth.flower.deployment.check_server import check_server
+from fedwidth.flower.deployment.findings import Finding, note, ok, wrong
+from fedwidth.flower.deployment.plan import Plan, read_plan
 from fedwidth.flower.versions import FLOWERS
 from fedwidth.settings import Settings
 

@@ -1,4 +1,4 @@
-"""Starts a run and says what became of it: `python -m fedwidth.flower.launch APP LINK …`.
+"""Starts a run and says what became of it: `python -m fedwidth.flower.deployment.launch APP LINK …`.
 
 The rest of the command line is that of `flwr run`, whose output is passed on. Flower reports success whatever became of
 the run; this exits with 0 only if it finished, and else says why it did not in one line.
@@ -19,13 +19,13 @@ from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
-from fedwidth.checkpoint import rounds_done
-from fedwidth.config import read_settings
+from fedwidth.config.read import read_settings
 from fedwidth.errors import FedwidthError, OptionError
-from fedwidth.flower.app_folder import PACKAGE
-from fedwidth.flower.signing import command
+from fedwidth.flower.access.signing import command
+from fedwidth.flower.deployment.app_folder import PACKAGE
 from fedwidth.flower.versions import check_flower
-from fedwidth.folder import check_same
+from fedwidth.run.checkpoint import rounds_done
+from fedwidth.run.folder import check_same
 
 GIVEN = re.compile(r"""[\w-]+\s*=\s*(?:"[^"]*"|'[^']*'|\S+)""")
 STARTED = re.compile(r"started run (\d+)")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.app_folder import ENROLLED
-from fedwidth.flower.deployment_plan import Plan, with_port
-from fedwidth.flower.enrolment import pem_of, read_enrolled
+from fedwidth.flower.access.enrolment import pem_of, read_enrolled
+from fedwidth.flower.access.signing import OPERATOR_KEY, SIGNATURE, read_key, sign, target_of
+from fedwidth.flower.deployment.app_folder import ENROLLED
+from fedwidth.flower.deployment.plan import Plan, with_port
 from fedwidth.flower.printable import printable
-from fedwidth.flower.signing import OPERATOR_KEY, SIGNATURE, read_key, sign, target_of
 
 GONE = "unregistered"
 

@@ -66,7 +66,7 @@ def with_port(host: str, port: int) -> str:
 
 def check_plan(plan: Plan, settings: Settings) -> None:
     """What can be seen to be wrong before anything is written."""
-    from fedwidth.capacity import parse_capacity
+    from fedwidth.devices.capacity import parse_capacity
 
     if not 1 <= plan.nodes <= settings.data.clients:
         raise OptionError(f"nodes must be from 1 to the recipe's {settings.data.clients} clients, not {plan.nodes}")

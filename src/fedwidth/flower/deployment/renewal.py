@@ -10,8 +10,8 @@ from pathlib import Path
 from cryptography import x509
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.deployment_plan import Plan
-from fedwidth.flower.keys import make_server_certificate, read_authority
+from fedwidth.flower.access.keys import make_server_certificate, read_authority
+from fedwidth.flower.deployment.plan import Plan
 
 
 def renew_server(folder: Path, plan: Plan, authority: Path, *, days: int) -> datetime:

@@ -81,7 +81,7 @@ def train_block(
     """
     connection = _connect(trainer) if trainer else None
     if connection is None:
-        from fedwidth.flower.local import train_here
+        from fedwidth.flower.node.training import train_here
 
         return train_here(facts, tensors)
     begun, seconds = time.time(), facts.get("seconds")

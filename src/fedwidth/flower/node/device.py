@@ -23,8 +23,8 @@ from pathlib import Path
 from types import FrameType
 
 if __package__:
-    from fedwidth.flower.reasons import distrust, is_refusal, reachable, why_final
-    from fedwidth.flower.trainer_process import TrainerProcess
+    from fedwidth.flower.node.reasons import distrust, is_refusal, reachable, why_final
+    from fedwidth.flower.node.trainer_process import TrainerProcess
 else:  # in a node's folder, where importing fedwidth would bring in PyTorch
     from reasons import distrust, is_refusal, reachable, why_final  # type: ignore[import-not-found,no-redef]
     from trainer_process import TrainerProcess  # type: ignore[import-not-found,no-redef]

@@ -1,4 +1,4 @@
-"""A trainer that stays up: `python -m fedwidth.flower.resident --socket PATH`.
+"""A trainer that stays up: `python -m fedwidth.flower.node.resident --socket PATH`.
 
 Flower starts a process for every message, and a process that imports torch, builds the model and loads the data takes
 seconds before it trains. This one does so once and answers blocks (`wire`) on a unix socket that only its owner can
@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.wire import Raw, pack, receive, send, unpack
+from fedwidth.flower.node.wire import Raw, pack, receive, send, unpack
 
 LONGEST_PATH = 100
 """Of a unix socket, on every system."""
@@ -54,7 +54,7 @@ def listen(path: Path) -> socket.socket:
 
 def answer(block: bytes) -> bytes:
     """The block that answers a task's; what goes wrong is part of the answer, so that the node can say it."""
-    from fedwidth.flower.local import train_here
+    from fedwidth.flower.node.training import train_here
 
     facts: Mapping[str, Any]
     tensors: Mapping[str, Raw]
@@ -125,7 +125,7 @@ def _hear(connection: socket.socket, work: Work) -> None:
 
 def main() -> None:
     """Run until ended."""
-    parser = argparse.ArgumentParser(prog="python -m fedwidth.flower.resident", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m fedwidth.flower.node.resident", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="path of the unix socket")
     path: Path = parser.parse_args().socket
     parent = os.getppid()
@@ -139,7 +139,7 @@ def main() -> None:
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, stop)
-    import_module("fedwidth.flower.local")  # the first task should not wait for torch
+    import_module("fedwidth.flower.node.training")  # the first task should not wait for torch
 
     print(f"trainer listens at {path}", flush=True)
     with listener, suppress(KeyboardInterrupt):

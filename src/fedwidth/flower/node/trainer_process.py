@@ -23,11 +23,11 @@ WHY = ".why"
 
 
 class TrainerProcess:
-    """`python -m fedwidth.flower.resident`, replaced where it does not answer."""
+    """`python -m fedwidth.flower.node.resident`, replaced where it does not answer."""
 
     def __init__(self, path: str, command: list[str] | None = None) -> None:
         self.path = path
-        self.command = command or [sys.executable, "-m", "fedwidth.flower.resident", "--socket", path]
+        self.command = command or [sys.executable, "-m", "fedwidth.flower.node.resident", "--socket", path]
         self.failed: str | None = None
         """Why starting another one cannot help."""
         self._ending = threading.Event()

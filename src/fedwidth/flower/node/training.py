@@ -12,17 +12,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedwidth.client import Trainer
-from fedwidth.config import read_settings
+from fedwidth.config.build import build_model, find_device, load_data, plan_model, split_data
+from fedwidth.config.method_settings import method_of
+from fedwidth.config.read import read_settings
+from fedwidth.core.index import Index
 from fedwidth.data import IGNORE, Data, Partition
 from fedwidth.errors import OptionError
-from fedwidth.flower.wire import Raw
-from fedwidth.index import Index
-from fedwidth.method_settings import method_of
+from fedwidth.flower.node.wire import Raw
 from fedwidth.methods import Task
-from fedwidth.parts import build_model, find_device, load_data, plan_model, split_data
 from fedwidth.plan import Plan, trace
 from fedwidth.settings import Settings
+from fedwidth.training.client import Trainer
 
 SENT, REPORT = "sent", "report"
 """What the names of tensors begin with that travel beside a sub-model: `sent/NAME/TENSOR`."""
@@ -60,7 +60,7 @@ class Own:
 
 
 def train_here(facts: Mapping[str, Any], tensors: Mapping[str, Raw]) -> tuple[dict[str, Any], dict[str, Raw]]:
-    """Train one task; what node_app and the resident trainer call."""
+    """Train one task; what the client app and the resident trainer call."""
     # One thread unless the node asks for more: sums then have one order, as in every other engine.
     torch.set_num_threads(max(1, int(facts.get("threads", 1))))
     trainer = trainer_of(facts["recipe"], facts["load"], int(facts["client"]))
