@@ -17,7 +17,7 @@ from reproduction.yardsticks import Asked, Yardsticks
 QUEUE = "queue.toml"
 BENCHMARK = "benchmark/"
 """Recipes that answer to no paper and have a page of their own."""
-MOST_SHOWN = 6
+MAX_SHOWN = 6
 """Runs of a job up to which each has a line; those of a larger one stand in the tables of their recipes."""
 
 
@@ -50,7 +50,7 @@ def queue_texts(results: Path, records: Sequence[Record], yardsticks: Yardsticks
 def _rows(standing: Standing) -> Iterator[tuple[list[str], Asked]]:
     """Each row with the run it is about, whose yardsticks may stand in other rows."""
     entry, labels = standing.entry, list(dict.fromkeys(record.label for record in standing.records))
-    if len(labels) > MOST_SHOWN:
+    if len(labels) > MAX_SHOWN:
         many = Asked(standing.jobs[0].settings, {})
         yield [f"`{entry.name}`", entry.asks, _recipes(entry), "", "", "", entry.answer], many
         return

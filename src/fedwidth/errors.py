@@ -50,7 +50,7 @@ class FellBack(UserWarning):
     """An engine that cannot train this run, which is trained one client at a time instead."""
 
 
-MOST_NAMED, NEAREST = 20, 5
+MAX_NAMED, NEAREST = 20, 5
 """Names that are listed in full, and how many of more are."""
 
 
@@ -64,7 +64,7 @@ def unknown(kind: str, name: object, allowed: Iterable[str], also: str = "") -> 
     near = get_close_matches(str(name), names, n=1)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
     listed = f"allowed: {', '.join(names) or 'none'}"
-    if len(names) > MOST_NAMED:
+    if len(names) > MAX_NAMED:
         nearest = get_close_matches(str(name), names, n=NEAREST, cutoff=0)
         listed = f"the nearest of {len(names)} allowed: {', '.join(nearest)}"
     return OptionError(f"unknown {kind} '{name}'{hint}; {listed}{also and '; '}{also}")

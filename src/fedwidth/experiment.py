@@ -53,7 +53,7 @@ from fedwidth.training.server import Server
 
 __all__ = ["Course", "Experiment", "Line", "Measured", "Result", "Stopped", "build_model"]
 
-MOST_CLIENTS_LISTED = 10_000
+MAX_CLIENTS_LISTED = 10_000
 
 NUMBER_BYTES = 8
 
@@ -505,7 +505,7 @@ class Experiment:
     def clients(self, server: Server, measured: Measured | None) -> list[dict[str, Any]]:
         """Every client as it is described in clients.json; none where they are too many or not measured."""
         clients = len(self.partition)
-        if not self.is_local or clients > MOST_CLIENTS_LISTED:
+        if not self.is_local or clients > MAX_CLIENTS_LISTED:
             return []
         local = (measured or self.measure(server)).local
         assert local is not None

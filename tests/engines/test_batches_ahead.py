@@ -58,7 +58,7 @@ def test_clients_that_take_turns_take_their_batches_from_what_was_gathered(gathe
 
 def test_it_changes_no_bit_and_neither_does_the_room(monkeypatch, gathered):
     expected = experiment().run()
-    monkeypatch.setattr(gathering, "MOST_AHEAD", 0)
+    monkeypatch.setattr(gathering, "MAX_AHEAD", 0)
     gathered.clear()
     found = experiment("slots=1").run()
     assert len(gathered) > 4  # wave by wave
@@ -120,7 +120,7 @@ def test_room_counts_inputs_and_targets_and_is_for_one_round(monkeypatch):
     run = experiment()
     (job,), (other,) = jobs_of(run, [1], 0), jobs_of(run, [1], 1)
     samples, pixels = len(run.partition[1]), 8 * 8  # digits in single precision, and a label of eight bytes
-    monkeypatch.setattr(gathering, "MOST_AHEAD", samples * (4 * pixels + 8))
+    monkeypatch.setattr(gathering, "MAX_AHEAD", samples * (4 * pixels + 8))
     store = Gathered()
     store.add(run.trainer, [job.order])
     store.add(run.trainer, [other.order])
@@ -128,7 +128,7 @@ def test_room_counts_inputs_and_targets_and_is_for_one_round(monkeypatch):
     store.clear()
     store.add(run.trainer, [other.order])
     assert [order for order, _ in store._held.values()] == [other.order]
-    monkeypatch.setattr(gathering, "MOST_AHEAD", samples * (4 * pixels + 8) - 1)
+    monkeypatch.setattr(gathering, "MAX_AHEAD", samples * (4 * pixels + 8) - 1)
     store = Gathered()
     store.add(run.trainer, [job.order])
     assert len(store) == 0
@@ -136,7 +136,7 @@ def test_room_counts_inputs_and_targets_and_is_for_one_round(monkeypatch):
 
 def test_what_nobody_came_for_gives_its_room_back(monkeypatch, gathered):
     sizes = {len(share) for share in experiment("data.partition=iid", "data.partition_options={}").partition}
-    monkeypatch.setattr(gathering, "MOST_AHEAD", 5 * max(sizes) * (4 * 64 + 8))
+    monkeypatch.setattr(gathering, "MAX_AHEAD", 5 * max(sizes) * (4 * 64 + 8))
     run, ended = experiment("data.partition=iid", "data.partition_options={}", "rounds=6"), []
     run.run(on_round=lambda _: ended.append(sum(gathered)))
     assert ended == [10, 15, 20, 25, 30, 30]  # room for one round is enough to be ahead in all

@@ -132,7 +132,7 @@ def test_models_with_a_state_of_their_own_are_captured(make, classes):
 def test_batch_sizes_beyond_the_captured_ones_draw_from_the_same_stream(monkeypatch):
     model = zoo.TorchTransformer(32, 4, 48).float()
     captured = own(model, 50, engine="cuda")
-    monkeypatch.setattr("fedwidth.engines.slots.slot.MOST_GRAPHS", 1)
+    monkeypatch.setattr("fedwidth.engines.slots.slot.MAX_GRAPHS", 1)
     assert near(captured, own(model, 50, engine="cuda"))
 
 

@@ -25,7 +25,7 @@ from loopback import Loopback, running, wait_until
 from replay import replayed
 from test_flower import CLIENTS, recipe
 
-from fedwidth.flower.access.guard import MOST_REPLY
+from fedwidth.flower.access.guard import MAX_REPLY
 from fedwidth.flower.access.keys import make_authority, make_node_key, make_server_certificate
 from fedwidth.flower.deployment.doctor import examine
 from fedwidth.flower.node.reasons import is_refusal
@@ -248,7 +248,7 @@ def test_hostile_nodes_are_named_and_two_gigabytes_do_not_fill_the_server(loop):
     assert line["absent"]["3"].startswith(("its answer is refused unread: it has more than", "its upload stopped"))
     most = {name: round(size / 1e6) for name, size in highest.items()}
     print(f"\n{RUBBISH / 1e9:g} GB: {line['absent']['3']}; MB at most: {most}")
-    assert highest["flower.superlink"] < before["flower.superlink"] + 3 * MOST_REPLY + 100e6
+    assert highest["flower.superlink"] < before["flower.superlink"] + 3 * MAX_REPLY + 100e6
     assert highest["flwr-serverapp"] < 900e6, "PyTorch, the model, and one answer at a time"
     assert same(loop.state(), replayed(text, [line]))
     # And the deployment still works: the next run is a plain one, with every client.

@@ -26,7 +26,7 @@ from test_scripts import certify
 
 from fedwidth.flower.access import guard as guards
 from fedwidth.flower.access.connections import Strangers, listen, make_room
-from fedwidth.flower.access.guard import LEAST_REPLY, Guard
+from fedwidth.flower.access.guard import MIN_REPLY, Guard
 from fedwidth.flower.access.superlink import alone, descendants, end
 
 ENROLLED = {"flwr-public-key": "mine"}
@@ -186,14 +186,14 @@ def test_an_introduction_is_small_from_the_first_byte_on():
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"x" * 1000})
 
-    guard = Guard(inner, most_reply=3 * LEAST_REPLY)
-    part = {"path": "/v1/fleet/push-object", "length": LEAST_REPLY // 2}
+    guard = Guard(inner, most_reply=3 * MIN_REPLY)
+    part = {"path": "/v1/fleet/push-object", "length": MIN_REPLY // 2}
     message = {"path": "/v1/fleet/push-messages", "length": 10, "body": b"x" * 10}
     guard.app = gives
     assert call_guard(guard, key=b"one", path="/v1/fleet/pull-object", length=0) == 200
     guard.app = inner
     assert call_guard(guard, key=b"one", **message) == 200
-    big = part | {"body": b"x" * (LEAST_REPLY // 2)}
+    big = part | {"body": b"x" * (MIN_REPLY // 2)}
     assert [call_guard(guard, key=b"one", **big) for _ in range(3)] == [200, 200, 413]
     assert call_guard(guard, key=b"one", path="/v1/fleet/push-object", length=8000, body=b"x" * 8000) == 200
     assert call_guard(guard, key=b"one", path="/v1/fleet/push-object", length=1, body=b"x") == 413

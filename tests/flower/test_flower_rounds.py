@@ -72,7 +72,7 @@ def test_introductions_are_bounded_before_the_first_byte_is_pulled(tmp_path, mon
 
     grid.pull_messages = pulled
     served(grid, ONE, tmp_path)
-    assert told[0] == roll_file.MOST_BYTES == 16_384
+    assert told[0] == roll_file.MAX_BYTES == 16_384
 
 
 def test_a_mute_device_costs_seconds_once_and_gets_a_line(tmp_path):

@@ -229,7 +229,7 @@ def test_an_operator_who_is_taken_out_is_none_at_once_and_another_is_one(place, 
 
 
 def test_too_large_a_request_is_refused_although_it_is_signed(place, monkeypatch):
-    monkeypatch.setattr(module, "MOST_SIGNED", 10)
+    monkeypatch.setattr(module, "MAX_SIGNED", 10)
     assert "more than 10 bytes" in place.ask(LIST, key=place.operator, body=b"x" * 11, parts=3)[1]
 
 

@@ -37,7 +37,7 @@ def test_sequences_have_labels_but_no_counts():
 
 def test_nothing_is_counted_where_the_file_would_be_large(monkeypatch):
     split = partition([0, 1], [2, 4])  # 2 clients, labels 0 to 4
-    monkeypatch.setattr(summary, "MOST_COUNTS", 10)
+    monkeypatch.setattr(summary, "MAX_COUNTS", 10)
     assert all("counts" in row for row in described(split))
-    monkeypatch.setattr(summary, "MOST_COUNTS", 9)
+    monkeypatch.setattr(summary, "MAX_COUNTS", 9)
     assert not any("counts" in row for row in described(split))

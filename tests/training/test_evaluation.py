@@ -82,7 +82,7 @@ class TestScore:
         words = torch.zeros(7, 4, dtype=torch.long)
         data = from_tensors(words, words, words, words, classes=6, kind="tokens")
         whole = score(model, data, data.test, EvaluationSettings(), CPU)[0]
-        monkeypatch.setattr(evaluation, "MOST_LOGITS", 50)  # two sequences of 4 words out of 6
+        monkeypatch.setattr(evaluation, "MAX_LOGITS", 50)  # two sequences of 4 words out of 6
         parts = score(model, data, data.test, EvaluationSettings(), CPU)[0]
         assert sizes == [7, 2, 2, 3]
         assert (parts.accuracy, parts.counted) == (whole.accuracy, whole.counted)

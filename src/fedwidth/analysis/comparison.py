@@ -16,7 +16,7 @@ from fedwidth.analysis.yardsticks import KINDS, Accuracies, Gain, find_gain, is_
 from fedwidth.settings import Settings
 
 TEST, VALIDATION = "test", "validation"
-MOST_SENTENCES = 8
+MAX_SENTENCES = 8
 """Differences that are told one by one; of more, how many came out how."""
 
 WORDS = {
@@ -137,7 +137,7 @@ class Comparison:
         title = self.rows[self.lead].title
         if all(each.verdict == ONE_SEED for each in self.differences.values()):
             return ["One seed: differences have no interval, and decide nothing. --seeds 1,2,3 compares."]
-        if len(self.differences) <= MOST_SENTENCES:
+        if len(self.differences) <= MAX_SENTENCES:
             return [each.sentence(title, self.rows[place].title) for place, each in self.differences.items()]
         found: dict[str, list[str]] = {}
         for place, each in sorted(self.differences.items(), key=lambda pair: pair[1].mean):

@@ -25,7 +25,7 @@ from fedwidth.experiment import Experiment, Stopped
 from fedwidth.run.cache import Shelf
 from fedwidth.run.checkpoint import rounds_done
 
-LEAST_ROUNDS = 100
+MIN_ROUNDS = 100
 """Rounds of all runs together below which starting processes takes longer than they save."""
 SHARE_OF_MEMORY = 0.25
 """Of the machine's memory, for copies of the data: each process has its own."""
@@ -45,7 +45,7 @@ def choose_number(asked: int, jobs: Sequence[Job], make: Callable[[Job], Experim
     if asked or len(jobs) < 2:
         return min(asked, len(jobs))
     left = sum(job.settings.rounds - (rounds_done(job.folder) if resume else 0) for job in jobs)
-    if left < LEAST_ROUNDS or count_cores() == 1 or any(job.settings.device != "cpu" for job in jobs):
+    if left < MIN_ROUNDS or count_cores() == 1 or any(job.settings.device != "cpu" for job in jobs):
         return 1
     first = make(jobs[0])
     if choose_engine(first.trainer).name in ("processes", "ray"):  # a run takes all cores as it is

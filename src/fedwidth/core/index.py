@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Pieces = tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...]
 """Pairs of slices (into the full tensor, into the narrow one) that together move all of it."""
 
-MOST_PIECES = 4
+MAX_PIECES = 4
 """A window that wraps around in two dimensions; beyond that one gather is faster than many slices."""
 
 
@@ -201,7 +201,7 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
         return self._on[name, device]
 
     def pieces(self, name: str) -> Pieces | None:
-        """The kept part of `name` as a few rectangles, or None where that would be more than `MOST_PIECES`.
+        """The kept part of `name` as a few rectangles, or None where that would be more than `MAX_PIECES`.
 
         Windows (prefix, rolling, blocks) are one to four rectangles, and moving a rectangle is much faster than a
         gather.
@@ -217,7 +217,7 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
             if self.units is not None:  # then axes that are alike keep the same positions
                 self._runs[axis] = runs
             total *= len(runs)
-            if total > MOST_PIECES:
+            if total > MAX_PIECES:
                 return None
             runs_per_dim.append(runs)
         return tuple(
@@ -231,8 +231,8 @@ def _runs(kept: Tensor, size: int) -> list[tuple[slice, slice]]:
         return [(slice(None), slice(None))]
     breaks = (torch.diff(kept) != 1).nonzero().flatten() + 1
     edges = [0, *breaks.tolist(), len(kept)]
-    if len(edges) - 1 > MOST_PIECES:
-        return [(slice(0), slice(0))] * (MOST_PIECES + 1)
+    if len(edges) - 1 > MAX_PIECES:
+        return [(slice(0), slice(0))] * (MAX_PIECES + 1)
     starts = kept[torch.tensor(edges[:-1])].tolist()
     return [
         (slice(start, start + stop - begin), slice(begin, stop))

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedwidth.data.records import IGNORE, Data, Split
 from fedwidth.errors import DataError
 
-MOST_KNOWN = 2_000
+MAX_KNOWN = 2_000
 """Clients whose labels are remembered."""
 
 
@@ -74,7 +74,7 @@ class Labels:
 
     def __getitem__(self, client: int) -> Tensor:
         if client not in self._known:
-            if len(self._known) >= MOST_KNOWN:  # memory must not grow with the number of clients met
+            if len(self._known) >= MAX_KNOWN:  # memory must not grow with the number of clients met
                 self._known.clear()
             found: Tensor = torch.unique(self.targets[self.shares[client]])
             self._known[client] = found[found != IGNORE].long()

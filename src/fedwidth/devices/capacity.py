@@ -31,7 +31,7 @@ LETTERS = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 HOUSEHOLD = "a6-b10-c11-d18-e55"
 ALLOWED = "letters a to e with weights such as 'a1-b1-e2', numbers such as '1:1 1/16:9', 'rho:0.3' or 'household'"
 
-LARGEST_WEIGHT = 1e9
+MAX_WEIGHT = 1e9
 
 _DECIMAL = re.compile(r"(\d+\.?\d*|\.\d+)(e-?\d{1,2})?", re.ASCII)
 _LETTER_MIX = re.compile(r"[a-e]\d+(\.\d+)?(-[a-e]\d+(\.\d+)?)*", re.ASCII)
@@ -193,8 +193,8 @@ def _pairs(text: str) -> list[tuple[float, float]]:
 
 def _weight(text: str) -> float:
     weight = _number(text, "a weight is a number from 0 on")
-    if weight > LARGEST_WEIGHT:
-        raise CapacityError(f"a weight must be at most {LARGEST_WEIGHT:.0f}, not '{text}'")
+    if weight > MAX_WEIGHT:
+        raise CapacityError(f"a weight must be at most {MAX_WEIGHT:.0f}, not '{text}'")
     return weight
 
 

@@ -5,7 +5,7 @@ the number of cores may decide; stacked products sum in another order, so whethe
 settings, the model and the data alone:
 
     a step of one client is small (`SMALL_STEP` multiply-adds), the
-    round's sub-models fit into `MOST_STACKED` numbers, there are
+    round's sub-models fit into `MAX_STACKED` numbers, there are
     some of each width (`ALIKE`), clients take about equally many
     steps, and the model can be stacked                             vectorised
     otherwise, on a GPU                                             cuda
@@ -33,7 +33,7 @@ SMALL_STEP = {"cpu": 1e6, "cuda": 2.5e9}
 """Multiply-adds of a forward pass of one batch, up to which calling PyTorch (on a GPU: launching kernels) costs more
 than the arithmetic."""
 
-MOST_STACKED = {"cpu": 5e6, "cuda": 2**28}
+MAX_STACKED = {"cpu": 5e6, "cuda": 2**28}
 """Parameters of all clients of a round; beyond that memory is what takes the time."""
 
 ALIKE = {"cpu": 1, "cuda": 6}
@@ -123,7 +123,7 @@ def why_not_stack(trainer: Trainer, work: Work) -> str | None:
         return "one client a round"
     if clients < ALIKE[kind] * work.widths:
         return f"{clients} clients a round of {work.widths} width{'s' * (work.widths > 1)} are too few to stack"
-    if work.parameters * clients > MOST_STACKED[kind]:
+    if work.parameters * clients > MAX_STACKED[kind]:
         return f"{clients} clients of {work.parameters:,.0f} parameters are too many to stack"
     sizes = trainer.partition.sizes
     if couples_samples(trainer.model) and int(sizes.min()) < int(sizes.max()):

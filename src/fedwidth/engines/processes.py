@@ -51,7 +51,7 @@ Packed = dict[str, tuple[Array, torch.dtype, tuple[int, ...]]]
 AHEAD = 8
 """Tasks for each worker in one stretch."""
 
-MOST_DEATHS = 3
+MAX_DEATHS = 3
 """Times workers may die without any client having been trained in between."""
 
 _trainer: Trainer | None = None
@@ -94,7 +94,7 @@ class ProcessEngine:
                 self.close()
                 deaths = 1 if len(facts) > counted else deaths + 1
                 where = describe("train", round, tasks[len(facts)])
-                if deaths == MOST_DEATHS:
+                if deaths == MAX_DEATHS:
                     raise ClientError(
                         f"{where} or a later one: worker processes died {deaths} times (killed, or out of memory); "
                         "use fewer workers or engine = 'serial'"

@@ -25,9 +25,9 @@ from fedwidth.flower.printable import printable
 from fedwidth.flower.records import size_of
 from fedwidth.flower.stragglers import Stragglers
 
-MOST_BYTES = 16_384
+MAX_BYTES = 16_384
 """Of an introduction: a few words and numbers."""
-LEAST_CAPACITY = 1 / 64
+MIN_CAPACITY = 1 / 64
 """A claim below it is no width that anybody trains, unless the recipe has one."""
 LIFE_SECONDS = 600.0
 """How long a question lives: an answer that comes late is found in a later round."""
@@ -47,10 +47,10 @@ class Node:
     """How many it has, where the server cannot know."""
 
     @classmethod
-    def of(cls, id: int, content: RecordDict, clients: int, least: float = LEAST_CAPACITY) -> Node:
+    def of(cls, id: int, content: RecordDict, clients: int, least: float = MIN_CAPACITY) -> Node:
         """What the node said, checked."""
-        if (size := size_of(content)) > MOST_BYTES:
-            raise OptionError(f"its introduction has {size:,} bytes, more than {MOST_BYTES:,}")
+        if (size := size_of(content)) > MAX_BYTES:
+            raise OptionError(f"its introduction has {size:,} bytes, more than {MAX_BYTES:,}")
         said = content.get("node")
         if not isinstance(said, ConfigRecord):
             raise OptionError("it did not introduce itself")
@@ -81,7 +81,7 @@ class Roll:
     """How long an introduction is waited for."""
     enrolled: Callable[[], Mapping[int, Enrolled] | None] = lambda: None
     """Who is let in and what each may claim, as it is now; None: everybody, anything."""
-    least_capacity: float = LEAST_CAPACITY
+    least_capacity: float = MIN_CAPACITY
     log: Callable[[str], None] = print
     nodes: dict[int, Node] = field(default_factory=dict)
     present: dict[int, Node] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Roll:
         if asked:
             hello = {node: RecordDict({"hello": ConfigRecord({"clients": self.clients})}) for node in sorted(asked)}
             self._hellos.send(hello, "query", seconds=max(self.seconds, LIFE_SECONDS))
-        bound_replies(self.grid, MOST_BYTES, seconds=self.seconds)
+        bound_replies(self.grid, MAX_BYTES, seconds=self.seconds)
         still_waiting = within(self.seconds)
         for id, reply in self._hellos.replies(lambda: bool(new & self._hellos.waiting) and still_waiting()):
             self._take(id, reply, connected, enrolled)

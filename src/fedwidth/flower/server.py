@@ -21,7 +21,7 @@ from fedwidth.config.read import read_settings
 from fedwidth.errors import FedwidthError, OptionError, unknown
 from fedwidth.experiment import Experiment, Line, Result
 from fedwidth.flower.access.enrolment import Enrolled, read_enrolled
-from fedwidth.flower.attendance import LEAST_CAPACITY, Node, Roll
+from fedwidth.flower.attendance import MIN_CAPACITY, Node, Roll
 from fedwidth.flower.budgets import budgets_to_capacity
 from fedwidth.flower.engine import FlowerEngine, TooFewAnswers
 from fedwidth.flower.node.training import load_parts
@@ -33,7 +33,7 @@ from fedwidth.run.folder import SERVE_LOCK as LOCK
 from fedwidth.run.summary import describe_accuracy
 from fedwidth.settings import Settings
 
-LONGEST_LINE = 2_000
+MAX_LINE = 2_000
 CLIP = 2.0
 """See docs/deploy-flower.md for what it was measured to keep out, and to cost."""
 
@@ -128,9 +128,7 @@ def serve(
     settings = deployment.with_defaults(read_settings(recipe).main)
     folder.check(Path(deployment.out), settings, resume=True, overwrite=False)
     with folder.locked(Path(deployment.out), LOCK):
-        return _serve(
-            grid, settings, deployment, on_round=on_round, log=lambda line: log(printable(line, LONGEST_LINE))
-        )
+        return _serve(grid, settings, deployment, on_round=on_round, log=lambda line: log(printable(line, MAX_LINE)))
 
 
 def _serve(
@@ -157,7 +155,7 @@ def _serve(
         _capacities(experiment, enrolled),
         seconds=deployment.introduction_seconds,
         enrolled=enrolled,
-        least_capacity=min(LEAST_CAPACITY, *experiment.capacities.values),
+        least_capacity=min(MIN_CAPACITY, *experiment.capacities.values),
         log=log,
     )
     for line in folder.read_metrics(Path(deployment.out)):

@@ -21,7 +21,7 @@ from fedwidth.methods.definition import Method, Moment, per_group
 from fedwidth.methods.options import ROUNDING
 from fedwidth.methods.tiles import NO_BLOCK, block_counts, blocks_of, divided, number_of_blocks, width_of, width_option
 
-SMALLEST_BLOCK = 0.25
+MIN_BLOCK = 0.25
 """Narrower blocks are networks too weak to be worth keeping apart, where clients can hold wider ones."""
 
 
@@ -34,7 +34,7 @@ def block_width(beginning: Beginning) -> float:
     """The width of a block: as set, else the smallest enrolled one of at least 1/4, else the largest enrolled."""
     if beginning.options["block"] is not None:
         return width_of(beginning.options["block"])
-    wide = [width for width in beginning.enrolled if width >= SMALLEST_BLOCK]
+    wide = [width for width in beginning.enrolled if width >= MIN_BLOCK]
     return min(wide) if wide else max(beginning.enrolled)
 
 

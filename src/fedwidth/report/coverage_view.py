@@ -26,13 +26,13 @@ from fedwidth.report.rebuild import Rebuilt
 from fedwidth.report.runs import Run
 
 FRAMES = 24
-MOST_LAYERS = 40
-MOST_SIDE, LEAST_SIDE = 64, 16
-MOST_BYTES = 2_200_000
+MAX_LAYERS = 40
+MAX_SIDE, MIN_SIDE = 64, 16
+MAX_BYTES = 2_200_000
 """Of all compressed grids of a page, which is to stay below 6 MB. The smallest grids of 8 entries fit uncompressed."""
-MOST_UPDATES, MOST_WORK = 6_000, 20_000_000_000
+MAX_UPDATES, MAX_WORK = 6_000, 20_000_000_000
 """Clients counted for one entry, and times the counts of the model: a longer run is counted over its first rounds."""
-MOST_HELD = 500
+MAX_HELD = 500
 """Clients counted in one go."""
 
 
@@ -77,11 +77,11 @@ def count_training(run: Run, built: Rebuilt) -> list[Frame]:
         trained = [task.index for task in tasks if task.client in attendances[round].trained]
         held += trained
         updates += len(trained)
-        if round + 1 in stops or len(held) > MOST_HELD:
+        if round + 1 in stops or len(held) > MAX_HELD:
             _add(counts, plan, held)
             held = []
         if round + 1 in stops:
-            grids = {name: pool(_grid(counts[name], plan.shapes[name]), MOST_SIDE).float() for name in shown}
+            grids = {name: pool(_grid(counts[name], plan.shapes[name]), MAX_SIDE).float() for name in shown}
             frames.append(Frame(round + 1, updates, *_evenness(counts, plan), grids))
     return frames
 
@@ -113,11 +113,11 @@ def _add(counts: dict[str, Tensor], plan: Plan, held: Sequence[Index]) -> None:
 def _affordable(attendances: list[Attendance], size: int) -> list[Attendance]:
     """The first rounds, as many as can be counted in seconds."""
     updates = np.cumsum([len(attendance.cohort) for attendance in attendances])
-    most = min(MOST_UPDATES, MOST_WORK // max(1, size))
+    most = min(MAX_UPDATES, MAX_WORK // max(1, size))
     return attendances[: max(1, int(np.searchsorted(updates, most, side="right")))]
 
 
-def layers(plan: Plan, most: int = MOST_LAYERS) -> list[str]:
+def layers(plan: Plan, most: int = MAX_LAYERS) -> list[str]:
     """The matrices and kernels to show: all that are sliced; of too many those sliced both ways before those sliced one
     way, spread over the depth."""
     both: list[str] = []
@@ -154,8 +154,8 @@ def frame_rounds(rounds: int, most: int = FRAMES) -> list[int]:
 def pack(views: Sequence[tuple[int, Plan, list[Frame]]]) -> list[dict[str, Any]]:
     """What the page needs of each entry (its number, the plan of its model, its frames), with grids pooled until all of
     them together fit."""
-    side, packed = 2 * MOST_SIDE, None
-    while packed is None or (side > LEAST_SIDE and _bytes(packed) > MOST_BYTES):
+    side, packed = 2 * MAX_SIDE, None
+    while packed is None or (side > MIN_SIDE and _bytes(packed) > MAX_BYTES):
         side //= 2
         packed = [{"entry": entry, **_pack(plan, frames, side)} for entry, plan, frames in views]
     return packed

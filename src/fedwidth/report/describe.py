@@ -20,10 +20,10 @@ from fedwidth.report.runs import Run, number
 from fedwidth.report.standings import classes_view, find_about, grid_view, reached_view, standings_view
 from fedwidth.report.views import devices_view, gains_views, once, split_view, widths_views
 
-MOST_POINTS, LEAST_POINTS, POINTS_IN_ALL = 400, 120, 12_000
+MAX_POINTS, MIN_POINTS, POINTS_IN_ALL = 400, 120, 12_000
 """Of one line, of one line of many, and of all lines of one metric: 50 lines still load at once."""
-MOST_GRIDS = 8
-MOST_REBUILT = 24
+MAX_GRIDS = 8
+MAX_REBUILT = 24
 
 Description = dict[str, Any]
 Recall = Callable[[Hashable, Sequence[Run], Callable[[], Any]], Any]
@@ -46,10 +46,10 @@ def describe(
     """Everything the page shows; `folders` are those that were asked for, which may say what their runs are about."""
     place_of_all, about = find_about(folders)
     workshop = workshop or Workshop()
-    most = max(LEAST_POINTS, min(MOST_POINTS, POINTS_IN_ALL // max(1, len(entries))))
-    late = f"only the first {MOST_REBUILT} entries are rebuilt"
+    most = max(MIN_POINTS, min(MAX_POINTS, POINTS_IN_ALL // max(1, len(entries))))
+    late = f"only the first {MAX_REBUILT} entries are rebuilt"
     built = [
-        recall("model", entry.runs[:1], partial(workshop.rebuild, entry.first)) if place < MOST_REBUILT else late
+        recall("model", entry.runs[:1], partial(workshop.rebuild, entry.first)) if place < MAX_REBUILT else late
         for place, entry in enumerate(entries)
     ]
     runs = [run for entry in entries for run in entry.runs]
@@ -76,8 +76,8 @@ def _coverage(entries: Sequence[Entry], built: Sequence[Rebuilt | str], recall: 
     for place, (entry, model) in enumerate(zip(entries, built, strict=True)):
         if isinstance(model, str):
             skipped.append({"entry": place, "reason": model})
-        elif len(views) == MOST_GRIDS:
-            skipped.append({"entry": place, "reason": f"the page shows {MOST_GRIDS} at most"})
+        elif len(views) == MAX_GRIDS:
+            skipped.append({"entry": place, "reason": f"the page shows {MAX_GRIDS} at most"})
         elif isinstance(frames := recall("frames", entry.runs[:1], partial(_frames, entry.first, model)), str):
             skipped.append({"entry": place, "reason": frames})
         else:

@@ -21,8 +21,8 @@ View = dict[str, Any]
 
 TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99)
 """Accuracies that runs may be asked to reach."""
-MOST_TARGETS = 6
-MOST_CLASSES = 40
+MAX_TARGETS = 6
+MAX_CLASSES = 40
 
 
 def compare_entries(entries: Sequence[Entry], about: About) -> Comparison:
@@ -67,7 +67,7 @@ def reached_view(entries: Sequence[Entry]) -> View:
     """After how many rounds, bytes and seconds the mean over seeds first reached each target, where it did."""
     curves = [_accuracies(entry) for entry in entries]
     best = max((accuracy for curve in curves for _, accuracy in curve), default=0.0)
-    targets = [target for target in TARGETS if target <= best][-MOST_TARGETS:]
+    targets = [target for target in TARGETS if target <= best][-MAX_TARGETS:]
     return {
         "targets": targets,
         "rows": [[_reach(e, c, t) for t in targets] for e, c in zip(entries, curves, strict=True)],
@@ -82,7 +82,7 @@ def classes_view(entries: Sequence[Entry]) -> View | None:
         classes = min((len(mine) for mine in found), default=0)
         means = [fmean(known) if (known := _finite(mine[c] for mine in found)) else math.nan for c in range(classes)]
         if means:
-            rows.append({"entry": place, "means": means[:MOST_CLASSES], "classes": classes})
+            rows.append({"entry": place, "means": means[:MAX_CLASSES], "classes": classes})
     return {"rows": rows} if rows else None
 
 

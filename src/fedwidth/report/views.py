@@ -18,7 +18,7 @@ from fedwidth.settings import Settings
 View = dict[str, Any]
 
 BINS = 20
-MOST_CLIENTS_DRAWN, MOST_LABELS_DRAWN, MOST_PICTURES = 100, 100, 12
+MAX_CLIENTS_DRAWN, MAX_LABELS_DRAWN, MAX_PICTURES = 100, 100, 12
 
 
 def gains_views(entries: Sequence[Entry]) -> View:
@@ -118,20 +118,20 @@ def split_view(run: Run) -> View | None:
         return None
     held = [_held(row) for row in rows]
     labels = 1 + max((max(mine) for mine in held if mine), default=0)
-    places = sorted({int(p) for p in np.linspace(0, len(rows) - 1, min(len(rows), MOST_CLIENTS_DRAWN)).round()})
+    places = sorted({int(p) for p in np.linspace(0, len(rows) - 1, min(len(rows), MAX_CLIENTS_DRAWN)).round()})
     counted = all(count > 0 for mine in held for count in mine.values())
     most = max((count for mine in held for count in mine.values()), default=0) if counted else 0
     return {
         "total": len(rows),
         "labels": labels,
-        "drawn": min(labels, MOST_LABELS_DRAWN),
+        "drawn": min(labels, MAX_LABELS_DRAWN),
         "most": most,
         "clients": [
             {
                 "client": rows[place].get("client", place),
                 "capacity": _capacity(rows[place]),
                 "samples": number(rows[place].get("samples")),
-                "labels": (drawn := [label for label in sorted(held[place]) if label < MOST_LABELS_DRAWN]),
+                "labels": (drawn := [label for label in sorted(held[place]) if label < MAX_LABELS_DRAWN]),
                 **({"counts": [held[place][label] for label in drawn]} if most else {}),
             }
             for place in places
@@ -154,7 +154,7 @@ def once(views: Iterable[tuple[int, View | None]]) -> list[View]:
         if view is not None:
             key = json.dumps(view, sort_keys=True, default=str)
             found.setdefault(key, {**view, "entries": []})["entries"].append(entry)
-    return list(found.values())[:MOST_PICTURES]
+    return list(found.values())[:MAX_PICTURES]
 
 
 def _costs(built: Rebuilt | str, capacities: Iterable[float]) -> tuple[dict[float, View], str | None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedwidth.devices.capacity import Capacities
 
-MOST_CLIENTS = 200
+MAX_CLIENTS = 200
 """Of more clients a record keeps the mean alone."""
 
 Clients = list[list[float | None]]
@@ -25,7 +25,7 @@ def read_clients(folder: Path, mix: str | Sequence[float]) -> Clients | None:
         rows = json.loads((folder / "clients.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if len(rows) > MOST_CLIENTS:
+    if len(rows) > MAX_CLIENTS:
         return None
     places = {capacity: place for place, capacity in reversed(list(enumerate(Capacities.parse(mix).values)))}
     return [

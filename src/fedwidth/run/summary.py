@@ -13,8 +13,8 @@ from fedwidth.data import Partition
 from fedwidth.data.records import IGNORE
 from fedwidth.settings import Settings
 
-MOST_LABELS_LISTED = 1_000
-MOST_COUNTS = 100_000
+MAX_LABELS_LISTED = 1_000
+MAX_COUNTS = 100_000
 """Clients times labels of a split whose samples are counted label by label: the file stays below a megabyte or so."""
 
 
@@ -83,7 +83,7 @@ def describe_clients(
     """What each client is, and how well the final model serves it.
 
     `counts` are its training samples of each of its labels, for data with one label a sample and a split of at most
-    `MOST_COUNTS` clients times labels.
+    `MAX_COUNTS` clients times labels.
     """
     counted = is_counted(partition)
     return [
@@ -91,8 +91,8 @@ def describe_clients(
             "client": client,
             "capacity": capacities[client],
             "samples": len(partition[client]),
-            "labels": partition.labels[client].tolist()[:MOST_LABELS_LISTED],
-            **({"counts": count_labels(partition, client)[:MOST_LABELS_LISTED]} if counted else {}),
+            "labels": partition.labels[client].tolist()[:MAX_LABELS_LISTED],
+            **({"counts": count_labels(partition, client)[:MAX_LABELS_LISTED]} if counted else {}),
             "accuracy": finite(accuracies[client]),
         }
         for client in range(len(partition))
@@ -102,7 +102,7 @@ def describe_clients(
 def is_counted(partition: Partition) -> bool:
     """Whether a file about every label of every client stays small, and a sample has one label."""
     targets = partition.targets
-    return targets.dim() == 1 and len(partition) * (int(targets.max()) + 1) <= MOST_COUNTS
+    return targets.dim() == 1 and len(partition) * (int(targets.max()) + 1) <= MAX_COUNTS
 
 
 def count_labels(partition: Partition, client: int) -> list[int]:

@@ -38,7 +38,7 @@ from fedwidth.plan.plan import Plan
 
 FAR = 5.0
 """An update this many times as long as the bound is no accident: honest ones were seen at up to 1.8 times."""
-LEAST_SCREENED = 6
+MIN_SCREENED = 6
 """Clients in a round from which on those that point away from the others are left out."""
 MOST = 1e6
 """What is counted as the excess of an update in a round whose median is 0."""
@@ -82,7 +82,7 @@ def clip_updates(
             elif bound:
                 excess[place] = max(excess[place], own / bound)
     opposed: dict[int, float] = {}
-    if screen and len(tasks) >= LEAST_SCREENED:
+    if screen and len(tasks) >= MIN_SCREENED:
         found = cosines([change.get(PARAMETERS, {}) for change in changes], tasks, state)
         worst = sorted(range(len(found)), key=found.__getitem__)[: (len(found) - 1) // 2]
         opposed = {place: found[place] for place in worst if found[place] < 0}

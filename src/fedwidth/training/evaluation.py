@@ -26,7 +26,7 @@ from fedwidth.training.client import load
 from fedwidth.training.step import mask_logits
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-MOST_LOGITS = 2**24
+MAX_LOGITS = 2**24
 """Of one batch: 500 sequences of 20 words out of 10,000 would take 400 MB, and as much again for the loss."""
 
 
@@ -120,7 +120,7 @@ def score(
     settled = settled_statistics(model) if settings.norm != "batch" else nullcontext()
     kept = []
     per_sample = math.prod(split.targets.shape[1:]) * data.classes
-    size = max(1, min(settings.batch_size, MOST_LOGITS // per_sample))
+    size = max(1, min(settings.batch_size, MAX_LOGITS // per_sample))
     with settled:
         for inputs, targets in _batches(data, split, size, device, samples):
             logits = model(inputs)

@@ -18,7 +18,7 @@ from fedwidth.errors import DataError
 from fedwidth.training.evaluation import LocalScores, Score, absent_by_client, accuracy_by_class, owners
 from fedwidth.training.step import mask_logits
 
-MOST_ANSWERS = {"cpu": 2**14, "cuda": 2**20}
+MAX_ANSWERS = {"cpu": 2**14, "cuda": 2**20}
 """Samples times models that are answered at a time."""
 
 
@@ -83,7 +83,7 @@ class PackedEvaluation:
     def _answers(self, states: Mapping[str, Tensor], split: Split, samples: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits [models, batch, …] and targets of these samples, batch by batch."""
         models = len(next(iter(states.values())))
-        size = max(1, MOST_ANSWERS[self.device.type] // models)
+        size = max(1, MAX_ANSWERS[self.device.type] // models)
 
         def answer(state: dict[str, Tensor], inputs: Tensor) -> Tensor:
             logits: Tensor = functional_call(self.model, state, (inputs,))

@@ -20,7 +20,7 @@ from torch import nn
 
 from fedwidth.data import from_tensors
 from fedwidth.engines import make_engine
-from fedwidth.engines.ray.engine import MOST_LOSSES, RayEngine
+from fedwidth.engines.ray.engine import MAX_LOSSES, RayEngine
 from fedwidth.engines.ray.watch import ENDED
 from fedwidth.errors import ClientError, OptionError, UpdateError
 from fedwidth.experiment import Experiment
@@ -212,7 +212,7 @@ def test_a_failing_client_is_named():
 
 @pytest.mark.filterwarnings("ignore:a Ray worker was lost")
 def test_a_client_that_kills_every_worker_is_named():
-    message = rf"round 0, client \d+, capacity 1, stage train: {MOST_LOSSES} Ray workers were lost"
+    message = rf"round 0, client \d+, capacity 1, stage train: {MAX_LOSSES} Ray workers were lost"
     with pytest.raises(ClientError, match=message):
         own(Fails("exit")).run()
 

@@ -16,7 +16,7 @@ from fedwidth.engines import SerialEngine, make_engine
 from fedwidth.engines.plain_index import PlainIndex
 from fedwidth.engines.ray.cluster import _fit
 from fedwidth.engines.ray.ledger import Ledger
-from fedwidth.engines.ray.parcels import MOST_PARCELS, divide
+from fedwidth.engines.ray.parcels import MAX_PARCELS, divide
 from fedwidth.engines.ray.records import Kit, Packed, Work, pack
 from fedwidth.engines.ray.worker import Worker, choose_inner, own_device
 from fedwidth.errors import OptionError
@@ -71,7 +71,7 @@ def test_up_to_64_clients_are_summed_as_the_serial_engine_sums_them(name):
 
 @pytest.mark.parametrize("inner", ["serial", "vectorised", "cuda"])
 def test_neither_workers_nor_their_order_change_a_bit_of_large_rounds(inner, monkeypatch):
-    monkeypatch.setitem(MOST_PARCELS, inner, 4)  # so that 24 clients are already many
+    monkeypatch.setitem(MAX_PARCELS, inner, 4)  # so that 24 clients are already many
     changes = ("data.clients=24", "devices.per_round=24", "devices.capacities=a1-b1", "model.options={hidden=[4]}")
     experiment = experiment_of(*changes)
     first, _ = train_parcels(experiment, inner)
@@ -94,7 +94,7 @@ def test_fast_engines_inside_agree_with_themselves_outside(name):
             assert torch.allclose(tensor, other, rtol=1e-6, atol=1e-6)
 
 
-@given(st.lists(st.sampled_from([1.0, 0.5, 0.25]), min_size=1, max_size=150), st.sampled_from(sorted(MOST_PARCELS)))
+@given(st.lists(st.sampled_from([1.0, 0.5, 0.25]), min_size=1, max_size=150), st.sampled_from(sorted(MAX_PARCELS)))
 @settings(deadline=None, max_examples=40)
 def test_every_task_is_in_one_parcel_and_equal_indexes_in_one_lane(capacities, inner):
     experiment = shared_experiment()
@@ -109,7 +109,7 @@ def test_every_task_is_in_one_parcel_and_equal_indexes_in_one_lane(capacities, i
             assert lanes.setdefault(tasks[number].index.key, parcel.lane) == parcel.lane
     if len(tasks) <= 64 and inner == "serial":
         assert all(len(parcel.tasks) == 1 for parcel in parcels)
-    assert len(parcels) <= MOST_PARCELS[inner] + len(last)
+    assert len(parcels) <= MAX_PARCELS[inner] + len(last)
 
 
 _shared = []

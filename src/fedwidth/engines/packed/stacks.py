@@ -28,7 +28,7 @@ from fedwidth.errors import UpdateError
 from fedwidth.training.client import Trainer
 from fedwidth.training.rounds import Report
 
-MOST_GATHERED = 2**26
+MAX_GATHERED = 2**26
 """Positions gathered at a time."""
 
 
@@ -117,7 +117,7 @@ class StackPack:
         which = torch.tensor([number[client.task.index.key] for client in group], device=self.device)
         run = torch.tensor([client.run for client in group], device=self.device)
         rows = flats.new_empty(len(group), sub.size)
-        each = max(1, MOST_GATHERED // sub.size)
+        each = max(1, MAX_GATHERED // sub.size)
         for start in range(0, len(group), each):
             part = slice(start, start + each)
             positions = where[which[part]] + run[part, None] * flats.shape[1]

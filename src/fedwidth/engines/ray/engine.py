@@ -31,7 +31,7 @@ from fedwidth.methods import Task
 from fedwidth.training.client import Trainer
 from fedwidth.training.rounds import Coming, Report, Watch
 
-MOST_LOSSES = 3
+MAX_LOSSES = 3
 """Workers that may be lost over one parcel; by then it is likely to be what kills them (too large for memory)."""
 
 TICK, PATIENCE = 5.0, 120.0
@@ -96,10 +96,10 @@ class RayEngine:
             for hand, parcel, answer in self._answers(round):
                 if answer is None:
                     losses[parcel.number] += 1
-                    if losses[parcel.number] == MOST_LOSSES:
+                    if losses[parcel.number] == MAX_LOSSES:
                         where = describe("train", round, *(tasks[number] for number in parcel.tasks))
                         raise ClientError(
-                            f"{where}: {MOST_LOSSES} Ray workers were lost (killed, or out of memory);"
+                            f"{where}: {MAX_LOSSES} Ray workers were lost (killed, or out of memory);"
                             " use fewer workers a node, with larger ray.cpus"
                         )
                     waiting.insert(0, parcel)

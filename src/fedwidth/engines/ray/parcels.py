@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from fedwidth.methods import Task
 
-MOST_PARCELS = {"serial": 64, "vectorised": 16, "cuda": 64}
+MAX_PARCELS = {"serial": 64, "vectorised": 16, "cuda": 64}
 """Parcels a round is cut into (a few more where widths do not divide evenly); fewer where clients are stacked."""
 
-LEAST_CLIENTS = {"serial": 1, "vectorised": 8, "cuda": 4}
+MIN_CLIENTS = {"serial": 1, "vectorised": 8, "cuda": 4}
 """Clients in a parcel, while there are as many: those of one parcel train as one stack, or side by side on a GPU."""
 
 Lane = tuple[tuple[str, int], ...]
@@ -39,7 +39,7 @@ def divide(tasks: Sequence[Task], inner: str) -> list[Parcel]:
     Clients of one size form a lane that is cut into parcels: its clients cost about the same, and can be stacked. On a
     GPU parcels take the tasks as they come: widths side by side fill it better.
     """
-    size = max(math.ceil(len(tasks) / MOST_PARCELS[inner]), LEAST_CLIENTS[inner])
+    size = max(math.ceil(len(tasks) / MAX_PARCELS[inner]), MIN_CLIENTS[inner])
     lanes: dict[Lane, list[int]] = {}
     for number, task in enumerate(tasks):
         lane = () if inner == "cuda" else tuple(task.index.counts.items())

@@ -11,7 +11,7 @@ from fedwidth.engines.flat.jobs import NOBODY, Job, Order
 from fedwidth.engines.flat.layout import send
 from fedwidth.training.client import Trainer
 
-MOST_AHEAD = 2**28
+MAX_AHEAD = 2**28
 """Bytes that may wait for their round, also during an evaluation: ten clients with 500 pictures of 32 x 32 have 61
 million. While they are normalised they take up to three times as much."""
 
@@ -25,7 +25,7 @@ class Gathered:
     def __init__(self) -> None:
         self._held: dict[int, tuple[Order, Batches]] = {}
         """By identity of the order, which is held too: no other one can take its address."""
-        self._limit = self._room = MOST_AHEAD
+        self._limit = self._room = MAX_AHEAD
         self._each = 0
         """Bytes of one sample's inputs and targets."""
 

@@ -24,7 +24,7 @@ from fedwidth.settings import TrainingSettings
 from fedwidth.training.gpu import autocast
 from fedwidth.training.step import Pass, Rule, loss_of, report_of, take_step
 
-MOST_GRAPHS = 3
+MAX_GRAPHS = 3
 """Batch sizes captured per slot (the full batch and common last batches); rarer ones run without a graph."""
 
 DRAWING = Lock()
@@ -102,7 +102,7 @@ class Slot:
     def is_prepared(self, batches: Sequence[tuple[Tensor, Tensor]]) -> bool:
         """Whether `prepare` would have nothing to do."""
         sizes = {len(batch) for batch, _ in batches}
-        return self.place.stream is None or len(self.graphs) >= MOST_GRAPHS or sizes <= self.graphs.keys()
+        return self.place.stream is None or len(self.graphs) >= MAX_GRAPHS or sizes <= self.graphs.keys()
 
     def prepare(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Capture the steps these batches need, as far as that is worth it."""
@@ -110,7 +110,7 @@ class Slot:
             return
         for batch, answers in batches:
             size = len(batch)
-            if size not in self.graphs and len(self.graphs) < MOST_GRAPHS:
+            if size not in self.graphs and len(self.graphs) < MAX_GRAPHS:
                 held = batch.clone(), answers.clone()
                 with self._drawing():
                     self.graphs[size] = (*held, self._capture(*held))

@@ -32,7 +32,7 @@ from fedwidth.engines.stacks.store import Stock
 from fedwidth.engines.stacks.trial import stacks_channels_last
 from fedwidth.training.client import Trainer
 
-MOST_NUMBERS = {"cpu": 2**22, "cuda": 2**28}
+MAX_NUMBERS = {"cpu": 2**22, "cuda": 2**28}
 """Of one vector of all clients of a stack: what fits the caches, and 1 GiB in single precision. More go in parts."""
 
 STACKS_BESIDE = 8
@@ -138,7 +138,7 @@ class Stacks:
                 stack = first // room % self._beside  # the same for a client, wherever the waves are cut
                 portion = Portion(group, slice(first, min(first + room, len(group.rows))), room, stack)
                 numbers += portion.numbers
-                if found and (found >= self._beside or numbers > MOST_NUMBERS[self.device.type]):
+                if found and (found >= self._beside or numbers > MAX_NUMBERS[self.device.type]):
                     return
                 found += 1
                 yield number, portion
@@ -160,7 +160,7 @@ class Stacks:
 
     def _room(self, size: Size, sub: SubLayout, clients: int) -> int:
         """Rows of a stack for so many clients."""
-        most = max(1, MOST_NUMBERS[self.device.type] // sub.size)
+        most = max(1, MAX_NUMBERS[self.device.type] // sub.size)
         if self.merges:  # the same for any cohort, so that captured steps serve the next one
             room = min(most, rows_for(sub.shapes.values()))
             return min(room, self.most.get(size, room))

@@ -19,7 +19,7 @@ from fedwidth.data import IGNORE
 from fedwidth.engines.flat.jobs import NOBODY
 from fedwidth.training.client import Trainer
 
-MOST_PREPARED = {"cpu": 2**26, "cuda": 2**31}
+MAX_PREPARED = {"cpu": 2**26, "cuda": 2**31}
 """Bytes up to which the whole training set is normalised beforehand instead of batch by batch."""
 
 
@@ -33,7 +33,7 @@ class Samples:
         self.draws: Tensor | None = None
         self._prepared: Tensor | None = None
         one = self.transform(self.split.inputs[:1])
-        if not self.augments and one.numel() * one.element_size() * len(self.split) <= MOST_PREPARED[self.device.type]:
+        if not self.augments and one.numel() * one.element_size() * len(self.split) <= MAX_PREPARED[self.device.type]:
             self._prepared = self.transform(self.split.inputs)
 
     def hold(self, orders: Sequence[Tensor], draws: Sequence[Tensor | None]) -> tuple[list[int], bool]:

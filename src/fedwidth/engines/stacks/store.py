@@ -11,7 +11,7 @@ from fedwidth.engines.stacks.samples import Samples
 from fedwidth.engines.stacks.stack import Stack
 from fedwidth.training.client import Trainer
 
-MOST_STACKS = 64
+MAX_STACKS = 64
 """That are kept."""
 
 
@@ -45,7 +45,7 @@ class Stock:
 
     def make_room(self, wave: Sequence[Portion]) -> None:
         """Let go of all stacks if there would be too many."""
-        if len(self._stacks.keys() | {_key(portion) for portion in wave}) > MOST_STACKS:
+        if len(self._stacks.keys() | {_key(portion) for portion in wave}) > MAX_STACKS:
             self.clear()
 
     def clear(self, *, places: bool = False) -> None:

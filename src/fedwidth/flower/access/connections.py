@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-MOST, MOST_EACH, SECONDS = 1024, 256, 10.0
+MOST, MAX_EACH, SECONDS = 1024, 256, 10.0
 SPARE_FILES = 256
 """Descriptors kept for what is not a stranger: known devices, the database, the log."""
 
@@ -25,7 +25,7 @@ Address = tuple[str, int]
 class Strangers:
     """The connections that are not vouched for, oldest first."""
 
-    def __init__(self, *, most: int = MOST, most_each: int = MOST_EACH, seconds: float = SECONDS) -> None:
+    def __init__(self, *, most: int = MOST, most_each: int = MAX_EACH, seconds: float = SECONDS) -> None:
         self.most, self.most_each, self.seconds = most, most_each, seconds
         self._there: dict[Address, Connection] = {}
         self._all: dict[Address, Connection] = {}

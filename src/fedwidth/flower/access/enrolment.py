@@ -18,7 +18,7 @@ from fedwidth.errors import OptionError, whole_number
 from fedwidth.files import write_whole
 from fedwidth.flower.printable import printable
 
-MOST_SAMPLES = 1_000_000
+MAX_SAMPLES = 1_000_000
 PUBLIC_KEY = re.compile(r"ecdsa-sha2-nistp(256|384|521) [A-Za-z0-9+/]+={0,2}", re.ASCII)
 """What OpenSSH writes into a public key's file, without the remark at its end."""
 
@@ -31,7 +31,7 @@ class Enrolled:
     public_key: str
     """As in an OpenSSH file: its kind and the key, nothing else."""
     max_capacity: float = 1.0
-    max_samples: int = MOST_SAMPLES
+    max_samples: int = MAX_SAMPLES
 
     def __post_init__(self) -> None:
         whole_number("client", self.client)

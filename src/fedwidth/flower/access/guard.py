@@ -10,14 +10,14 @@ from typing import Any
 
 from fedwidth.flower.access.connections import Strangers
 
-MOST_BYTES, MOST_REPLY = 16 << 20, 128 << 20
-LEAST_REPLY, TIMES_SENT = 1 << 20, 8
+MAX_BYTES, MAX_REPLY = 16 << 20, 128 << 20
+MIN_REPLY, TIMES_SENT = 1 << 20, 8
 """A reply may have 1 MiB, and eight times what the node was sent: no method answers with as much."""
-MOST_ACTIVATION = 4096
+MAX_ACTIVATION = 4096
 """Bytes with which a node asks to be let in, its key among them."""
 BODY_SECONDS, BODY_RATE = 20.0, 8192
 """A body has so many seconds, and one more for each so many bytes that came."""
-MOST_KEYS = 100_000
+MAX_KEYS = 100_000
 KEY = b"flwr-public-key"
 """The header in which a node says who it is; what it uploads counts once Flower has checked that."""
 ACTIVATE = "/v1/fleet/activate-node"
@@ -48,12 +48,12 @@ class Replies:
     def took(self, path: str, key: bytes, read: int) -> None:
         """Add what Flower took; a new reply begins with its message."""
         for counts in (self._sent, self._allowed, self._uploaded):
-            if len(counts) > MOST_KEYS:
+            if len(counts) > MAX_KEYS:
                 counts.clear()
         if path == "/v1/fleet/push-messages":
             sent = self._sent.pop(key, None)
             self._uploaded[key] = 0
-            self._allowed[key] = self.most if sent is None else min(self.most, LEAST_REPLY + TIMES_SENT * sent)
+            self._allowed[key] = self.most if sent is None else min(self.most, MIN_REPLY + TIMES_SENT * sent)
         elif path == "/v1/fleet/push-object":
             self._uploaded[key] = self._uploaded.get(key, 0) + read
 
@@ -65,8 +65,8 @@ class Guard:
         self,
         app: Any,
         *,
-        most: int = MOST_BYTES,
-        most_reply: int = MOST_REPLY,
+        most: int = MAX_BYTES,
+        most_reply: int = MAX_REPLY,
         local_control: bool = True,
         strangers: Strangers | None = None,
         is_enrolled: Callable[[Any], bool] | None = None,
@@ -105,7 +105,7 @@ class Guard:
         if self.is_enrolled is not None:
             if await asyncio.to_thread(self.is_enrolled, scope):
                 self.strangers.vouch_for(scope.get("client"))
-            elif path != ACTIVATE or int(length) > MOST_ACTIVATION:  # Flower says why it does not let a node in
+            elif path != ACTIVATE or int(length) > MAX_ACTIVATION:  # Flower says why it does not let a node in
                 return 401, "this node is not registered"
         key = headers.get(KEY, b"")
         if path == "/v1/fleet/push-object" and not self.replies.takes(key, int(length)):

@@ -51,7 +51,7 @@ AHEAD_SECONDS = 2.0
 """How far the operator's clock may be ahead: what a server took must be too old for one that is started after it."""
 SETTLED_SECONDS = 1.0
 """A folder that changed so lately may change again without a newer time of change."""
-MOST_SIGNED = 64 << 20
+MAX_SIGNED = 64 << 20
 """Bytes of a signed request; an app has 10 MiB at most, the parts of messages 5."""
 
 
@@ -223,7 +223,7 @@ async def _body(receive: Any) -> bytes:
         if event["type"] != "http.request":
             raise OptionError("it broke off")
         parts.append(event.get("body", b""))
-        if sum(map(len, parts)) > MOST_SIGNED:
-            raise OptionError(f"it has more than {MOST_SIGNED} bytes")
+        if sum(map(len, parts)) > MAX_SIGNED:
+            raise OptionError(f"it has more than {MAX_SIGNED} bytes")
         if not event.get("more_body", False):
             return b"".join(parts)

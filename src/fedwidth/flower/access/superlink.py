@@ -39,8 +39,8 @@ from types import FrameType
 from typing import Any
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.access.connections import MOST, MOST_EACH, Strangers, listen, make_room
-from fedwidth.flower.access.guard import MOST_BYTES, MOST_REPLY, Guard
+from fedwidth.flower.access.connections import MAX_EACH, MOST, Strangers, listen, make_room
+from fedwidth.flower.access.guard import MAX_BYTES, MAX_REPLY, Guard
 from fedwidth.flower.access.proof import require_proof
 from fedwidth.flower.deployment.app_folder import ENROLLED, OPERATORS
 from fedwidth.flower.versions import check_flower
@@ -135,8 +135,8 @@ def alone(database: str) -> Iterator[None]:
 def main() -> None:
     """Start the SuperLink with the guard in front."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--most-bytes", type=int, default=MOST_BYTES)
-    parser.add_argument("--most-reply", type=int, default=MOST_REPLY)
+    parser.add_argument("--most-bytes", type=int, default=MAX_BYTES)
+    parser.add_argument("--most-reply", type=int, default=MAX_REPLY)
     parser.add_argument("--control", choices=("local", "any"), default="local")
     parser.add_argument("--operators", type=Path, default=Path(OPERATORS))
     parser.add_argument("--enrolled", type=Path, default=Path(ENROLLED))
@@ -162,7 +162,7 @@ def serve(own: argparse.Namespace, rest: list[str]) -> None:
 
     configure = extensions.configure_app
     most = make_room(own.most_strangers)
-    strangers = Strangers(most=most, most_each=min(MOST_EACH, max(1, most // 2)))
+    strangers = Strangers(most=most, most_each=min(MAX_EACH, max(1, most // 2)))
 
     check_operators = require_proof(own.operators, own.enrolled)
 

@@ -12,14 +12,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from fedwidth.config.read import read_settings
 from fedwidth.errors import OptionError
 from fedwidth.files import write_whole
-from fedwidth.flower.access.enrolment import MOST_SAMPLES, Enrolled, read_enrolled, remove_enrolled, write_enrolled
+from fedwidth.flower.access.enrolment import MAX_SAMPLES, Enrolled, read_enrolled, remove_enrolled, write_enrolled
 from fedwidth.flower.deployment.app_folder import ENROLLED, PACKAGE
 from fedwidth.flower.deployment.plan import Plan
 from fedwidth.flower.printable import printable
 
 REVOKED = "revoked.pub"
 """Keys that were let in once and never will be again: whoever has such a device has its key."""
-MOST_BYTES = 10_000
+MAX_BYTES = 10_000
 
 
 class Revoked(OptionError):
@@ -54,7 +54,7 @@ def add(
     if key in revoked(place):
         raise Revoked(f"the key of {request} was revoked; remove key and key.pub on the device, it makes others")
     planned = plan.capacity_of(client)
-    usual = before or Enrolled(client, key, parse_capacity(planned) if planned else 1.0, MOST_SAMPLES)
+    usual = before or Enrolled(client, key, parse_capacity(planned) if planned else 1.0, MAX_SAMPLES)
     device = Enrolled(
         client,
         key,
@@ -95,7 +95,7 @@ def read_request(path: Path) -> tuple[str, str]:
     """A device's public key and the remark in its file (`client-3`), checked: it comes from outside."""
     try:
         with open(path, "rb") as file:
-            text = file.read(MOST_BYTES)
+            text = file.read(MAX_BYTES)
         key = load_ssh_public_key(text)
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -26,14 +26,14 @@ from typing import Any
 from fedwidth.errors import OptionError
 from fedwidth.flower.node.wire import Raw, pack, receive, send, unpack
 
-LONGEST_PATH = 100
+MAX_PATH = 100
 """Of a unix socket, on every system."""
 
 
 def listen(path: Path) -> socket.socket:
     """A listening socket at this path, mode 0600; a left-over one is replaced, one in use is not."""
-    if len(str(path)) > LONGEST_PATH:
-        raise OptionError(f"the socket's path has {len(str(path))} characters, at most {LONGEST_PATH} are possible")
+    if len(str(path)) > MAX_PATH:
+        raise OptionError(f"the socket's path has {len(str(path))} characters, at most {MAX_PATH} are possible")
     if path.is_socket():
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(path)) == 0:

@@ -28,7 +28,7 @@ CODES = {
     "bool": "BOOL",
 }
 NAMES = {code: name for name, code in CODES.items()}
-MOST_BYTES = 1 << 36
+MAX_BYTES = 1 << 36
 """A longer block is refused: nothing a device trains is 64 GiB."""
 
 
@@ -85,7 +85,7 @@ def send(connection: socket.socket, block: bytes) -> None:
 def receive(connection: socket.socket) -> bytes:
     """Read one block; EOFError where the other side hung up."""
     length = int.from_bytes(_read(connection, 8), "little")
-    if length > MOST_BYTES:
+    if length > MAX_BYTES:
         raise ValueError(f"a block of {length} bytes is refused")
     return _read(connection, length)
 
