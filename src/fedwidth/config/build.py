@@ -15,7 +15,7 @@ from fedwidth.errors import OptionError, PlanError
 from fedwidth.methods import method
 from fedwidth.models import build
 from fedwidth.plan import Plan, trace
-from fedwidth.plan.guard import call, untouched
+from fedwidth.plan.isolation import call, untouched
 from fedwidth.randomness import torch_seed
 from fedwidth.settings import Settings
 

@@ -23,7 +23,7 @@ from fedwidth.core.index import Index
 from fedwidth.core.narrow import narrow, skeleton
 from fedwidth.errors import CapacityError, OptionError
 from fedwidth.plan import Plan
-from fedwidth.plan.guard import call
+from fedwidth.plan.isolation import call
 
 CAPACITIES = (1, Fraction(1, 2), Fraction(1, 4), Fraction(1, 8), Fraction(1, 16))
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from fedwidth.plan.axes import Node, leaves
 from fedwidth.plan.axis import kept
-from fedwidth.plan.sizes import Binary, Equation, Formula, Held, Length, evaluate
+from fedwidth.plan.formulas import Binary, Equation, Formula, Held, Length, evaluate
+from fedwidth.plan.node import Node, leaves
 from fedwidth.plan.solve import Solution, groups_in
 
 

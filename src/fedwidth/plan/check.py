@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedwidth.errors import PlanError, StateError
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units, groups_of, positions
-from fedwidth.plan.guard import call, picked, untouched
+from fedwidth.plan.isolation import call, picked, untouched
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.recording import tensors_in
 from fedwidth.plan.trace import tensors_of

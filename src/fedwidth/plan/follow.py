@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedwidth.plan.axes import Node, Unaligned, cut, find, freeze, is_fixed
+from fedwidth.plan.formulas import Binary, FollowedInt, Formula, Held, Length, Number, formula_of
+from fedwidth.plan.node import Node, Unaligned, cut, find, freeze, is_fixed
 from fedwidth.plan.recording import Recording
-from fedwidth.plan.sizes import Binary, FollowedInt, Formula, Held, Length, Number, formula_of
 
 LEAVING = {"numpy", "tolist", "__array__", "__dlpack__"}
 """Functions after which nobody knows what becomes of the values."""
@@ -36,7 +36,7 @@ def follow_attributes(model: nn.Module, recording: Recording) -> dict[Held, int]
             return value
         attribute = Held(module, name, place)
         held[attribute] = value
-        return FollowedInt(value, attribute, recording.ledger)
+        return FollowedInt(value, attribute, recording.constraints)
 
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):
@@ -95,7 +95,7 @@ class SizeMode(TorchFunctionMode):
         return torch.Size(
             int(find(axis).size)
             if is_fixed(axis)
-            else FollowedInt(find(axis).size, Length(axis), self.recording.ledger)
+            else FollowedInt(find(axis).size, Length(axis), self.recording.constraints)
             for axis in axes
         )
 
@@ -113,7 +113,7 @@ class SizeMode(TorchFunctionMode):
 
     def equate(self, formula: Formula, axis: Node) -> None:
         """A formula gives the size of this axis."""
-        self.recording.ledger.equate(formula, Length(axis))
+        self.recording.constraints.equate(formula, Length(axis))
 
     def border(self, value: Any, axis: Node) -> None:
         """The code cuts this axis at `value`, counted from the end if negative."""

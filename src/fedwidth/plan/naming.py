@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
-from fedwidth.plan.axes import Node, leaves
+from fedwidth.plan.node import Node, leaves
 
 
 def name_groups(

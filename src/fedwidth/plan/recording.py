@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedwidth.plan.axes import Node, Unaligned, find, freeze, unify
-from fedwidth.plan.sizes import Ledger, Length
+from fedwidth.plan.formulas import Constraints, Length
+from fedwidth.plan.node import Node, Unaligned, find, freeze, unify
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -39,7 +39,7 @@ class Recording:
         self._constants: dict[int, list[tuple[Node, Node]]] = {}
         self._protected: dict[int, list[Tensor]] = {}
         self._overwritten: list[tuple[Tensor, Tensor]] = []
-        self.ledger = Ledger()
+        self.constraints = Constraints()
         self.unknown: dict[str, int] = {}
         self.vocabularies: list[Node] = []
         self.looked = False
@@ -102,7 +102,7 @@ class Recording:
             return axes
         copies = [Node(find(axis).size) for axis in axes]
         for copy, axis in zip(copies, axes, strict=True):
-            self.ledger.equate(Length(copy), Length(axis))
+            self.constraints.equate(Length(copy), Length(axis))
             pairs.append((copy, axis))
         return copies
 

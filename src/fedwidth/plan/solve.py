@@ -11,8 +11,8 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedwidth.plan.axes import LEAF, PRODUCT, Node, factors, find, freeze, kept, leaves
-from fedwidth.plan.sizes import Binary, Equation, Formula, Held, Length, Number, atoms, evaluate, invert, replace
+from fedwidth.plan.formulas import Binary, Equation, Formula, Held, Length, Number, atoms, evaluate, invert, replace
+from fedwidth.plan.node import LEAF, PRODUCT, Node, factors, find, freeze, kept, leaves
 
 SAMPLES = 8
 

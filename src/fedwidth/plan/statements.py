@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.plan.axes import regroup
 from fedwidth.plan.follow import SizeMode
-from fedwidth.plan.sizes import Length
+from fedwidth.plan.formulas import Length
+from fedwidth.plan.node import regroup
 
 FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn")
 

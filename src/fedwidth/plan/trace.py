@@ -17,15 +17,15 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from fedwidth.errors import OptionError, PlanError
 from fedwidth.plan import axis as finished
 from fedwidth.plan.attributes import Attribute, described, rooted_width, roots
-from fedwidth.plan.axes import LEAF, PRODUCT, Node, find, freeze, leaves
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units
 from fedwidth.plan.follow import SizeMode, follow_attributes
-from fedwidth.plan.guard import call, picked, plain_operators, untouched
+from fedwidth.plan.formulas import Equation, Formula, Held, Length, Number, atoms, evaluate, replace
+from fedwidth.plan.isolation import call, picked, plain_operators, untouched
 from fedwidth.plan.naming import name_groups
+from fedwidth.plan.node import LEAF, PRODUCT, Node, find, freeze, leaves
 from fedwidth.plan.plan import Coupling, Group, Plan
 from fedwidth.plan.recording import AxisMode, Recording, tensors_in
 from fedwidth.plan.rules import handler
-from fedwidth.plan.sizes import Equation, Formula, Held, Length, Number, atoms, evaluate, replace
 from fedwidth.plan.solve import Solution, groups_in, solve
 from fedwidth.plan.statements import STATEMENTS
 
@@ -71,10 +71,10 @@ def trace(
         for leaf in (leaf for node in nodes for leaf in leaves(node) if not leaf.live):
             freeze(leaf, "not used in the forward pass")
     ordered = [node for nodes in axes.values() for node in nodes]
-    equations = [*recording.ledger.equations, *described(model, axes)]
+    equations = [*recording.constraints.equations, *described(model, axes)]
     known = [pair for pair in equations if _true_now(pair, values)]
     solution = solve(ordered, known, values, heads=heads)
-    for held in recording.ledger.rooted:
+    for held in recording.constraints.rooted:
         if held not in solution.formulas and (width := rooted_width(held, values[held], axes)) is not None:
             solution.formulas[held] = width
     return _Finish(model, axes, tied, values, solution).plan(recording, outputs)

@@ -25,7 +25,7 @@ from fedwidth.core.updates import check_finite
 from fedwidth.data import Data, Partition
 from fedwidth.methods import Beginning, Method, Sending, Task
 from fedwidth.models import set_scaler
-from fedwidth.plan.guard import untouched
+from fedwidth.plan.isolation import untouched
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import tensors_of
 from fedwidth.randomness import numpy_generator, torch_generator, torch_seed

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedwidth.plan.axes import Node, cut, find, freeze, product, regroup, unify, use
+from fedwidth.plan.node import Node, cut, find, freeze, product, regroup, unify, use
 from fedwidth.plan.recording import Recording, tensors_in
 from fedwidth.plan.rules.registry import broadcast, rule
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedwidth.plan.axes import Node
+from fedwidth.plan.node import Node
 from fedwidth.plan.recording import Recording, tensors_in
 from fedwidth.plan.rules.registry import broadcast, rule
 

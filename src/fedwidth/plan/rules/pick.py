@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.plan.axes import Node, concat, find, freeze, product, regroup, unify
+from fedwidth.plan.node import Node, concat, find, freeze, product, regroup, unify
 from fedwidth.plan.recording import Recording
 from fedwidth.plan.rules.registry import broadcast, rule, unknown
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.plan.axes import Node, find, unify, use
+from fedwidth.plan.node import Node, find, unify, use
 from fedwidth.plan.recording import Recording, tensors_in
 
 Rule = Callable[..., None]

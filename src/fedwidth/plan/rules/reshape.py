@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedwidth.plan.axes import Node, Unaligned, concat, cut, find, freeze, leaves, product, regroup, unify
+from fedwidth.plan.formulas import Length
+from fedwidth.plan.node import Node, Unaligned, concat, cut, find, freeze, leaves, product, regroup, unify
 from fedwidth.plan.recording import Recording
 from fedwidth.plan.rules.registry import rule, unknown
-from fedwidth.plan.sizes import Length
 
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze")
@@ -157,7 +157,7 @@ def split(recording: Recording, operator: Any, out: Sequence[Tensor], source: Te
     for tensor, part in zip(out, parts, strict=True):
         recording.put(tensor, [*axes[:dim], part, *axes[dim + 1 :]])
         if not recording.sized:  # a chunk inside an operator (the gates of an LSTM): equal parts
-            recording.ledger.equate(Length(part), Length(parts[0]))
+            recording.constraints.equate(Length(part), Length(parts[0]))
 
 
 @rule("cat", "concat")

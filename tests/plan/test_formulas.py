@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.plan.sizes import Binary, FollowedInt, Held, Ledger, Number, evaluate, formula_of, invert, replace
+from fedwidth.plan.formulas import Binary, Constraints, FollowedInt, Held, Number, evaluate, formula_of, invert, replace
 
 X = Held("module", "x")
 
 
 def followed(value: int) -> FollowedInt:
-    return FollowedInt(value, X, Ledger())
+    return FollowedInt(value, X, Constraints())
 
 
 def value_at(number: int, x: int) -> int:
@@ -61,7 +61,7 @@ def test_comparing_states_an_equation() -> None:
     assert (number != 6) is False
     assert number != 7
     assert number not in ("six", None)
-    assert number.ledger.equations == [(X, Number(6))] * 2
+    assert number.constraints.equations == [(X, Number(6))] * 2
     assert {6: "six"}[number] == "six"
 
 
@@ -69,7 +69,7 @@ def test_comparing_states_an_equation() -> None:
 def test_a_root_is_noted(root: object) -> None:
     number = followed(9)
     assert type(root(number)) is float
-    assert number.ledger.rooted == {X: None}
+    assert number.constraints.rooted == {X: None}
 
 
 def test_other_uses_leave_ordinary_integers() -> None:

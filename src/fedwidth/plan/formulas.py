@@ -105,7 +105,7 @@ def invert(formula: Formula, result: Formula, unknown: Held) -> Formula | None:
     return result
 
 
-class Ledger:
+class Constraints:
     """What the followed integers of one trace were found to state."""
 
     def __init__(self) -> None:
@@ -123,19 +123,19 @@ class FollowedInt(int):
     """An integer that remembers its formula; any arithmetic other than + - * // forgets it."""
 
     formula: Formula
-    ledger: Ledger
+    constraints: Constraints
 
-    def __new__(cls, value: int, formula: Formula, ledger: Ledger) -> FollowedInt:
-        """An integer made by this formula, which reports to this ledger."""
+    def __new__(cls, value: int, formula: Formula, constraints: Constraints) -> FollowedInt:
+        """An integer made by this formula, which reports to this constraints."""
         self = super().__new__(cls, value)
         self.formula = formula
-        self.ledger = ledger
+        self.constraints = constraints
         return self
 
     def __eq__(self, other: object) -> bool:
         equal = int.__eq__(self, other)
         if equal is True:  # NotImplemented for foreign types
-            self.ledger.equate(self.formula, formula_of(other))
+            self.constraints.equate(self.formula, formula_of(other))
         return equal
 
     def __ne__(self, other: object) -> bool:
@@ -147,7 +147,7 @@ class FollowedInt(int):
     def _rooted(self) -> None:
         for atom in atoms(self.formula):
             if isinstance(atom, Held):
-                self.ledger.rooted[atom] = None
+                self.constraints.rooted[atom] = None
 
     def __float__(self) -> float:
         self._rooted()
@@ -159,7 +159,7 @@ class FollowedInt(int):
         return int.__pow__(self, other, modulo)
 
     def __neg__(self) -> FollowedInt:
-        return FollowedInt(-int(self), Binary("-", Number(0), self.formula), self.ledger)
+        return FollowedInt(-int(self), Binary("-", Number(0), self.formula), self.constraints)
 
     def __reduce__(self) -> Any:
         return int, (int(self),)
@@ -182,7 +182,7 @@ def _operator(sign: str, name: str, reflected: bool) -> Callable[[FollowedInt, A
             return value
         mine, its = self.formula, formula_of(other)
         formula = Binary(sign, its, mine) if reflected else Binary(sign, mine, its)
-        return FollowedInt(value, formula, self.ledger)
+        return FollowedInt(value, formula, self.constraints)
 
     return apply
 
