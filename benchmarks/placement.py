@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from cluster import changed
 from scaling import experiment
 
-from cluster import changed
 from fedwidth.core.submodel import state_of
 from fedwidth.engines.ray.engine import RayEngine
 from fedwidth.engines.ray.parcels import Costs, Parcel
