@@ -113,7 +113,7 @@ def make_workload(rounds: int, dtype: torch.dtype) -> Workload:
     from fedwidth_workload import experiment
 
     from fedwidth.randomness import torch_generator
-    from fedwidth.training.client import batches
+    from fedwidth.training.batches import batches
 
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(CLIENTS * SAMPLES, 3, 32, 32, generator=generator, dtype=dtype)

@@ -23,7 +23,9 @@ from fedwidth.methods import Beginning, Closing, Method, Task
 from fedwidth.methods.fjord import local_widths
 from fedwidth.methods.replay import replay
 from fedwidth.settings import TrainingSettings
-from fedwidth.training.step import Rule, Weights, report_of, take_step
+from fedwidth.training.rule import Rule
+from fedwidth.training.step import report_of, take_step
+from fedwidth.training.weights import Weights
 
 FOLDER = Path(__file__).parent / "images" / "methods"
 UNITS, SHOWN, ROUNDS = 8, 4, 64

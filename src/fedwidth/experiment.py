@@ -44,11 +44,13 @@ from fedwidth.run.recorder import Course, Line, Measured, Result, Stopped
 from fedwidth.run.summary import describe_clients
 from fedwidth.settings import Settings
 from fedwidth.training import evaluation
-from fedwidth.training.client import Trainer, count_passes, learning_rate
+from fedwidth.training.batches import count_passes
+from fedwidth.training.client import Trainer
 from fedwidth.training.client_memory import FOLDER, ClientMemory, Files, forget_clients
 from fedwidth.training.gpu import autocast, on_device
 from fedwidth.training.representative import LastRound, accuracy_by_capacity
 from fedwidth.training.rounds import Engine, Report, Rounds, compares_updates, run_round
+from fedwidth.training.schedule import learning_rate
 from fedwidth.training.server import Server
 
 __all__ = ["Course", "Experiment", "Line", "Measured", "Result", "Stopped", "build_model"]

@@ -247,7 +247,9 @@ def test_a_method_without_a_name_is_resumed_by_its_program_alone(tmp_path):
 
 def test_adam_of_single_clients_is_pytorchs_to_the_bit():
     from fedwidth.settings import TrainingSettings
-    from fedwidth.training.step import PLAIN, Weights, take_step
+    from fedwidth.training.rule import PLAIN
+    from fedwidth.training.step import take_step
+    from fedwidth.training.weights import Weights
 
     for name, kind in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
         torch.manual_seed(0)

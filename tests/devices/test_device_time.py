@@ -9,7 +9,7 @@ from fedwidth.experiment import Experiment
 from fedwidth.methods import method
 from fedwidth.run.lockstep import run_together
 from fedwidth.settings import DeviceSettings, TrainingSettings
-from fedwidth.training.client import count_passes
+from fedwidth.training.batches import count_passes
 from small_runs import contents, same, small
 
 RATES = "devices.rates={1=2e6, '1/2'=1e6, '1/4'=4e5}"

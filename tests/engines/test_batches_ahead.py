@@ -16,7 +16,7 @@ from fedwidth.engines.slots.pool import Slots
 from fedwidth.experiment import Experiment
 from fedwidth.randomness import torch_generator
 from fedwidth.run.lockstep import run_together
-from fedwidth.training.client import batches
+from fedwidth.training.batches import batches
 from small_runs import same
 
 CHANGES = ["rounds=4", "evaluation.every=4", "training.batch_size=20", "data.clients=12", "devices.per_round=5"]

@@ -22,7 +22,8 @@ from fedwidth.experiment import Experiment, build_model
 from fedwidth.models import StaticBatchNorm2d, build
 from fedwidth.plan.axis import Units
 from fedwidth.settings import TrainingSettings
-from fedwidth.training.step import PLAIN, clip
+from fedwidth.training.optimiser import clip
+from fedwidth.training.rule import PLAIN
 from hand_plans import plan_of
 from small_runs import same
 

@@ -10,7 +10,9 @@ import torch
 from fedwidth.experiment import Experiment
 from fedwidth.methods import method
 from fedwidth.settings import TrainingSettings
-from fedwidth.training.step import Rule, Weights, take_step
+from fedwidth.training.rule import Rule
+from fedwidth.training.step import take_step
+from fedwidth.training.weights import Weights
 from small_runs import same, small
 
 PLAIN = TrainingSettings(optimiser="sgd", momentum=0.0, weight_decay=0.0, clip=0.0)

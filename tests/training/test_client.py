@@ -15,8 +15,12 @@ from fedwidth.experiment import Experiment
 from fedwidth.models import Cnn
 from fedwidth.randomness import numpy_generator
 from fedwidth.settings import TrainingSettings
-from fedwidth.training.client import absent_classes, batches, learning_rate
-from fedwidth.training.step import PLAIN, Weights, masked_loss, take_step
+from fedwidth.training.batches import batches
+from fedwidth.training.loss import absent_classes, masked_loss
+from fedwidth.training.rule import PLAIN
+from fedwidth.training.schedule import learning_rate
+from fedwidth.training.step import take_step
+from fedwidth.training.weights import Weights
 from small_runs import TwoUnits, ones, same, small, task_of, trainer_of
 
 E = math.e

@@ -29,7 +29,8 @@ from fedwidth.flower.node.wire import CODES
 from fedwidth.flower.printable import printable
 from fedwidth.methods import Task
 from fedwidth.settings import ServerSettings
-from fedwidth.training.client import Trainer, count_steps
+from fedwidth.training.batches import count_steps
+from fedwidth.training.client import Trainer
 
 
 @dataclass(frozen=True)

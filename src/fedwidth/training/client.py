@@ -1,37 +1,38 @@
 """Local training of one sub-model on one client's data, one client at a time.
 
 A `Trainer` holds what all clients share (model, data, settings) and one skeleton module per size; `train` fills the
-skeleton with a client's sub-model, trains it and returns the update. The step itself stands in `step`. All randomness
-comes from (seed, round, client, purpose).
+skeleton with a client's sub-model, trains it and returns the update. The step itself stands in `step`, its loss in
+`loss`. All randomness comes from (seed, round, client, purpose).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedwidth.core.aggregation import Update, weigh
-from fedwidth.core.narrow import skeleton
 from fedwidth.core.part import Part
-from fedwidth.core.submodel import state_of, take
+from fedwidth.core.submodel import take
 from fedwidth.core.updates import check_finite
 from fedwidth.data import Data, Partition
 from fedwidth.methods import Beginning, Method, Sending, Task
 from fedwidth.models import set_scaler
-from fedwidth.plan.isolation import untouched
 from fedwidth.plan.plan import Plan
-from fedwidth.plan.trace import tensors_of
-from fedwidth.randomness import numpy_generator, torch_generator, torch_seed
-from fedwidth.settings import Settings, TrainingSettings
+from fedwidth.randomness import torch_generator, torch_seed
+from fedwidth.settings import Settings
+from fedwidth.training.batches import batches, count_steps, one_epoch, order_generator
 from fedwidth.training.gpu import autocast
-from fedwidth.training.step import Pass, Rule, Weights, loss_of, report_of, take_step
+from fedwidth.training.loss import loss_of
+from fedwidth.training.module_pass import ModulePass
+from fedwidth.training.rule import Rule
+from fedwidth.training.schedule import learning_rate
+from fedwidth.training.skeletons import fill, make_skeleton, takes_channels_last
+from fedwidth.training.step import report_of, take_step
+from fedwidth.training.weights import Weights
 
 State = Mapping[str, Tensor]
 
@@ -69,11 +70,11 @@ class Trainer:
         """
         settings, seed = self.settings.training, self.settings.seed
         module = self.skeleton(task.part)
-        tensors = load(module, sub)
+        tensors = fill(module, sub)
         if settings.scaler:
             set_scaler(module, task.capacity)
         rate, samples = learning_rate(settings, round, self.settings.rounds), self.partition[task.client]
-        pass_ = _Pass.of(self, module, task, round)
+        pass_ = ModulePass.of(self, module, task, round)
         weights = self._weights(pass_, self.cut_sent(task) if sent is None else sent, rate)
         weights.local_steps = float(count_steps(len(samples), settings))
         augments = settings.augment and self.data.transform.augments
@@ -92,7 +93,7 @@ class Trainer:
                     weights.rate, weights.share = 0.0, len(batch) / len(samples)
                     step(batch)
                     passes += len(batch)
-                load(module, sub)  # what layers counted on the way is forgotten, and so is the momentum
+                fill(module, sub)  # what layers counted on the way is forgotten, and so is the momentum
                 weights.moments(settings)
                 weights.rate, weights.share, weights.steps = rate, 0.0, 0.0
             for batch in batches(samples, settings, order_generator(seed, round, task.client)):
@@ -127,7 +128,7 @@ class Trainer:
         at = Sending(0, 0, self.settings.seed, len(self.partition), self.method.values)
         return self.rule.local.sends(memory, {}, at)
 
-    def _weights(self, pass_: _Pass, sent: Mapping[str, State | float], rate: float) -> Weights:
+    def _weights(self, pass_: ModulePass, sent: Mapping[str, State | float], rate: float) -> Weights:
         """The sub-model in the skeleton, as the step takes it."""
         values = [parameter.detach() for parameter in pass_.parameters]
         weights = Weights(values, [None] * len(values), rate=rate, learning_rate=rate)
@@ -143,7 +144,7 @@ class Trainer:
                 weights.sent[name] = [given[tensor].to(self.device) for tensor in pass_.names]
         return weights
 
-    def _step(self, pass_: _Pass, weights: Weights, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _step(self, pass_: ModulePass, weights: Weights, inputs: Tensor, targets: Tensor) -> Tensor:
         """One local step; its loss."""
         if self.channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -170,11 +171,7 @@ class Trainer:
     def skeleton(self, part: Part) -> nn.Module:
         """The module of a part's size, in training mode; made once and refilled for every client."""
         if part.size not in self._skeletons:
-            made = part.module(self.model, self.plan)
-            # A model without values (on the meta device) is enough to cut from: tasks bring the values.
-            made = made.to_empty(device=self.device) if is_meta(made) else made.to(self.device)
-            if self.channels_last:
-                made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            made = make_skeleton(part, self.model, self.plan, device=self.device, channels_last=self.channels_last)
             self._skeletons[part.size] = made
         return self._skeletons[part.size].train()
 
@@ -185,72 +182,8 @@ class Trainer:
 
     @cached_property
     def takes_channels_last(self) -> bool:
-        """Whether the model convolves, and computes with its channels last in memory; `x.view(n, -1)` cannot."""
-        if not any(isinstance(module, nn.Conv2d) for module in self.model.modules()):
-            return False
-        if is_meta(self.model):  # a narrow one of zeros: on the meta device views of any layout seem to work
-            whole = skeleton(self.model, self.plan, self.plan.counts(0.25, "ceil")).to_empty(device=self.device)
-            values = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(whole)[0].items()}
-        else:
-            whole, values = skeleton(self.model, self.plan, {}).to(self.device), state_of(self.model)
-        with torch.no_grad(), untouched(whole):
-            load(whole, values)
-            inputs = self.data.example().to(self.device)
-            try:
-                whole = whole.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-                whole(inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs)
-            except RuntimeError:
-                return False
-        return True
-
-
-@dataclass
-class _Pass(Pass):
-    """A client's pass through the module in a skeleton."""
-
-    trainer: Trainer
-    module: nn.Module
-    task: Task
-    round: int
-    names: list[str]
-    parameters: list[nn.Parameter]
-    """Those that are trained."""
-    _generators: dict[str, np.random.Generator] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, trainer: Trainer, module: nn.Module, task: Task, round: int) -> _Pass:
-        """The pass of a task's client."""
-        mask, labels = trainer.settings.training.mask, trainer.partition.labels[task.client]
-        absent = absent_classes(labels, trainer.data.classes, mask, trainer.device)
-        trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-        options, capacity = trainer.method.values, task.capacity
-        found = list(trained), list(trained.values())
-        return cls(module, absent, mask, options, capacity, trainer, module, task, round, *found)
-
-    def generator(self, purpose: str) -> np.random.Generator:
-        """Randomness of this client, round and purpose alone; it goes on from step to step."""
-        if purpose not in self._generators:
-            seed = self.trainer.settings.seed
-            self._generators[purpose] = numpy_generator(seed, purpose, self.round, self.task.client)
-        return self._generators[purpose]
-
-    def narrower(self, width: float, inputs: Tensor) -> Tensor:
-        """Forward through the sub-model of this width: its weights are slices of the client's."""
-        trainer, outer = self.trainer, self.task.index
-        inner = trainer.method.select(trainer.plan, capacity=width, round=self.round, seed=trainer.settings.seed)
-        smaller = trainer.skeleton(inner)
-        if trainer.settings.training.scaler:
-            set_scaler(smaller, width)
-        tensors = {}
-        for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
-            for dim, (kept, held) in enumerate(zip(inner[name], outer[name], strict=True)):
-                if len(kept) != len(held):
-                    tensor = tensor.index_select(dim, torch.searchsorted(held, kept).to(tensor.device))
-            tensors[name] = tensor
-        logits: Tensor = functional_call(smaller, tensors, (inputs,))
-        if smaller is self.module and trainer.settings.training.scaler:  # layers too small for the widths to differ
-            set_scaler(self.module, self.task.capacity)
-        return logits
+        """Whether the model convolves, and computes with its channels last in memory."""
+        return takes_channels_last(self.model, self.plan, self.data, self.device)
 
 
 def weigh_client(trainer: Trainer, task: Task, steps: int) -> tuple[float, Tensor | None]:
@@ -259,21 +192,6 @@ def weigh_client(trainer: Trainer, task: Task, steps: int) -> tuple[float, Tenso
     samples = trainer.partition.size(client)
     weight = weigh(server.weighting, samples=samples, index=task.part, updates=steps)
     return weight, trainer.partition.labels[client] if server.label_rows else None
-
-
-def one_epoch(settings: TrainingSettings) -> TrainingSettings:
-    """The settings of a single pass over a client's data."""
-    return replace(settings, epochs=1, steps=0)
-
-
-def order_generator(seed: int, round: int, client: int) -> torch.Generator:
-    """What shuffles a client's samples in a round."""
-    return torch_generator(seed, "order", round, client)
-
-
-def is_meta(module: nn.Module) -> bool:
-    """Whether the module has shapes only, no values."""
-    return any(tensor.is_meta for tensor in module.parameters())
 
 
 def dropout_seed(seed: int, round: int, client: int) -> int:
@@ -287,64 +205,3 @@ def _seed_device(device: torch.device, seed: int) -> None:
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
-
-
-def load(module: nn.Module, sub: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy a sub-model into a skeleton; returns the skeleton's own tensors by name, detached."""
-    found = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    tensors = {name: tensor.detach() for name, tensor in found if name in sub}
-    for name, tensor in tensors.items():
-        tensor.copy_(sub[name])
-    return tensors
-
-
-def batches(samples: Tensor, settings: TrainingSettings, generator: torch.Generator) -> Iterator[Tensor]:
-    """Sample numbers of each local step: shuffled anew each epoch, the last batch of an epoch may be short."""
-    per_epoch = math.ceil(len(samples) / settings.batch_size)
-    for step in range(count_steps(len(samples), settings)):
-        place = step % per_epoch
-        if place == 0:
-            shuffled = samples[torch.randperm(len(samples), generator=generator)]
-        yield shuffled[place * settings.batch_size : (place + 1) * settings.batch_size]
-
-
-def count_steps(samples: int, settings: TrainingSettings) -> int:
-    """Local steps of a client with so many samples."""
-    return settings.steps or settings.epochs * math.ceil(samples / settings.batch_size)
-
-
-def count_passes(samples: int, settings: TrainingSettings) -> int:
-    """Training samples that a client with so many sees in a round, each as often as it is seen.
-
-    >>> count_passes(25, TrainingSettings(batch_size=10, epochs=2)), count_passes(25, TrainingSettings(steps=4))
-    (50, 35)
-    """
-    epochs, steps = divmod(count_steps(samples, settings), math.ceil(samples / settings.batch_size))
-    return epochs * samples + steps * settings.batch_size
-
-
-def learning_rate(settings: TrainingSettings, round: int, rounds: int) -> float:
-    """The learning rate of a round (all clients of a round use one).
-
-    >>> steps = TrainingSettings(lr=1.0, schedule="multistep", milestones=[10, 20], decay=0.1)
-    >>> [round_ for round_ in (0, 9, 10, 20) if learning_rate(steps, round_, 30) == 1.0]
-    [0, 9]
-    """
-    match settings.schedule:
-        case "multistep":
-            return float(settings.lr * settings.decay ** sum(round >= m for m in settings.milestones))
-        case "exponential":
-            return float(settings.lr * settings.decay**round)
-        case "cosine":
-            return float(settings.lr * (1 + math.cos(math.pi * round / rounds)) / 2)
-        case _:
-            return settings.lr
-
-
-def absent_classes(labels: Tensor, classes: int, mask: str, device: torch.device) -> Tensor | None:
-    """True for classes the client has no sample of; None where nothing is masked."""
-    if mask == "none" or len(labels) == classes:
-        return None
-    absent = torch.ones(classes, dtype=torch.bool, device=device)
-    absent[labels.to(device)] = False
-    return absent

@@ -22,8 +22,8 @@ from fedwidth.errors import DataError
 from fedwidth.models import StaticBatchNorm2d, collect_statistics, forget_statistics
 from fedwidth.models.static_norm import norms_of, settled_statistics
 from fedwidth.settings import EvaluationSettings
-from fedwidth.training.client import load
-from fedwidth.training.step import mask_logits
+from fedwidth.training.loss import mask_logits
+from fedwidth.training.skeletons import fill
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 MAX_LOGITS = 2**24
@@ -82,7 +82,7 @@ def prepare(
 
     Static ones are those of the training samples `trained_on`, by their numbers, or of all.
     """
-    load(model, state)
+    fill(model, state)
     model.eval()
     if settings.norm == "batch":
         forget_statistics(model)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from fedwidth.data import IGNORE, Data, Partition, Split
 from fedwidth.errors import DataError
 from fedwidth.training.evaluation import LocalScores, Score, absent_by_client, accuracy_by_class, owners
-from fedwidth.training.step import mask_logits
+from fedwidth.training.loss import mask_logits
 
 MAX_ANSWERS = {"cpu": 2**14, "cuda": 2**20}
 """Samples times models that are answered at a time."""

@@ -14,7 +14,10 @@ from fedwidth.engines.flat.layout import SubLayout, send
 from fedwidth.methods import Task
 from fedwidth.randomness import torch_generator
 from fedwidth.settings import TrainingSettings
-from fedwidth.training.client import Trainer, absent_classes, learning_rate, one_epoch, order_generator
+from fedwidth.training.batches import one_epoch, order_generator
+from fedwidth.training.client import Trainer
+from fedwidth.training.loss import absent_classes
+from fedwidth.training.schedule import learning_rate
 
 Size = tuple[float, tuple[tuple[str, int], ...]]
 """Capacity (the scaler's rate is part of a captured step) and units kept per group."""

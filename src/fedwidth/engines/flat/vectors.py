@@ -10,7 +10,8 @@ from torch import Tensor
 from fedwidth.engines.flat.layout import SubLayout
 from fedwidth.errors import OptionError
 from fedwidth.settings import TrainingSettings
-from fedwidth.training.step import Number, Rule, Weights
+from fedwidth.training.rule import Rule
+from fedwidth.training.weights import Number, Weights
 
 
 def make_vectors(

@@ -11,7 +11,9 @@ from torch import Tensor
 from fedwidth.engines.flat.jobs import drawn_by
 from fedwidth.engines.stacks.groups import Lot
 from fedwidth.methods import Task
-from fedwidth.training.client import Trainer, absent_classes, learning_rate
+from fedwidth.training.client import Trainer
+from fedwidth.training.loss import absent_classes
+from fedwidth.training.schedule import learning_rate
 
 Coming = Callable[[], Sequence[tuple[Trainer, Sequence[Task], int]]]
 """The next round of each run that has one and can know it yet: its tasks and its number."""

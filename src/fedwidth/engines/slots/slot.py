@@ -22,7 +22,9 @@ from fedwidth.engines.flat.layout import SubLayout
 from fedwidth.engines.flat.vectors import changed_by_steps, fill, make_vectors, reset, take_over
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.gpu import autocast
-from fedwidth.training.step import Pass, Rule, loss_of, report_of, take_step
+from fedwidth.training.loss import Pass, loss_of
+from fedwidth.training.rule import Rule
+from fedwidth.training.step import report_of, take_step
 
 MAX_GRAPHS = 3
 """Batch sizes captured per slot (the full batch and common last batches); rarer ones run without a graph."""

@@ -21,7 +21,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedwidth.engines.stacks.layers import is_layered
-from fedwidth.training.step import PLAIN, Pass, Rule, loss_of
+from fedwidth.training.loss import Pass, loss_of
+from fedwidth.training.rule import PLAIN, Rule
 
 Tensors = Mapping[str, Tensor]
 

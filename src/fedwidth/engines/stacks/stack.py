@@ -27,7 +27,9 @@ from fedwidth.methods import Task
 from fedwidth.models import set_scaler
 from fedwidth.training.client import Trainer
 from fedwidth.training.gpu import autocast
-from fedwidth.training.step import Pass, Weights, report_of, take_step
+from fedwidth.training.loss import Pass
+from fedwidth.training.step import report_of, take_step
+from fedwidth.training.weights import Weights
 
 PREFIXES = 16
 """Captured steps of a stack; the more, the fewer rows go along that have no step left."""

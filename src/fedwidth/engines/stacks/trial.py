@@ -14,7 +14,7 @@ from fedwidth.engines.stacks.gradients import allow_restriding, beside, gradient
 from fedwidth.engines.stacks.layers import can_be_layered, is_layered, stack_layers
 from fedwidth.training.client import Trainer
 from fedwidth.training.gpu import autocast
-from fedwidth.training.step import Pass, loss_of
+from fedwidth.training.loss import Pass, loss_of
 
 
 def try_stack(trainer: Trainer) -> str | None:

@@ -1,0 +1,48 @@
+"""Which of its samples a client sees in each local step of a round, in which order, and how many that makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedwidth.randomness import torch_generator
+from fedwidth.settings import TrainingSettings
+
+
+def batches(samples: Tensor, settings: TrainingSettings, generator: torch.Generator) -> Iterator[Tensor]:
+    """Sample numbers of each local step: shuffled anew each epoch, the last batch of an epoch may be short."""
+    per_epoch = math.ceil(len(samples) / settings.batch_size)
+    for step in range(count_steps(len(samples), settings)):
+        place = step % per_epoch
+        if place == 0:
+            shuffled = samples[torch.randperm(len(samples), generator=generator)]
+        yield shuffled[place * settings.batch_size : (place + 1) * settings.batch_size]
+
+
+def count_steps(samples: int, settings: TrainingSettings) -> int:
+    """Local steps of a client with so many samples."""
+    return settings.steps or settings.epochs * math.ceil(samples / settings.batch_size)
+
+
+def count_passes(samples: int, settings: TrainingSettings) -> int:
+    """Training samples that a client with so many sees in a round, each as often as it is seen.
+
+    >>> count_passes(25, TrainingSettings(batch_size=10, epochs=2)), count_passes(25, TrainingSettings(steps=4))
+    (50, 35)
+    """
+    epochs, steps = divmod(count_steps(samples, settings), math.ceil(samples / settings.batch_size))
+    return epochs * samples + steps * settings.batch_size
+
+
+def one_epoch(settings: TrainingSettings) -> TrainingSettings:
+    """The settings of a single pass over a client's data."""
+    return replace(settings, epochs=1, steps=0)
+
+
+def order_generator(seed: int, round: int, client: int) -> torch.Generator:
+    """What shuffles a client's samples in a round."""
+    return torch_generator(seed, "order", round, client)

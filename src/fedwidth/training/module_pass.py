@@ -1,0 +1,71 @@
+"""A client's pass through the module that holds its sub-model: the forward pass of whoever trains one client at a time.
+
+It knows the client and the round, so a loss may draw from the client's own randomness and ask for narrower sub-models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedwidth.methods import Task
+from fedwidth.models import set_scaler
+from fedwidth.randomness import numpy_generator
+from fedwidth.training.loss import Pass, absent_classes
+
+if TYPE_CHECKING:
+    from fedwidth.training.client import Trainer
+
+
+@dataclass
+class ModulePass(Pass):
+    """A client's pass through the module in a skeleton."""
+
+    trainer: Trainer
+    module: nn.Module
+    task: Task
+    round: int
+    names: list[str]
+    parameters: list[nn.Parameter]
+    """Those that are trained."""
+    _generators: dict[str, np.random.Generator] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trainer: Trainer, module: nn.Module, task: Task, round: int) -> ModulePass:
+        """The pass of a task's client."""
+        mask, labels = trainer.settings.training.mask, trainer.partition.labels[task.client]
+        absent = absent_classes(labels, trainer.data.classes, mask, trainer.device)
+        trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        options, capacity = trainer.method.values, task.capacity
+        found = list(trained), list(trained.values())
+        return cls(module, absent, mask, options, capacity, trainer, module, task, round, *found)
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Randomness of this client, round and purpose alone; it goes on from step to step."""
+        if purpose not in self._generators:
+            seed = self.trainer.settings.seed
+            self._generators[purpose] = numpy_generator(seed, purpose, self.round, self.task.client)
+        return self._generators[purpose]
+
+    def narrower(self, width: float, inputs: Tensor) -> Tensor:
+        """Forward through the sub-model of this width: its weights are slices of the client's."""
+        trainer, outer = self.trainer, self.task.index
+        inner = trainer.method.select(trainer.plan, capacity=width, round=self.round, seed=trainer.settings.seed)
+        smaller = trainer.skeleton(inner)
+        if trainer.settings.training.scaler:
+            set_scaler(smaller, width)
+        tensors = {}
+        for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+            for dim, (kept, held) in enumerate(zip(inner[name], outer[name], strict=True)):
+                if len(kept) != len(held):
+                    tensor = tensor.index_select(dim, torch.searchsorted(held, kept).to(tensor.device))
+            tensors[name] = tensor
+        logits: Tensor = functional_call(smaller, tensors, (inputs,))
+        if smaller is self.module and trainer.settings.training.scaler:  # layers too small for the widths to differ
+            set_scaler(self.module, self.task.capacity)
+        return logits

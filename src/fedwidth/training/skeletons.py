@@ -1,0 +1,60 @@
+"""Modules that take turns holding sub-models of one size: made once, and filled anew for every client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedwidth.core.narrow import skeleton
+from fedwidth.core.part import Part
+from fedwidth.core.submodel import state_of
+from fedwidth.data import Data
+from fedwidth.plan.isolation import untouched
+from fedwidth.plan.plan import Plan
+from fedwidth.plan.trace import tensors_of
+
+
+def make_skeleton(part: Part, model: nn.Module, plan: Plan, *, device: torch.device, channels_last: bool) -> nn.Module:
+    """A module of a part's size on the device, not yet filled."""
+    made = part.module(model, plan)
+    # A model without values (on the meta device) is enough to cut from: tasks bring the values.
+    made = made.to_empty(device=device) if is_meta(made) else made.to(device)
+    if channels_last:
+        made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return made
+
+
+def fill(module: nn.Module, sub: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy a sub-model into a module of its size; returns the module's own tensors by name, detached."""
+    found = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    tensors = {name: tensor.detach() for name, tensor in found if name in sub}
+    for name, tensor in tensors.items():
+        tensor.copy_(sub[name])
+    return tensors
+
+
+def is_meta(module: nn.Module) -> bool:
+    """Whether the module has shapes only, no values."""
+    return any(tensor.is_meta for tensor in module.parameters())
+
+
+def takes_channels_last(model: nn.Module, plan: Plan, data: Data, device: torch.device) -> bool:
+    """Whether the model convolves, and computes with its channels last in memory; `x.view(n, -1)` cannot."""
+    if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return False
+    if is_meta(model):  # a narrow one of zeros: on the meta device views of any layout seem to work
+        whole = skeleton(model, plan, plan.counts(0.25, "ceil")).to_empty(device=device)
+        values = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(whole)[0].items()}
+    else:
+        whole, values = skeleton(model, plan, {}).to(device), state_of(model)
+    with torch.no_grad(), untouched(whole):
+        fill(whole, values)
+        inputs = data.example().to(device)
+        try:
+            whole = whole.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+            whole(inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs)
+        except RuntimeError:
+            return False
+    return True
