@@ -22,9 +22,10 @@ from pathlib import Path
 import torch
 from scaling import experiment, forget_peak, resident
 
-from fedwidth.core.aggregation import CohortSum, Update
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.cost import cost
 from fedwidth.core.submodel import extract, state_of
+from fedwidth.core.updates import Update
 from fedwidth.engines import make_engine
 from fedwidth.engines.ray.engine import RayEngine
 from fedwidth.experiment import Experiment

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import fedwidth
-from fedwidth.core.aggregation import sum_cohorts
+from fedwidth.core.cohort import sum_cohorts
 from fedwidth.models import build, example_inputs
 
 WIDTHS = (1, 1, 1 / 2, 1 / 2, 1 / 4, 1 / 4, 1 / 8, 1 / 8, 1 / 16, 1 / 16)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.config.read import read_settings
-from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.cohort import CohortSum
 from fedwidth.engines import make_engine
 from fedwidth.errors import UpdateError
 from fedwidth.experiment import Experiment

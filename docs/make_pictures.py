@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 import fedwidth
+from fedwidth.analysis.replay import replay
 from fedwidth.methods import Beginning, Closing, Method, Task
 from fedwidth.methods.fjord import local_widths
-from fedwidth.methods.replay import replay
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.rule import Rule
 from fedwidth.training.step import report_of, take_step

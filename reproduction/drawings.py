@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedwidth.analysis.replay import replay
 from fedwidth.methods import method
-from fedwidth.methods.replay import replay
 from fedwidth.models import build, example_inputs
 from fedwidth.plan import Plan, trace
 from fedwidth.report.canvas import COLOURS, Line, heat_maps, new_panels, plot_lines

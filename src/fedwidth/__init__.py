@@ -5,10 +5,12 @@ holds (`method(...).select`) and how it trains that, aggregation averages what o
 """
 
 from fedwidth import methods
-from fedwidth.core.aggregation import CohortSum, Update, finalise, merge
+from fedwidth.core.aggregation import finalise, merge
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
 from fedwidth.core.narrow import narrow
 from fedwidth.core.submodel import extract, state_of
+from fedwidth.core.updates import Update
 from fedwidth.errors import FedwidthError
 from fedwidth.methods import Closing, Local, Method, method
 from fedwidth.plan import Plan, trace

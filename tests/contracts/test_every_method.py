@@ -55,7 +55,7 @@ class TestLaws:
                     if n not in plan.tied and sub[n].is_floating_point():
                         sub[n] += torch.randn(sub[n].shape, generator=noise)
                 updates.append(fedwidth.Update(sub, task.index, weight=1.0 + task.client))
-            outcomes.append(method.aggregate(state, fedwidth.core.aggregation.sum_cohorts(updates, plan), plan))
+            outcomes.append(method.aggregate(state, fedwidth.core.cohort.sum_cohorts(updates, plan), plan))
         assert all(torch.equal(outcomes[0][n], outcomes[1][n]) for n in state)
         small = fedwidth.narrow(model, plan, fedwidth.method(name).select(plan, capacity=1, round=3, state=state))
         with torch.no_grad():
@@ -68,7 +68,7 @@ class TestLaws:
         updates = [
             fedwidth.Update(fedwidth.extract(state, plan, t.index), t.index, weight=0.1 + t.client) for t in tasks
         ]
-        new = method.aggregate(state, fedwidth.core.aggregation.sum_cohorts(updates, plan), plan)
+        new = method.aggregate(state, fedwidth.core.cohort.sum_cohorts(updates, plan), plan)
         assert all(torch.equal(new[n], state[n]) for n in state)
 
     def test_untouched_elements_keep_their_bits(self, name, model_name):
@@ -79,7 +79,7 @@ class TestLaws:
         for task in tasks:
             sub = {n: t + 1 for n, t in fedwidth.extract(state, plan, task.index).items()}
             updates.append((sub, task.index, 1.0))
-        new = method.aggregate(state, fedwidth.core.aggregation.sum_cohorts(updates, plan), plan)
+        new = method.aggregate(state, fedwidth.core.cohort.sum_cohorts(updates, plan), plan)
         for n, tensor in state.items():
             held = torch.zeros(tensor.shape, dtype=torch.bool)
             for task in tasks:

@@ -6,9 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.core.aggregation import CohortSum, Update, finalise, merge, sum_cohorts, weigh
+from fedwidth.core.aggregation import finalise, merge
+from fedwidth.core.cohort import CohortSum, sum_cohorts
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import extract
+from fedwidth.core.updates import Update, weigh
 from fedwidth.errors import OptionError, SelectionError, StateError, UpdateError
 from fedwidth.methods import method
 from fedwidth.plan.axis import Units

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 import fedwidth
-from fedwidth.core.aggregation import CohortSum, Update, finalise, merge
+from fedwidth.core.aggregation import finalise, merge
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import extract
+from fedwidth.core.updates import Update
 from fedwidth.errors import SelectionError, StateError, UpdateError
 from fedwidth.plan.axis import Fixed, Units
 from hand_plans import mlp_plan, plan_of, random_state

@@ -22,7 +22,7 @@ from fedwidth.engines.stacks.samples import Samples
 from fedwidth.engines.stacks.stack import Stack
 from fedwidth.errors import ClientError, UpdateError
 from fedwidth.experiment import Experiment, build_model
-from fedwidth.methods.definition import Method
+from fedwidth.methods import Method
 from fedwidth.plan.axis import Fixed, Units
 from hand_plans import heads_plan, mlp_plan, plan_of, random_state
 

@@ -7,7 +7,7 @@ from fedwidth.config.read import read_settings
 from fedwidth.engines.slots.slot import Slot
 from fedwidth.errors import OptionError, UpdateError
 from fedwidth.experiment import Experiment, Stopped
-from fedwidth.methods.definition import Method
+from fedwidth.methods import Method
 from fedwidth.run.lockstep import explain_engine, run_together
 
 BASE = ["rounds=3", "evaluation.every=1", "engine=cuda", "data.clients=8", "devices.per_round=5", "slots=2"]

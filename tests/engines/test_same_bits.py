@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.core.aggregation import Update, sum_cohorts
+from fedwidth.core.cohort import sum_cohorts
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import extract
+from fedwidth.core.updates import Update
 from fedwidth.methods import method
 from fedwidth.plan.axis import Fixed, Units, tiling
 from hand_plans import heads_plan, mlp_plan, plan_of, random_state

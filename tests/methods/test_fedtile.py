@@ -76,7 +76,7 @@ def test_a_mix_of_widths_is_averaged_in_the_tile():
     assert state["w"].tolist() == [10.0, 20.0, 10.0, 20.0]
     half, quarter = (chosen.select(plan, capacity=c) for c in (0.5, 0.25))
     updates = [({"w": torch.tensor([11.0, 22.0])}, half, 1.0), ({"w": torch.tensor([13.0])}, quarter, 1.0)]
-    sums = fedwidth.core.aggregation.sum_cohorts(updates, plan)
+    sums = fedwidth.core.cohort.sum_cohorts(updates, plan)
     at = {"round": 0, "rounds": 4, "enrolled": (0.5, 0.25), "options": chosen.values}
     assert chosen.finish(Closing(state, sums, plan, **at))["w"].tolist() == [12.0, 22.0, 12.0, 22.0]
     # Round 3 of 4: ties have ended (0.75 of the run), so copies stay as they are.
@@ -92,7 +92,7 @@ def test_a_client_wider_than_the_tile_counts_every_copy_it_holds():
     plan = plan_of({"w": (Units("g", 4),)})
     chosen = method("fedtile", tile="1/4")
     state = {"w": torch.full((4,), 5.0)}
-    sums = fedwidth.core.aggregation.sum_cohorts(
+    sums = fedwidth.core.cohort.sum_cohorts(
         [({"w": torch.tensor([6.0, 8.0])}, chosen.select(plan, capacity=0.5), 1.0)], plan
     )
     closing = Closing(state, sums, plan, round=0, rounds=4, enrolled=(0.5,), options=chosen.values)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.core.aggregation import sum_cohorts
+from fedwidth.core.cohort import sum_cohorts
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import extract
 from fedwidth.errors import CapacityError, OptionError, PlanError, SelectionError

@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedwidth.core.aggregation import sum_cohorts
+from fedwidth.core.cohort import sum_cohorts
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import extract
 from fedwidth.core.updates import Update

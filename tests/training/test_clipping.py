@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedwidth.core.aggregation import CohortSum, Update
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import state_of
+from fedwidth.core.updates import Update
 from fedwidth.engines.serial import SerialEngine
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment

@@ -8,7 +8,8 @@ from torch import nn
 
 import fedwidth
 from fedwidth.cli.entry import run_command
-from fedwidth.core.aggregation import finalise, sum_cohorts
+from fedwidth.core.aggregation import finalise
+from fedwidth.core.cohort import sum_cohorts
 from fedwidth.core.submodel import extract, state_of
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedwidth.analysis.replay import replay
 from fedwidth.core.submodel import put, take
 from fedwidth.errors import OptionError, whole_number
 from fedwidth.methods import Method
-from fedwidth.methods.replay import replay
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan, check_plan
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from fedwidth.errors import OptionError
-from fedwidth.methods.closing import Closing
-from fedwidth.methods.definition import Cohort, Method
-from fedwidth.methods.local import Memory
-from fedwidth.methods.task import Task
+from fedwidth.methods import Closing, Memory, Method, Task
+from fedwidth.methods.definition import Cohort
 from fedwidth.plan.plan import Plan
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedwidth.config.schema import keys
 from fedwidth.errors import OptionError, unknown
 from fedwidth.methods import Method, Reference, method
-from fedwidth.methods.find import UNNAMED
+from fedwidth.methods.lookup.by_name import UNNAMED
 from fedwidth.settings import LocalSettings, MethodSettings, Settings
 
 

@@ -4,125 +4,27 @@
 
 where M_k are the clients that hold element k; an element nobody holds keeps its bits.
 
-Clients with one index form a cohort; its `CohortSum` is a streaming weighted sum kept as (mean, total weight), so
-memory does not grow with clients and two halves of a cohort merge. The mean is updated by linear interpolation,
-mean += (x - mean) * w / (W + w), not as a quotient of sums: then one client, or clients that agree, give exactly their
-value in every dtype, and training that changes nothing changes nothing.
+Clients that hold the same positions are averaged first (`cohort.py`); here the means of the cohorts are averaged where
+they overlap, as a running mean over cohorts (`running_mean.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fedwidth.core.cohort import CohortSum, sum_cohorts
 from fedwidth.core.index import Index
+from fedwidth.core.running_mean import Weight, accumulable, interpolate, interpolated, ratio
 from fedwidth.core.submodel import State, check_index, put, take
-from fedwidth.core.updates import Update, accumulable, check_alike, check_update, weigh
-from fedwidth.errors import SelectionError, UpdateError
+from fedwidth.core.updates import Update, check_alike
+from fedwidth.errors import UpdateError
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan
-
-__all__ = [
-    "CohortSum",
-    "RoundSums",
-    "Update",
-    "Weight",
-    "finalise",
-    "interpolate",
-    "merge",
-    "ratio",
-    "sum_cohorts",
-    "weigh",
-]
-
-Weight = float | Tensor
-"""One number, or a tensor that broadcasts over the narrow tensor (rows of absent labels weigh nothing)."""
-
-
-class CohortSum:
-    """Weighted mean of the sub-models of clients that share one index: `add`, `merge`, then `finalise`."""
-
-    def __init__(self, index: Index) -> None:
-        if not isinstance(index, Index):
-            raise SelectionError(f"a sum needs the Index of its cohort, not a {type(index).__name__}")
-        self.index = index
-        self.reports: dict[str, CohortSum] = {}
-        """What clients reported beside their sub-models, each client with weight 1: mean times weight is the sum."""
-        self.clients = 0
-        self._mean: dict[str, Tensor] = {}
-        self._weight: dict[str, Weight] = {}
-        self._borrowed: set[str] = set()
-
-    @property
-    def mean(self) -> Mapping[str, Tensor]:
-        """The weighted mean so far, by tensor."""
-        return self._mean
-
-    @property
-    def weight(self) -> Mapping[str, Weight]:
-        """The weight so far, by tensor."""
-        return self._weight
-
-    def add(self, update: Update, *, copy: bool = True) -> None:
-        """Add one client's update; the sum is unchanged if the update is refused.
-
-        `copy=False` borrows the first update's tensors instead of copying them: for callers that keep them as they
-        are until the sum is finalised.
-        """
-        check_update(update, self.index)
-        check_alike(update.sub, self.mean, update.who)
-        plan = self.index.plan
-        for name, tensor in update.sub.items():
-            if plan.tied.get(name) not in update.sub:
-                self._add(name, tensor.detach(), _label_weight(name, update, plan), copy=copy)
-        for kind, tensors in update.reports.items():
-            total = self.reports.setdefault(kind, CohortSum(self.index))
-            for name, tensor in tensors.items():
-                total._add(name, tensor.detach(), 1.0, copy=copy)
-            total.clients += 1
-        self.clients += 1
-
-    @classmethod
-    def of(cls, index: Index, mean: Mapping[str, Tensor], weight: Mapping[str, Weight], clients: int) -> CohortSum:
-        """A sum that was made elsewhere."""
-        made = cls(index)
-        made._mean, made._weight, made.clients = dict(mean), dict(weight), clients
-        return made
-
-    def _add(self, name: str, tensor: Tensor, weight: Weight, *, copy: bool = True) -> None:
-        value = accumulable(tensor)
-        if name in self._mean:
-            self._blend(name, value, weight)
-            return
-        self._mean[name] = value.clone() if copy else value
-        self._weight[name] = weight
-        if not copy:
-            self._borrowed.add(name)
-
-    def merge(self, other: CohortSum) -> None:
-        """Add another part of the same cohort, e.g. what a second worker summed."""
-        if not isinstance(other, CohortSum) or other.index != self.index:
-            raise SelectionError("only sums of one index can be merged; these two hold different positions")
-        check_alike(other.mean, self.mean, "the other sum")
-        for name, value in other.mean.items():
-            self._add(name, value, other.weight[name])
-        for kind, total in other.reports.items():
-            self.reports.setdefault(kind, CohortSum(self.index)).merge(total)
-        self.clients += other.clients
-
-    def _blend(self, name: str, value: Tensor, weight: Weight) -> None:
-        total = self._weight[name] + weight
-        share = ratio(weight, total)
-        if name in self._borrowed:
-            self._mean[name] = interpolated(self._mean[name], value, share)
-            self._borrowed.remove(name)
-        else:
-            interpolate(self._mean[name], value, share)
-        self._weight[name] = total
 
 
 class RoundSums(Sequence[CohortSum]):
@@ -153,23 +55,6 @@ def finalise(state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, T
 def merge(state: State, updates: Iterable[Update | tuple[State, Index, float]], plan: Plan) -> dict[str, Tensor]:
     """The new global state after averaging `(sub, index, weight)` updates element by element (Eq. 10)."""
     return finalise(state, sum_cohorts(updates, plan, copy=False), plan)
-
-
-def sum_cohorts(
-    updates: Iterable[Update | tuple[State, Index, float]], plan: Plan, *, copy: bool = True
-) -> list[CohortSum]:
-    """One `CohortSum` per index, in order of first appearance."""
-    sums: dict[str, CohortSum] = {}
-    for number, given in enumerate(updates):
-        if isinstance(given, Update):
-            update = given
-        elif isinstance(given, (tuple, list)) and len(given) == 3:
-            update = Update(*given, client=number)
-        else:
-            raise UpdateError(f"update {number} is neither (sub, index, weight) nor an Update")
-        check_index(plan, update.index)
-        sums.setdefault(update.index.key, CohortSum(update.index)).add(update, copy=copy)
-    return list(sums.values())
 
 
 def average_tensor(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
@@ -260,46 +145,6 @@ def weight_shape(plan: Plan, name: str) -> list[int]:
         axis.size if groups_of(axis) or (name, dim) in plan.label_axes else 1
         for dim, axis in enumerate(plan.axes[name])
     ]
-
-
-def _label_weight(name: str, update: Update, plan: Plan) -> Weight:
-    """The client's weight: one number, or per class where the tensor has a class axis and the labels are given."""
-    dims = [dim for tensor, dim in plan.label_axes if tensor == name]
-    if update.labels is None or not dims:
-        return update.weight
-    tensor = update.sub[name]
-    classes = tensor.shape[dims[0]]
-    weight = torch.zeros(classes, dtype=torch.float64, device=tensor.device)
-    weight[update.labels.to(tensor.device)] = update.weight
-    return weight.view([-1 if dim == dims[0] else 1 for dim in range(tensor.dim())])
-
-
-def ratio(weight: Weight, total: Weight) -> Weight:
-    """weight / total, and 0 where nothing weighs anything."""
-    if isinstance(total, float):
-        return weight / total
-    if not isinstance(weight, Tensor):  # a weight is above 0, so the total is too
-        # Not `weight / total`: torch computes number / tensor as number * (1 / tensor), not 1 where they agree.
-        return total.new_full((), weight) / total
-    return torch.where(total > 0, weight / total, 0.0)
-
-
-def interpolate(mean: Tensor, value: Tensor, share: Weight) -> None:
-    """mean += (value - mean) * share in place; exact at share 0 and 1, and where the two agree."""
-    if isinstance(share, Tensor):
-        mean.lerp_(value, share.to(mean.dtype))
-    elif share == 1.0:
-        mean.copy_(value)
-    else:
-        mean.lerp_(value, share)
-
-
-def interpolated(mean: Tensor, value: Tensor, share: Weight) -> Tensor:
-    """The same as a new tensor; one pass over memory less than a copy and then `interpolate`."""
-    if isinstance(share, Tensor):
-        return mean.lerp(value, share.to(mean.dtype))
-    # Not a clone of the value: it may lie otherwise in memory than the state it becomes part of.
-    return torch.empty_like(mean).copy_(value) if share == 1.0 else mean.lerp(value, share)
 
 
 def _back(result: Tensor, old: Tensor) -> Tensor:

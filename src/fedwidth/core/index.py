@@ -10,26 +10,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from fedwidth.core.rectangles import Rectangles, Runs, rectangles, runs_of
 from fedwidth.errors import SelectionError
 from fedwidth.plan.axis import Axis, groups_of, positions
 from fedwidth.plan.plan import Plan, check_plan
 from fedwidth.plan.units import check_units
 
 if TYPE_CHECKING:
-    from fedwidth.core.aggregation import CohortSum
+    from fedwidth.core.cohort import CohortSum
     from fedwidth.core.cost import Cost
-
-Pieces = tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...]
-"""Pairs of slices (into the full tensor, into the narrow one) that together move all of it."""
-
-MAX_PIECES = 4
-"""A window that wraps around in two dimensions; beyond that one gather is faster than many slices."""
 
 
 class Index(Mapping[str, tuple[Tensor, ...]]):
@@ -53,8 +47,8 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
         self.units = dict(units) if units is not None else None
         """Units kept of each group; None where tensors of one group keep different units (FedBRB)."""
         self._kept = dict(kept)
-        self._pieces: dict[str, Pieces | None] = {}
-        self._runs: dict[Axis, list[tuple[slice, slice]]] = {}
+        self._pieces: dict[str, Rectangles | None] = {}
+        self._runs: dict[Axis, Runs] = {}
         self._on: dict[tuple[str, torch.device], tuple[Tensor, ...]] = {}
 
     @classmethod
@@ -171,7 +165,7 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
 
     def accumulator(self) -> CohortSum:
         """An empty sum of sub-models at these positions."""
-        from fedwidth.core.aggregation import CohortSum
+        from fedwidth.core.cohort import CohortSum
 
         return CohortSum(self)
 
@@ -200,41 +194,20 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
             self._on[name, device] = tuple(p.to(device) for p in self._kept[name])
         return self._on[name, device]
 
-    def pieces(self, name: str) -> Pieces | None:
-        """The kept part of `name` as a few rectangles, or None where that would be more than `MAX_PIECES`.
+    def pieces(self, name: str) -> Rectangles | None:
+        """The part of `name` that is kept, as a few rectangles; None where these would be more than `MAX_RECTANGLES`.
 
         Windows (prefix, rolling, blocks) are one to four rectangles, and moving a rectangle is much faster than a
         gather.
         """
         if name not in self._pieces:
-            self._pieces[name] = self._rectangles(name)
+            self._pieces[name] = rectangles(self._runs_of(name))
         return self._pieces[name]
 
-    def _rectangles(self, name: str) -> Pieces | None:
-        runs_per_dim, total = [], 1
+    def _runs_of(self, name: str) -> Iterator[Runs]:
+        """The runs of positions kept along each dimension of a tensor."""
         for axis, kept in zip(self.plan.axes[name], self._kept[name], strict=True):
-            runs = self._runs.get(axis) or _runs(kept, axis.size)
+            runs = self._runs.get(axis) or runs_of(kept, axis.size)
             if self.units is not None:  # then axes that are alike keep the same positions
                 self._runs[axis] = runs
-            total *= len(runs)
-            if total > MAX_PIECES:
-                return None
-            runs_per_dim.append(runs)
-        return tuple(
-            (tuple(full for full, _ in piece), tuple(narrow for _, narrow in piece)) for piece in product(*runs_per_dim)
-        )
-
-
-def _runs(kept: Tensor, size: int) -> list[tuple[slice, slice]]:
-    """Consecutive runs of sorted positions as (slice of the full axis, slice of the narrow axis)."""
-    if len(kept) == size:
-        return [(slice(None), slice(None))]
-    breaks = (torch.diff(kept) != 1).nonzero().flatten() + 1
-    edges = [0, *breaks.tolist(), len(kept)]
-    if len(edges) - 1 > MAX_PIECES:
-        return [(slice(0), slice(0))] * (MAX_PIECES + 1)
-    starts = kept[torch.tensor(edges[:-1])].tolist()
-    return [
-        (slice(start, start + stop - begin), slice(begin, stop))
-        for start, begin, stop in zip(starts, edges[:-1], edges[1:], strict=True)
-    ]
+            yield runs

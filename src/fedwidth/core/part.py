@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from fedwidth.core.aggregation import CohortSum
+    from fedwidth.core.cohort import CohortSum
     from fedwidth.core.cost import Cost
     from fedwidth.plan.plan import Plan
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.core.index import Index
+from fedwidth.core.running_mean import accumulable, sum_dtype
 from fedwidth.core.submodel import State
 from fedwidth.errors import OptionError, SelectionError, StateError, UpdateError
 from fedwidth.plan.units import whole_numbers
@@ -117,17 +118,3 @@ def _checked_weight(weight: object, who: str) -> float:
     if not 1e-100 <= value <= 1e100:
         raise UpdateError(f"{who} has weight {weight}; it must be a finite number above 0 (1e-100 to 1e100)")
     return value
-
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What it is averaged in: half precision in single, integers in double; exact for values that agree."""
-    if dtype.is_complex:
-        return torch.complex64 if dtype.itemsize < 8 else dtype
-    if dtype.is_floating_point:
-        return torch.float32 if dtype.itemsize < 4 else dtype
-    return torch.float64
-
-
-def accumulable(tensor: Tensor) -> Tensor:
-    """The tensor in the dtype it is averaged in."""
-    return tensor.to(sum_dtype(tensor.dtype))

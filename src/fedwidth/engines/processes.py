@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedwidth.core.aggregation import CohortSum, Update
+from fedwidth.core.cohort import CohortSum
+from fedwidth.core.updates import Update
 from fedwidth.data import Data, Partition
 from fedwidth.engines.faults import describe, named
 from fedwidth.engines.plain_index import plain, restored

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum, Update
+from fedwidth.core.cohort import CohortSum
+from fedwidth.core.updates import Update
 from fedwidth.engines.faults import named
 from fedwidth.methods import Task
 from fedwidth.training.client import Trained, Trainer

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import SubState, extract
 from fedwidth.engines.serial import add
 from fedwidth.errors import ClientError, UpdateError

@@ -9,12 +9,28 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from fedwidth.methods.closing import Beginning, Closing
-from fedwidth.methods.definition import Method, Moment, Need, per_group
-from fedwidth.methods.find import Reference, combine, method, methods
-from fedwidth.methods.local import ClientPass, Local, LocalMoment, Memory, Sending, named, under
-from fedwidth.methods.options import ROUNDING, Option
-from fedwidth.methods.task import Task
+from fedwidth.methods.definition import (
+    ROUNDING,
+    Beginning,
+    ClientPass,
+    Closing,
+    Local,
+    LocalMoment,
+    Memory,
+    Method,
+    Moment,
+    Need,
+    Option,
+    Sending,
+    Task,
+    named,
+    per_group,
+    under,
+)
+from fedwidth.methods.lookup.by_name import method
+from fedwidth.methods.lookup.catalogue import methods
+from fedwidth.methods.lookup.combination import combine
+from fedwidth.methods.lookup.reference import Reference
 
 __all__ = [
     "ROUNDING",

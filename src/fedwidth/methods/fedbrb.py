@@ -21,13 +21,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum, weight_shape
+from fedwidth.core.aggregation import weight_shape
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
 from fedwidth.core.selection import block, blocks, grid_coordinates
 from fedwidth.core.submodel import put, take
-from fedwidth.methods.closing import Closing
-from fedwidth.methods.definition import Method, Moment
-from fedwidth.methods.options import ROUNDING, Option, choice, is_share
+from fedwidth.methods.definition import ROUNDING, Closing, Method, Moment, Option, choice, is_share
 from fedwidth.plan.axis import Axis, Units, groups_of, tiling
 from fedwidth.plan.plan import Plan
 

@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.errors import SelectionError
-from fedwidth.methods.closing import Closing
-from fedwidth.methods.definition import Method, Moment, per_group
-from fedwidth.methods.options import ROUNDING
+from fedwidth.methods.definition import ROUNDING, Closing, Method, Moment, per_group
 from fedwidth.randomness import numpy_generator
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.core.submodel import State
-from fedwidth.methods.definition import Method, Moment, per_group
-from fedwidth.methods.options import ROUNDING
+from fedwidth.methods.definition import ROUNDING, Method, Moment, per_group
 from fedwidth.plan.axis import owners
 from fedwidth.plan.plan import Plan
 

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from fedwidth.core.selection import least_seen, random
 from fedwidth.errors import SelectionError
-from fedwidth.methods.closing import Closing
-from fedwidth.methods.definition import Method, Moment, per_group
-from fedwidth.methods.options import ROUNDING
+from fedwidth.methods.definition import ROUNDING, Closing, Method, Moment, per_group
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:

@@ -16,10 +16,16 @@ import math
 from torch import Tensor
 
 from fedwidth.core.selection import block
-from fedwidth.methods.closing import Beginning
-from fedwidth.methods.definition import Method, Moment, per_group
-from fedwidth.methods.options import ROUNDING
-from fedwidth.methods.tiles import NO_BLOCK, block_counts, blocks_of, divided, number_of_blocks, width_of, width_option
+from fedwidth.methods.definition import ROUNDING, Beginning, Method, Moment, per_group
+from fedwidth.methods.shared.tiles import (
+    NO_BLOCK,
+    block_counts,
+    blocks_of,
+    divided,
+    number_of_blocks,
+    width_of,
+    width_option,
+)
 
 MIN_BLOCK = 0.25
 """Narrower blocks are networks too weak to be worth keeping apart, where clients can hold wider ones."""

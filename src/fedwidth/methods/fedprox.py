@@ -10,9 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedwidth.methods import fedavg
-from fedwidth.methods.definition import Method
-from fedwidth.methods.local import Local, LocalMoment, Sent
-from fedwidth.methods.options import Option, is_number
+from fedwidth.methods.definition import Local, LocalMoment, Method, Option, Sent, is_number
 
 
 def gradient(g: Tensor, w: Tensor, start: Tensor, sent: Sent, at: LocalMoment) -> Tensor:

@@ -8,9 +8,8 @@ import math
 
 from torch import Tensor
 
-from fedwidth.methods.definition import Method, Moment, per_group
-from fedwidth.methods.options import ROUNDING, Option, choice, is_share, switch
-from fedwidth.methods.windows import DIRECTION, is_step, roll, step_units
+from fedwidth.methods.definition import ROUNDING, Method, Moment, Option, choice, is_share, per_group, switch
+from fedwidth.methods.shared.windows import DIRECTION, is_step, roll, step_units
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:

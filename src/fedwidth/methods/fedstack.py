@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedwidth.methods.definition import Method, Moment, per_group
-from fedwidth.methods.options import ROUNDING
-from fedwidth.methods.windows import DIRECTION, roll
+from fedwidth.methods.definition import ROUNDING, Method, Moment, per_group
+from fedwidth.methods.shared.windows import DIRECTION, roll
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:

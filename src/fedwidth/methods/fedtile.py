@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import take
-from fedwidth.methods.closing import Beginning, Closing
-from fedwidth.methods.definition import Method, Moment, per_group
-from fedwidth.methods.options import ROUNDING, Option, is_share
-from fedwidth.methods.tiles import block_counts, divided, width_of, width_option
-from fedwidth.methods.windows import DIRECTION, is_step, roll, step_units
+from fedwidth.methods.definition import ROUNDING, Beginning, Closing, Method, Moment, Option, is_share, per_group
+from fedwidth.methods.shared.tiles import block_counts, divided, width_of, width_option
+from fedwidth.methods.shared.windows import DIRECTION, is_step, roll, step_units
 from fedwidth.plan.axis import kept, tiling
 
 

@@ -13,9 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedwidth.core.selection import prefix
-from fedwidth.methods.definition import Method, Moment, per_group
-from fedwidth.methods.local import ClientPass, Local
-from fedwidth.methods.options import ROUNDING, Option, is_share, switch
+from fedwidth.methods.definition import ROUNDING, ClientPass, Local, Method, Moment, Option, is_share, per_group, switch
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:

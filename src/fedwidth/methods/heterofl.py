@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedwidth.core.selection import prefix
-from fedwidth.methods.definition import Method, Moment, per_group
-from fedwidth.methods.options import ROUNDING
+from fedwidth.methods.definition import ROUNDING, Method, Moment, per_group
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:

@@ -24,10 +24,23 @@ import torch
 from torch import Tensor
 
 from fedwidth.methods import fedavg
-from fedwidth.methods.closing import Beginning, Closing
-from fedwidth.methods.definition import Method, Need
-from fedwidth.methods.local import FULL_GRADIENT, Local, LocalMoment, Memory, Sending, Sent, named, under
-from fedwidth.methods.options import Option, choice, is_number
+from fedwidth.methods.definition import (
+    FULL_GRADIENT,
+    Beginning,
+    Closing,
+    Local,
+    LocalMoment,
+    Memory,
+    Method,
+    Need,
+    Option,
+    Sending,
+    Sent,
+    choice,
+    is_number,
+    named,
+    under,
+)
 
 CONTROL, OWN, CHANGE = "control", "own", "change"
 """The server's variate, a client's, and what a client's has changed by."""

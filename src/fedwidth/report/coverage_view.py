@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedwidth.analysis.replay import replay
 from fedwidth.core.index import Index
-from fedwidth.methods.replay import replay
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan
 from fedwidth.report.attendance import Attendance, read_attendances

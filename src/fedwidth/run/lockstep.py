@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.config.influence import by_key
-from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.cohort import CohortSum
 from fedwidth.data import Partition
 from fedwidth.engines.packed.clients import RunRound
 from fedwidth.engines.packed.engine import Pack

@@ -14,10 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fedwidth.core.aggregation import Update, weigh
 from fedwidth.core.part import Part
 from fedwidth.core.submodel import take
-from fedwidth.core.updates import check_finite
+from fedwidth.core.updates import Update, check_finite, weigh
 from fedwidth.data import Data, Partition
 from fedwidth.methods import Beginning, Method, Sending, Task
 from fedwidth.models import set_scaler

@@ -31,7 +31,7 @@ from statistics import median_low
 import torch
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State, put, take
 from fedwidth.methods import Task
 from fedwidth.plan.plan import Plan

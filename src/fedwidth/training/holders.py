@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum, weight_shape
+from fedwidth.core.aggregation import weight_shape
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State, put, take
 from fedwidth.plan.plan import Plan
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.cohort import CohortSum
 from fedwidth.methods import Closing, Method, Task
 from fedwidth.plan.plan import Plan
 from fedwidth.settings import ServerSettings

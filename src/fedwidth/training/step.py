@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedwidth.errors import OptionError
 from fedwidth.methods import LocalMoment
-from fedwidth.methods.local import FULL_GRADIENT
+from fedwidth.methods.definition import FULL_GRADIENT
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.optimiser import clip, optimise
 from fedwidth.training.rule import Rule

@@ -14,7 +14,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import take
 from fedwidth.engines.faults import named

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum, RoundSums, Weight, average_tensor, blend_into, interpolate, ratio
+from fedwidth.core.aggregation import RoundSums, average_tensor, blend_into
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
+from fedwidth.core.running_mean import Weight, interpolate, ratio
 from fedwidth.engines.faults import named
 from fedwidth.engines.flat.layout import FlatState, Layout, SubLayout
 from fedwidth.errors import UpdateError

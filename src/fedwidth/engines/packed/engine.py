@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import state_of
 from fedwidth.engines.flat.layout import FlatState, Layout
 from fedwidth.engines.packed.clients import Coming, RunRound, who_has_what

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.cohort import CohortSum
 from fedwidth.engines.flat.engine import FlatEngine, Shapes
 from fedwidth.engines.flat.layout import Layout
 from fedwidth.engines.flat.trainers import fitting, if_it_fits, settle

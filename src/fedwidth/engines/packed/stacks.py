@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.cohort import CohortSum
 from fedwidth.engines.flat.jobs import Size, size_of
 from fedwidth.engines.flat.layout import Layout, SubLayout
 from fedwidth.engines.flat.sums import check_rows

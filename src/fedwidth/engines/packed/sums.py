@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.core.aggregation import RoundSums, Weight, add_share, blend_into, ratio
+from fedwidth.core.aggregation import RoundSums, add_share, blend_into
+from fedwidth.core.running_mean import Weight, ratio
 from fedwidth.engines.flat.layout import FlatState, SubLayout
 from fedwidth.engines.flat.sums import FlatSum, Positions, average_flat
 from fedwidth.methods import Task

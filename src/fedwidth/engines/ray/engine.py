@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import fedwidth
-from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.cohort import CohortSum
 from fedwidth.engines.faults import describe
 from fedwidth.engines.ray.cluster import Cluster
 from fedwidth.engines.ray.ledger import Ledger

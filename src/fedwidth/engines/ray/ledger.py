@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum
+from fedwidth.core.cohort import CohortSum
 from fedwidth.engines.ray.parcels import Lane, Parcel
 from fedwidth.engines.ray.records import Answer, unpack
 from fedwidth.methods import Task

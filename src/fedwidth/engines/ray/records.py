@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.config.build import set_precision
-from fedwidth.core.aggregation import CohortSum, Weight
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
+from fedwidth.core.running_mean import Weight
 from fedwidth.core.submodel import put
 from fedwidth.data import Data, Partition, Shares
 from fedwidth.data.records import Split

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedwidth.core.aggregation import CohortSum, finalise
+from fedwidth.core.aggregation import finalise
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State, put, take
-from fedwidth.methods.local import Memory
-from fedwidth.methods.task import Task
+from fedwidth.methods.definition.local import Memory
+from fedwidth.methods.definition.task import Task
 from fedwidth.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedwidth.errors import OptionError
 
 if TYPE_CHECKING:
-    from fedwidth.methods.definition import Method
+    from fedwidth.methods import Method
 
 Memory = Mapping[str, Tensor]
 """What is remembered between rounds, by name; `{prefix}.{tensor}` where it has the shape of the model's tensors."""

@@ -21,83 +21,23 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum
-from fedwidth.core.index import Index
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State
-from fedwidth.errors import FedwidthError, OptionError, unknown, whole_number
-from fedwidth.methods.closing import Beginning, Closing
-from fedwidth.methods.local import Local, Memory, Sending
-from fedwidth.methods.options import Option
-from fedwidth.methods.task import Task
+from fedwidth.errors import OptionError, unknown, whole_number
+from fedwidth.methods.definition.checks import check_sends, checked_cohort, checked_memory, checked_state
+from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment
+from fedwidth.methods.definition.closing import Beginning, Closing
+from fedwidth.methods.definition.local import Local, Memory, Sending
+from fedwidth.methods.definition.options import Option
+from fedwidth.methods.definition.task import Task
 from fedwidth.plan.plan import Plan, check_plan
-from fedwidth.plan.units import check_capacity
-from fedwidth.randomness import numpy_generator
-
-Cohort = Sequence[tuple[int, float]]
-"""The clients of a round: (client, capacity)."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Everything a selection may depend on besides the plan."""
-
-    capacity: float | Fraction
-    round: int
-    client: int
-    """The client's place in the round's cohort, 0 … clients-1."""
-    clients: int
-    seed: int
-    options: Mapping[str, Any]
-    number: int = 0
-    """The client's number among all there are; its place where nobody said."""
-    cohort: Cohort = ()
-    """Everyone who takes part in the round; empty where nobody said."""
-    memory: Memory = field(default_factory=dict)
-    """What the method remembers: empty before the first round."""
-    state: State | None = None
-    """The global state, for methods whose `reads` names it."""
-    plan: Plan | None = None
-    group: str = ""
-    """The width group in question (set by `per_group`)."""
-    group_number: int = 0
-    """Its number in the plan."""
-
-    def generator(self) -> np.random.Generator:
-        """Randomness of this client, round and group alone."""
-        return numpy_generator(self.seed, "select", self.round, self.client, self.group_number)
-
-
-Choose = Callable[[Plan, Mapping[str, int], Moment], Any]
-"""(plan, units to keep of each group, moment) -> an index, or a part of another kind."""
-
-Units = Callable[[int, int, Moment], Tensor]
-
-READS = ("state", "memory")
-"""What a choice may look at that a round changes."""
-
-
-def per_group(units: Units) -> Choose:
-    """A choice that keeps the same units for a whole width group: `units(size, kept, moment)` for each."""
-
-    def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
-        chosen = {}
-        for number, (name, group) in enumerate(plan.groups.items()):
-            here = replace(at, plan=plan, group=name, group_number=number)
-            chosen[name] = (
-                torch.arange(group.size) if counts[name] == group.size else units(group.size, counts[name], here)
-            )
-        return Index.of_units(plan, chosen)
-
-    choose.__module__ = units.__module__  # where the method is most likely to be found by other processes
-    return choose
 
 
 @dataclass(frozen=True)
 class Need:
-    """A setting a method cannot do without: the value used where a recipe is silent, and why no other will do."""
+    """A value that a setting must have for the method to work, and why no other will do."""
 
     value: Any
     why: str
@@ -108,36 +48,45 @@ class Method:
     """A method: which part of the model clients hold, how they train it, and how their updates become the new state."""
 
     name: str
+    """The name recipes use."""
     title: str
+    """The name tables and reports show."""
     paper: str
     equation: str
+    """Where the paper defines the choice."""
     choose: Choose
+    """A function (plan, number of units to keep of each group, moment) -> what the client holds."""
     options: Mapping[str, Option] = field(default_factory=dict)
+    """The options a recipe may set, by name."""
     slices: bool = True
-    """False where `choose` gives parts that are no indexes: only engines that train one client at a time take them."""
+    """False if `choose` gives parts that are no indexes. Only engines that train one client at a time take those."""
     reads: Sequence[str] = ()
-    """Which of `READS` a choice looks at; choices that look at neither can be made before the last round has ended."""
+    """Which of "state" and "memory" `choose` looks at. A choice that looks at neither can be made before the last round
+    has ended."""
     shared: Callable[[Mapping[str, Any]], bool] = lambda _: False
-    """True for options with which all clients of one capacity hold the same part in a round."""
+    """Whether, with these options, all clients of one capacity hold the same part in a round."""
     nested: Callable[[Mapping[str, Any]], bool] = lambda _: False
-    """True for options with which a narrower client's units are among those of a wider one, in the same round."""
+    """Whether, with these options, the units of a narrower client are among those of a wider one in the same round."""
     local: Local | None = None
-    """How clients train; None: they minimise the loss."""
+    """How clients train. None: they minimise the loss."""
     start: Callable[[Beginning], dict[str, Tensor]] | None = None
-    """The state a run begins with; None: the model's own."""
+    """A function that makes the state a run begins with. None: it is the model's own."""
     init: Callable[[Beginning], dict[str, Tensor]] | None = None
-    """What the server remembers before the first round."""
+    """A function that makes what the server remembers before the first round. None: nothing."""
     advance: Callable[[Closing], dict[str, Tensor]] | None = None
-    """What it remembers after a round; None: what it did before."""
+    """A function that makes what the server remembers after a round. None: its memory never changes."""
     close: Callable[[Closing], dict[str, Tensor]] | None = None
-    """The new state; None: the average (Eq. 10)."""
+    """A function that makes the new global state. None: it is the average of the updates (FedRolex Eq. 10)."""
     collect: str = "sums"
-    """What `close` is given: "sums" of clients that held the same part, or the "updates" of single clients."""
+    """What `close` is given: one mean for all clients that held the same part ("sums"), or one update for each client
+    ("updates")."""
     needs: Mapping[str, Need] = field(default_factory=dict)
-    """Settings by name: used where a recipe is silent, and a recipe that says otherwise is refused."""
+    """Settings that must have a certain value, by name. A recipe that does not mention one gets that value, and a
+    recipe with another value is refused."""
     values: Mapping[str, Any] = field(default_factory=dict)
+    """The value of every option, set by `with_options`."""
     made_of: tuple[Method, ...] = ()
-    """The method that chooses and the one that trains, where two were combined."""
+    """If two methods were combined: the one that chooses and the one that trains."""
 
     def __post_init__(self) -> None:
         if self.collect not in ("sums", "updates"):
@@ -147,7 +96,7 @@ class Method:
                 raise OptionError(f"a method's choice reads 'state' or 'memory', not {name!r}")
 
     def with_options(self, /, **given: Any) -> Method:
-        """This method with options set; unknown names and values are refused."""
+        """A copy of this method with options set; unknown names and values are refused."""
         given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
         for name, value in given.items():
             if name not in self.options:
@@ -172,10 +121,10 @@ class Method:
         number: int | None = None,
         cohort: Cohort = (),
     ) -> Any:
-        """The part of one client: `client` is its place among the `clients` of this round.
+        """The part of the model that one client trains: an `Index`, or a part of another kind.
 
-        `number` is the client's own among all there are, `cohort` everyone who takes part, `memory` and `state` what
-        the server holds.
+        `client` is the client's place among the `clients` of this round, `number` its number among all clients there
+        are, `cohort` everyone who takes part. `memory` and `state` are what the server holds.
         """
         check_plan(plan)
         if memory is not None and not isinstance(memory, Mapping):
@@ -208,9 +157,9 @@ class Method:
         *,
         state: State | None = None,
     ) -> list[Task]:
-        """A task for every (client, capacity) of the round, in cohort order; equal parts are one object."""
+        """One task for every (client, capacity) of the cohort, in its order. Parts that are equal are one object."""
         check_plan(plan)
-        shared, cohort = self.shared(self.values), _checked_cohort(cohort)
+        shared, cohort = self.shared(self.values), checked_cohort(cohort)
         by_capacity: dict[float, Any] = {}
         by_key: dict[str, Any] = {}
         tasks = []
@@ -247,88 +196,40 @@ class Method:
         seed: int,
         clients: int,
     ) -> list[Task]:
-        """The tasks with what their clients are sent beside their sub-models."""
+        """The same tasks, completed by what their clients are sent beside their sub-models.
+
+        `own` is what each client remembers, `clients` how many there are in all.
+        """
         if self.local is None or self.local.sends is None:
             return list(tasks)
         at = Sending(0, round, seed, clients, self.values)
         found = []
         for task in tasks:
             sends = self.local.sends(memory, own.get(task.client, {}), replace(at, client=task.client))
-            _check_sends(self, sends, plan)
+            check_sends(self.name, sends, plan)
             found.append(replace(task, sends=sends))
         return found
 
     def aggregate(self, state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:
-        """The new global state from the cohorts' sums, where nothing else matters to the method."""
+        """The new global state from the means of the cohorts, for methods that look at nothing else."""
         return self.finish(Closing(state, sums, plan, options=self.values))
 
     def first_state(self, beginning: Beginning) -> dict[str, Tensor]:
-        """The state a run begins with."""
+        """The global state that a run begins with."""
         if self.start is None:
             return dict(beginning.state)
-        return self._checked_state(self.start(beginning), beginning.plan, "start")
+        return checked_state(self.name, "start", self.start(beginning), beginning.plan)
 
     def first_memory(self, beginning: Beginning) -> dict[str, Tensor]:
         """What the server remembers before the first round."""
-        return {} if self.init is None else self._checked_memory(self.init(beginning), "init")
+        return {} if self.init is None else checked_memory(self.name, "init", self.init(beginning))
 
     def finish(self, closing: Closing) -> dict[str, Tensor]:
-        """The new global state."""
+        """The new global state after a round."""
         if self.close is None:
             return closing.average()
-        return self._checked_state(self.close(closing), closing.plan, "close")
+        return checked_state(self.name, "close", self.close(closing), closing.plan)
 
     def remember(self, closing: Closing) -> Memory:
-        """What the server remembers after the round."""
-        return closing.memory if self.advance is None else self._checked_memory(self.advance(closing), "advance")
-
-    def _checked_memory(self, memory: object, part: str) -> dict[str, Tensor]:
-        if not isinstance(memory, dict) or not all(isinstance(tensor, Tensor) for tensor in memory.values()):
-            raise OptionError(f"{part} of {self.name} must return tensors by name, not {_kinds(memory)}")
-        return memory
-
-    def _checked_state(self, state: object, plan: Plan, part: str) -> dict[str, Tensor]:
-        if not isinstance(state, dict):
-            raise OptionError(f"{part} of {self.name} must return a state, not a {type(state).__name__}")
-        try:
-            plan.check_state(state)
-        except FedwidthError as error:
-            raise type(error)(f"{part} of {self.name}: {error}") from None
-        return state
-
-
-def _kinds(memory: object) -> str:
-    """What was found where tensors by name were expected."""
-    if not isinstance(memory, dict):
-        return f"a {type(memory).__name__}"
-    name, odd = next((name, value) for name, value in memory.items() if not isinstance(value, Tensor))
-    return f"a {type(odd).__name__} as '{name}'"
-
-
-def _check_sends(method: Method, sends: object, plan: Plan) -> None:
-    """Refuse what is neither a number nor has all parameters in the full model's shapes."""
-    if not isinstance(sends, Mapping):
-        raise OptionError(f"{method.name} must send numbers or tensors by name, not a {type(sends).__name__}")
-    for name, value in sends.items():
-        if isinstance(value, (int, float)):
-            continue
-        if not isinstance(value, Mapping):
-            raise OptionError(
-                f"{method.name} sends '{name}' as a {type(value).__name__}: allowed are numbers and tensors by name"
-            )
-        for tensor in (tensor for tensor in plan.parameters if tensor not in plan.tied):
-            if tensor not in value or tuple(value[tensor].shape) != plan.shapes[tensor]:
-                found = f"has shape {list(value[tensor].shape)}" if tensor in value else "is missing"
-                raise OptionError(
-                    f"{method.name} sends '{name}', of which '{tensor}' {found}: it must be {list(plan.shapes[tensor])}"
-                )
-
-
-def _checked_cohort(cohort: Cohort) -> list[tuple[int, float]]:
-    try:
-        pairs = [(client, capacity) for client, capacity in cohort]
-    except (TypeError, ValueError):
-        raise OptionError(f"the cohort must be a list of (client, capacity) pairs, not {cohort!r}") from None
-    for _, capacity in pairs:
-        check_capacity(capacity)
-    return pairs
+        """What the server remembers after a round."""
+        return closing.memory if self.advance is None else checked_memory(self.name, "advance", self.advance(closing))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedwidth.devices.capacity import parse_capacity
 from fedwidth.errors import FedwidthError, OptionError
-from fedwidth.methods.options import Option
+from fedwidth.methods.definition import Option
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units, groups_of
 from fedwidth.plan.plan import Plan
 

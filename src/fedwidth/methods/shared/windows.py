@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedwidth.core.selection import rolling
-from fedwidth.methods.definition import Moment
-from fedwidth.methods.options import choice
+from fedwidth.methods.definition import Moment, choice
 
 DIRECTION = choice("forward", "backward", help="which way the window moves")
 """Backward is what the published FedRolex code does: {(i - j) mod K, i < n}."""

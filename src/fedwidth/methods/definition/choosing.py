@@ -1,0 +1,81 @@
+"""How a method chooses what a client holds: what its function is told, and choices made group by group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import State
+from fedwidth.methods.definition.local import Memory
+from fedwidth.plan.plan import Plan
+from fedwidth.randomness import numpy_generator
+
+Cohort = Sequence[tuple[int, float]]
+"""The clients that take part in a round, each as (client, capacity)."""
+
+READS = ("state", "memory")
+"""What a choice may look at that changes from round to round."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Everything a choice may depend on besides the plan: the client, the round, and what the server holds."""
+
+    capacity: float | Fraction
+    """The share of the full width that the client can afford."""
+    round: int
+    client: int
+    """The client's place in the round's cohort, from 0 to clients - 1."""
+    clients: int
+    """How many clients take part in the round."""
+    seed: int
+    options: Mapping[str, Any]
+    """The values of the method's options."""
+    number: int = 0
+    """The client's number among all clients there are. Its place in the cohort, unless the caller gave another."""
+    cohort: Cohort = ()
+    """Everyone who takes part in the round. Empty if the caller did not say who does."""
+    memory: Memory = field(default_factory=dict)
+    """What the method remembers of earlier rounds. Empty before the first one has ended."""
+    state: State | None = None
+    """The global state. None unless the method's `reads` names it."""
+    plan: Plan | None = None
+    """The plan, which `per_group` fills in for functions that are asked about one group."""
+    group: str = ""
+    """The name of the width group that is asked about, filled in by `per_group`."""
+    group_number: int = 0
+    """The number of that group in the plan."""
+
+    def generator(self) -> np.random.Generator:
+        """A random generator that depends on the seed, the round, the client and the group alone."""
+        return numpy_generator(self.seed, "select", self.round, self.client, self.group_number)
+
+
+Choose = Callable[[Plan, Mapping[str, int], Moment], Any]
+"""A function (plan, number of units to keep of each group, moment) -> an index, or a part of another kind."""
+
+Units = Callable[[int, int, Moment], Tensor]
+"""A function (size of a group, number of units to keep, moment) -> the units to keep."""
+
+
+def per_group(units: Units) -> Choose:
+    """Turn `units(size, kept, moment)` into a choice that keeps the same units in all tensors of a width group."""
+
+    def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
+        chosen = {}
+        for number, (name, group) in enumerate(plan.groups.items()):
+            here = replace(at, plan=plan, group=name, group_number=number)
+            chosen[name] = (
+                torch.arange(group.size) if counts[name] == group.size else units(group.size, counts[name], here)
+            )
+        return Index.of_units(plan, chosen)
+
+    choose.__module__ = units.__module__  # where the method is most likely to be found by other processes
+    return choose

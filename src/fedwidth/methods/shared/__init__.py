@@ -1,0 +1,1 @@
+"""Arithmetic and options that several methods have in common."""
