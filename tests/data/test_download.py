@@ -11,7 +11,7 @@ import pytest
 from data_fixtures import Server
 
 from fedwidth.data.sets import download
-from fedwidth.data.sets.download import Remote, cache_folder, fetch, fetch_first, places, unpack
+from fedwidth.data.sets.download import Remote, cache_folder, fetch, fetch_first, search_folders, unpack
 from fedwidth.errors import DataError
 
 CONTENT = bytes(range(256)) * 5000
@@ -132,11 +132,11 @@ def test_unpack_refuses_what_is_missing_damaged_or_no_file(tmp_path: Path) -> No
         unpack(packed, tmp_path / "other", {"one": None})
 
 
-def test_places(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert places() == (own_cache,)
-    assert places(tmp_path) == (tmp_path, own_cache)
+def test_folders_that_are_searched(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert search_folders() == (own_cache,)
+    assert search_folders(tmp_path) == (tmp_path, own_cache)
     monkeypatch.setenv("FEDWIDTH_DATA", str(tmp_path / "env"))
-    assert places() == (tmp_path / "env", own_cache)
-    assert places("here") == (Path("here"), own_cache)
+    assert search_folders() == (tmp_path / "env", own_cache)
+    assert search_folders("here") == (Path("here"), own_cache)
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path(os.path.expanduser("~/.cache/fedwidth"))

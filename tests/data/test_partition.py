@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwidth.data import Data, Partition, from_tensors, load, make_partition
-from fedwidth.data.dealing import proportional
+from fedwidth.data.ownership import proportional
 from fedwidth.errors import DataError, OptionError
 
 CIFAR_SHAPED = labelled([label for label in range(10) for _ in range(5000)], [k % 10 for k in range(10_000)])
@@ -70,7 +70,7 @@ def test_labels_are_exact(split: tuple[Data, int, int], seed: int) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 30), st.integers(0, 60), st.integers(1, 30), st.integers(0, 5))
-def test_iid_deals_equally(clients: int, more: int, tests: int, seed: int) -> None:
+def test_iid_shares_are_equal(clients: int, more: int, tests: int, seed: int) -> None:
     data = labelled([k % 3 for k in range(clients + more)], [k % 3 for k in range(tests)], classes=3)
     partition = make_partition(data, "iid", clients, seed)
     check_disjoint(partition, len(data.train))
@@ -133,7 +133,7 @@ def test_proportional_adds_up_and_keeps_zeros(samples: int, weights: list[int]) 
 
 
 @pytest.mark.parametrize("per_client", [2, 5])
-def test_published_deal_loses_labels_and_data(per_client: int) -> None:
+def test_published_assignment_loses_labels_and_data(per_client: int) -> None:
     """A client's L draws out of 100 L labels, each label 10 L times: the expected number of different ones is
 
     10 (1 - P(a label is not drawn)), P = product of (90 L - i) / (100 L - i), i < L: 1.905 of 2 and 4.110 of 5.
@@ -155,7 +155,7 @@ def test_published_deal_loses_labels_and_data(per_client: int) -> None:
     check_test_labels(CIFAR_SHAPED, partition)
 
 
-def test_exact_deal_favours_nobody() -> None:
+def test_exact_assignment_favours_nobody() -> None:
     """Over many seeds every pair of labels is as likely as any other: 45 pairs of ten classes."""
     pairs = np.zeros((10, 10))
     data = labelled([k % 10 for k in range(400)])

@@ -1,8 +1,8 @@
 """Ways to spread a data set over clients.
 
 Every function works out an owner for each sample, so no sample is ever with two clients, and draws only from
-(seed, "partition"). Test shares follow the training shares: the test samples of each class are dealt to the clients
-that have the class in training, by the same procedure.
+(seed, "partition"). Test shares follow the training shares: the test samples of each class go to the clients that
+have the class in training, by the same procedure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedwidth.data.dealing import NOBODY, deal_labels, deal_shards, holders, proportional, spread
+from fedwidth.data.ownership import NOBODY, assign_labels, assign_shards, holders, proportional, spread
 from fedwidth.data.records import Data
 from fedwidth.data.shares import Partition, Shares
 from fedwidth.data.validation import hold_out, in_the_whole, without
@@ -37,10 +37,10 @@ def labels(data: Data, clients: int, seed: int, *, per_client: int = 2, publishe
     """Every client gets exactly `per_client` labels, and all data is used.
 
     With L labels each, N clients and C classes, each class is cut into L * N / C equal shards (where that is no whole
-    number, classes differ by one shard), and each client is dealt L shards of different classes.
+    number, classes differ by one shard), and each client gets L shards of different classes.
 
-    `published=True` deals as the published code does: shards are shuffled and dealt without looking, and where a client
-    gets a label twice the second shard is dropped, so clients have fewer labels and part of the data is unused.
+    `published=True` assigns as the published code does: shards are shuffled and handed out in that order, and where a
+    client gets a label twice the second shard is dropped, so clients have fewer labels and part of the data is unused.
     """
     generator = _generator(clients, seed)
     _enough(data, clients)
@@ -55,15 +55,15 @@ def labels(data: Data, clients: int, seed: int, *, per_client: int = 2, publishe
     if published:
         if shards % data.classes:
             raise DataError(
-                f"the published deal needs clients times per_client ({shards})"
+                f"published = true needs clients times per_client ({shards})"
                 f" to be a multiple of the number of classes ({data.classes})"
             )
-        dealt = generator.permutation(np.repeat(np.arange(data.classes), shards // data.classes))
-        held = holders(dealt.reshape(clients, per_client), data.classes)
+        drawn = generator.permutation(np.repeat(np.arange(data.classes), shards // data.classes))
+        held = holders(drawn.reshape(clients, per_client), data.classes)
         pieces = [np.pad(who, (0, shards // data.classes - len(who)), constant_values=NOBODY) for who in held]
     else:
-        pieces = holders(deal_labels(generator, clients, per_client, classes=data.classes), data.classes)
-    owners = [deal_shards(generator, train, pieces), deal_shards(generator, test, pieces, thin=True)]
+        pieces = holders(assign_labels(generator, clients, per_client, classes=data.classes), data.classes)
+    owners = [assign_shards(generator, train, pieces), assign_shards(generator, test, pieces, thin=True)]
     return _partition("labels", data, clients, owners)
 
 
@@ -81,7 +81,7 @@ def random_labels(data: Data, clients: int, seed: int, *, per_client: int = 2, h
     if not isinstance(holdout, int | float) or not 0 <= holdout < 1:
         raise OptionError(f"holdout must lie between 0 and 1, not {holdout!r}")
     drawn = np.stack([generator.permutation(data.classes)[:per_client] for _ in range(clients)])
-    owner = deal_shards(generator, train, holders(drawn, data.classes))
+    owner = assign_shards(generator, train, holders(drawn, data.classes))
     test = np.full_like(owner, NOBODY)
     whole = Shares.of(owner, clients)
     for client in range(clients):

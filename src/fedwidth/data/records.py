@@ -39,7 +39,7 @@ class Split:
         return len(self.inputs)
 
     def take(self, samples: Tensor) -> Split:
-        """These samples of it."""
+        """A split of these samples alone."""
         chosen = samples.to(self.inputs.device)
         users = None if self.users is None else self.users[samples]
         return Split(self.inputs[chosen], self.targets[chosen], users)

@@ -18,7 +18,7 @@ from fedwidth.data.records import IGNORE, Data, Split
 from fedwidth.errors import DataError
 
 MAX_KNOWN = 2_000
-"""Clients whose labels are remembered."""
+"""The number of clients whose labels are remembered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +51,13 @@ class Shares:
         return self.samples[bounds[client] : bounds[client + 1]]
 
     def size(self, client: int) -> int:
-        """Samples of one client."""
+        """The number of samples that one client has."""
         bounds = self.offsets.numpy()
         return int(bounds[client + 1] - bounds[client])
 
     @property
     def sizes(self) -> Tensor:
-        """Samples of each client."""
+        """The number of samples that each client has."""
         return self.offsets.diff()
 
 
@@ -109,12 +109,12 @@ class Partition:
         return self.train[client]
 
     def size(self, client: int) -> int:
-        """Training samples of one client."""
+        """The number of training samples that one client has."""
         return self.train.size(client)
 
     @property
     def sizes(self) -> Tensor:
-        """Training samples of each client."""
+        """The number of training samples that each client has."""
         return self.train.sizes
 
     @cached_property

@@ -1,8 +1,8 @@
 """Samples of the training set that no client trains on, to choose settings and rounds by without the test set.
 
-They are taken before the clients' shares are dealt, and the rest is dealt as a training set of that size would be. The
-labels a client draws, its proportions and, of natural partitions, the users are drawn as without validation samples:
-the same clients hold the same kinds of data, each about `share` less of it.
+They are taken first, and the rest is shared out among the clients as a training set of that size would be. The labels a
+client draws, its proportions and, of natural partitions, the users are drawn as without validation samples: the same
+clients hold the same kinds of data, each about `share` less of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwidth.data.dealing import proportional
+from fedwidth.data.ownership import proportional
 from fedwidth.data.records import Data, Split
 from fedwidth.data.shares import Partition, Shares
 from fedwidth.errors import DataError
@@ -40,12 +40,12 @@ def hold_out(data: Data, share: float, seed: int, *, by_user: bool = False) -> T
         )
     shuffled = generator.permutation(len(strata))
     grouped = shuffled[np.argsort(strata[shuffled], kind="stable")]
-    place = np.arange(len(grouped)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return torch.from_numpy(np.sort(grouped[place < np.repeat(sizes, counts)]))
+    rank = np.arange(len(grouped)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return torch.from_numpy(np.sort(grouped[rank < np.repeat(sizes, counts)]))
 
 
 def without(data: Data, held: Tensor) -> tuple[Data, Tensor]:
-    """The data to deal, and the numbers of its training samples in the whole training set.
+    """The data without the samples held out, and the numbers of its training samples in the whole training set.
 
     In place of inputs, which no partition looks at, it has these numbers.
     """
@@ -72,7 +72,7 @@ def in_the_whole(partition: Partition, data: Data, numbers: Tensor, held: Tensor
 
 
 def _strata(data: Data, by_user: bool) -> np.ndarray:
-    """What each training sample is a case of: its user, its label, or all of one kind."""
+    """The group of each training sample that gives its share: its user, its label, or one group for all."""
     if by_user and data.train.users is not None:
         return data.train.users.numpy()
     targets = data.train.targets

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedwidth.data.records import Data, Split
-from fedwidth.data.sets.download import Remote, fetch, missing, places, unpack
+from fedwidth.data.sets.download import Remote, fetch, missing, search_folders, unpack
 from fedwidth.data.sets.unpickle import read_pickle
 from fedwidth.data.transforms import Transform
 from fedwidth.errors import DataError
@@ -81,7 +81,7 @@ def load_cifar(
     augment: bool = True,
 ) -> Data:
     """A CIFAR set, 50,000 + 10,000 images of 3 x 32 x 32; in training cropped (padding 4) and flipped at random."""
-    found = places(root)
+    found = search_folders(root)
     folder = _find(layout, found)
     if folder is None:
         if not download:
@@ -123,21 +123,21 @@ def load_cifar100(
 
 
 def _find(layout: Layout, folders: tuple[Path, ...]) -> Path | None:
-    for place in folders:
+    for base in folders:
         for version in (layout.binary, layout.python):
             names = (*layout.train, *layout.test)
             if version == layout.python:
                 names = tuple(name.removesuffix(".bin") for name in names)
-            if all((place / version / name).is_file() for name in names):
-                return place / version
+            if all((base / version / name).is_file() for name in names):
+                return base / version
     return None
 
 
-def _download(layout: Layout, place: Path, url: str) -> None:
-    archive = fetch(layout.archive, url, place)
+def _download(layout: Layout, folder: Path, url: str) -> None:
+    archive = fetch(layout.archive, url, folder)
     members = {f"{layout.binary}/{name}": sha256 for name, sha256 in (layout.train | layout.test).items()}
     try:
-        unpack(archive, place, members)
+        unpack(archive, folder, members)
     finally:
         archive.unlink(missing_ok=True)
 

@@ -9,7 +9,8 @@ from fedwidth.data.records import Data, Split
 from fedwidth.data.transforms import Transform
 from fedwidth.errors import DataError
 
-LARGEST = 16  # pixel values go from 0 to 16
+MAX_PIXEL = 16
+"""Pixel values go from 0 to this."""
 
 
 def load_digits() -> Data:
@@ -24,8 +25,8 @@ def load_digits() -> Data:
     test = torch.zeros(len(targets), dtype=torch.bool)
     for label in range(10):
         test[torch.nonzero(targets == label)[4::5, 0]] = True
-    pixels = images[~test].double() / LARGEST
-    transform = Transform(mean=(float(pixels.mean()),), std=(float(pixels.std()),), scale=LARGEST)
+    pixels = images[~test].double() / MAX_PIXEL
+    transform = Transform(mean=(float(pixels.mean()),), std=(float(pixels.std()),), scale=MAX_PIXEL)
     return Data(
         "digits",
         Split(images[~test], targets[~test]),

@@ -44,15 +44,15 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "fedwidth"
 
 
-def places(root: str | Path | None = None) -> tuple[Path, ...]:
+def search_folders(root: str | Path | None = None) -> tuple[Path, ...]:
     """The folders to look for data in: `root`, else $FEDWIDTH_DATA; then the cache. Downloads go to the first."""
     named = root if root is not None else os.environ.get(VARIABLE) or None
     return (cache_folder(),) if named is None else (Path(named).expanduser(), cache_folder())
 
 
-def missing(name: str, places: tuple[Path, ...], files: tuple[str, ...], why: str = "") -> DataError:
+def missing(name: str, folders: tuple[Path, ...], files: tuple[str, ...], why: str = "") -> DataError:
     """Say in one line which files of a data set are expected where."""
-    where = " or ".join(str(place) for place in places)
+    where = " or ".join(str(folder) for folder in folders)
     reason = f" ({why})" if why else ""
     return DataError(
         f"data set '{name}' not found{reason}: expected {', '.join(files)} in {where} (set --data or {VARIABLE})"

@@ -42,7 +42,7 @@ Reader = Callable[[], Iterator[UserText]]
 
 
 @dataclass(frozen=True)
-class Settings:
+class TextOptions:
     """How text becomes numbers; `source` names the reader and its own options."""
 
     source: str
@@ -59,32 +59,32 @@ class Settings:
                 raise OptionError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
-def encode(name: str, read: Reader, files: Iterable[Path], settings: Settings) -> Data:
+def encode(name: str, read: Reader, files: Iterable[Path], options: TextOptions) -> Data:
     """The text that `read` yields as Data of kind tokens, from the cache where these files were encoded before.
 
     `read` is called twice and must yield the same. Users are numbered in the order they first appear.
     """
-    folder = cache_folder() / "text" / _key(files, settings)
+    folder = cache_folder() / "text" / _key(files, options)
     if not folder.is_dir():
-        _build(name, read, folder, settings)
+        _build(name, read, folder, options)
     try:
         return _load(name, folder)
     except (OSError, ValueError, KeyError):  # a damaged cache costs time, never the run
         shutil.rmtree(folder, ignore_errors=True)
-        _build(name, read, folder, settings)
+        _build(name, read, folder, options)
         return _load(name, folder)
 
 
-def _key(files: Iterable[Path], settings: Settings) -> str:
+def _key(files: Iterable[Path], options: TextOptions) -> str:
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.sha256(json.dumps([VERSION, stats, asdict(settings)]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([VERSION, stats, asdict(options)]).encode()).hexdigest()[:32]
 
 
-def _build(name: str, read: Reader, folder: Path, settings: Settings) -> None:
+def _build(name: str, read: Reader, folder: Path, options: TextOptions) -> None:
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         temporary.mkdir(parents=True, exist_ok=True)
-        _write(name, read, temporary, settings)
+        _write(name, read, temporary, options)
         try:
             os.replace(temporary, folder)
         except OSError:
@@ -96,34 +96,34 @@ def _build(name: str, read: Reader, folder: Path, settings: Settings) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write(name: str, read: Reader, folder: Path, settings: Settings) -> None:
+def _write(name: str, read: Reader, folder: Path, options: TextOptions) -> None:
     counts: Counter[str] = Counter()
     rows = dict.fromkeys(PARTS, 0)
     users = 0
     with progress(f"{name}: counting words") as advance:
-        for text in _limited(read(), settings):
+        for text in _limited(read(), options):
             users += 1
             for part, messages in (("train", text.train), ("test", text.test)):
                 for message in messages:
                     if part == "train":
                         counts.update(message)
-                    rows[part] += len(sequences(range(len(message)), settings.length, settings.cut))
+                    rows[part] += len(sequences(range(len(message)), options.length, options.cut))
             advance(users, None)
     for part in PARTS:
         if rows[part] == 0:
             raise DataError(f"data set '{name}' holds no text for the {part} set")
-    vocabulary = most_frequent(counts, settings.words)
+    vocabulary = most_frequent(counts, options.words)
     del counts
     number = numbers(vocabulary)
     dtype = np.int16 if len(vocabulary) <= np.iinfo(np.int16).max else np.int32
     # A mapped file that outgrows the disk kills the process without a word, so look first.
-    needed = sum(rows.values()) * (2 * settings.length * np.dtype(dtype).itemsize + 4)
+    needed = sum(rows.values()) * (2 * options.length * np.dtype(dtype).itemsize + 4)
     if needed > (free := shutil.disk_usage(folder).free):
         raise DataError(f"encoded text needs {needed >> 20} MiB in {folder.parent}, where {free >> 20} MiB are free")
     arrays = {
         part: (
-            _array(folder / f"{part}_inputs.npy", dtype, (rows[part], settings.length)),
-            _array(folder / f"{part}_targets.npy", dtype, (rows[part], settings.length)),
+            _array(folder / f"{part}_inputs.npy", dtype, (rows[part], options.length)),
+            _array(folder / f"{part}_targets.npy", dtype, (rows[part], options.length)),
             _array(folder / f"{part}_users.npy", np.int32, (rows[part],)),
         )
         for part in PARTS
@@ -131,13 +131,13 @@ def _write(name: str, read: Reader, folder: Path, settings: Settings) -> None:
     written = dict.fromkeys(PARTS, 0)
     order: dict[str, int] = {}
     with progress(f"{name}: encoding") as advance:
-        for done, text in enumerate(_limited(read(), settings), 1):
+        for done, text in enumerate(_limited(read(), options), 1):
             user = order.setdefault(text.user, len(order))
             for part, messages in (("train", text.train), ("test", text.test)):
                 inputs, targets, owners = arrays[part]
                 for message in messages:
                     tokens = [number.get(word, OOV) for word in message]
-                    for piece in sequences(tokens, settings.length, settings.cut):
+                    for piece in sequences(tokens, options.length, options.cut):
                         row, used = written[part], len(piece) - 1
                         inputs[row, :used], inputs[row, used:] = piece[:-1], PAD
                         targets[row, :used], targets[row, used:] = piece[1:], IGNORE
@@ -150,16 +150,16 @@ def _write(name: str, read: Reader, folder: Path, settings: Settings) -> None:
     (folder / "vocabulary.json").write_text(json.dumps(vocabulary), encoding="utf-8")
 
 
-def _limited(texts: Iterable[UserText], settings: Settings) -> Iterator[UserText]:
+def _limited(texts: Iterable[UserText], options: TextOptions) -> Iterator[UserText]:
     """Only the first users and the first messages of each, where the settings ask for that."""
-    if settings.users is None and settings.per_user is None:
+    if options.users is None and options.per_user is None:
         yield from texts
         return
     seen: set[str] = set()
     for text in texts:
-        if settings.users is None or text.user in seen or len(seen) < settings.users:
+        if options.users is None or text.user in seen or len(seen) < options.users:
             seen.add(text.user)
-            yield UserText(text.user, text.train[: settings.per_user], text.test[: settings.per_user])
+            yield UserText(text.user, text.train[: options.per_user], text.test[: options.per_user])
 
 
 def _array(path: Path, dtype: type[np.integer], shape: tuple[int, ...]) -> np.memmap:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.data.records import Data, Split
-from fedwidth.data.sets.download import Remote, fetch_first, missing, places
+from fedwidth.data.sets.download import Remote, fetch_first, missing, search_folders
 from fedwidth.data.transforms import Transform
 from fedwidth.errors import DataError
 
@@ -54,7 +54,7 @@ def load_mnist(
     normalise: bool = True,
 ) -> Data:
     """MNIST, 60,000 + 10,000 images of 28 x 28; `normalise=False` leaves pixels between 0 and 1."""
-    found = places(root)
+    found = search_folders(root)
     paths = _find(found)
     if paths is None:
         names = tuple(f"mnist/{remote.name}" for remote in FILES)
@@ -95,13 +95,13 @@ def read_labels(path: Path) -> Tensor:
 
 
 def _find(folders: tuple[Path, ...]) -> tuple[Path, ...] | None:
-    for place in folders:
+    for base in folders:
         for folder in FOLDERS:
             # Unpacked by torchvision a folder holds both; the compressed file has a checksum, so it comes first.
             found = tuple(
                 path
                 for remote in FILES
-                for path in _either(place / folder / remote.name, place / folder / remote.name.removesuffix(".gz"))
+                for path in _either(base / folder / remote.name, base / folder / remote.name.removesuffix(".gz"))
             )
             if len(found) == len(FILES):
                 return found

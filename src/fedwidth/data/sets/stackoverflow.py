@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedwidth.data.records import Data
-from fedwidth.data.sets.download import Remote, fetch, missing, places, unpack
-from fedwidth.data.sets.encode import Settings, UserText, encode
+from fedwidth.data.sets.download import Remote, fetch, missing, search_folders, unpack
+from fedwidth.data.sets.encode import TextOptions, UserText, encode
 from fedwidth.errors import DataError
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
@@ -38,8 +38,8 @@ def load_stackoverflow(
         import h5py  # noqa: F401
     except ImportError:
         raise DataError("Stack Overflow is stored as HDF5, which needs h5py: install fedwidth[hdf5]") from None
-    settings = Settings("stackoverflow", words=words, length=length, cut=True, users=users, per_user=per_user)
-    found = places(root)
+    options = TextOptions("stackoverflow", words=words, length=length, cut=True, users=users, per_user=per_user)
+    found = search_folders(root)
     folder = _find(found)
     if folder is None:
         names = tuple(f"stackoverflow/{name}" for name in FILES)
@@ -55,7 +55,7 @@ def load_stackoverflow(
         except DataError as error:
             raise missing("stackoverflow", found, names, str(error)) from None
     train, test = (folder / name for name in FILES)
-    return encode("stackoverflow", lambda: read_files(train, test), [train, test], settings)
+    return encode("stackoverflow", lambda: read_files(train, test), [train, test], options)
 
 
 def read_files(train: Path, test: Path) -> Iterator[UserText]:
@@ -85,8 +85,8 @@ def _read(path: Path) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _find(folders: tuple[Path, ...]) -> Path | None:
-    for place in folders:
+    for base in folders:
         for folder in FOLDERS:
-            if all((place / folder / name).is_file() for name in FILES):
-                return place / folder
+            if all((base / folder / name).is_file() for name in FILES):
+                return base / folder
     return None

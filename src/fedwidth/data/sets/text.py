@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from fedwidth.data.records import Data
-from fedwidth.data.sets.download import places
-from fedwidth.data.sets.encode import Settings, UserText, encode
+from fedwidth.data.sets.download import search_folders
+from fedwidth.data.sets.encode import TextOptions, UserText, encode
 from fedwidth.data.sets.vocabulary import split_words
 from fedwidth.errors import DataError, OptionError
 
@@ -36,13 +36,13 @@ def load_text(
     """
     if not isinstance(holdout, int | float) or not 0 < holdout < 1:
         raise OptionError(f"holdout must lie between 0 and 1, not {holdout!r}")
-    file = _find(path, places(root))
+    file = _find(path, search_folders(root))
     if per_user is not None and (type(per_user) is not int or per_user < 1):
         raise OptionError(f"per_user must be a whole number of at least 1, not {per_user!r}")
-    # The cap comes before holding out, so that both parts stay in proportion; the settings need not cap again.
+    # The cap comes before holding out, so that both parts stay in proportion; the encoder need not cap again.
     source = f"json lines, holdout {holdout!r}, per user {per_user!r}"
-    settings = Settings(source, words=words, length=length, cut=cut, users=users)
-    return encode("text", lambda: read_lines(file, holdout, per_user), [file], settings)
+    options = TextOptions(source, words=words, length=length, cut=cut, users=users)
+    return encode("text", lambda: read_lines(file, holdout, per_user), [file], options)
 
 
 def read_lines(path: Path, holdout: float, per_user: int | None = None) -> Iterator[UserText]:

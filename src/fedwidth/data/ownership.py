@@ -1,4 +1,4 @@
-"""Dealing labels to clients and samples to owners: what the partitions are made of."""
+"""Which client owns which labels and samples: the steps that partitions are made of."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ import numpy as np
 from fedwidth.errors import DataError
 
 NOBODY = -1
+"""The owner of a sample that no client has."""
 
 
-def deal_labels(generator: np.random.Generator, clients: int, per_client: int, *, classes: int) -> np.ndarray:
-    """[clients, per_client] different labels a client, each class as often as the others (give or take one).
+def assign_labels(generator: np.random.Generator, clients: int, per_client: int, *, classes: int) -> np.ndarray:
+    """The labels of each client [clients, per_client]: all different, and each class (nearly) as often as any other.
 
-    Client by client, drawn in proportion to what is left of each class. A class with as many shards left as there are
-    clients must be taken now; as no class ever has more, the deal never gets stuck.
+    Labels are drawn client by client, in proportion to what is left of each class. A class with as many shards left as
+    there are clients left must be taken now; as no class ever has more, this never gets stuck.
     """
     shards, extra = divmod(clients * per_client, classes)
     left = np.full(classes, shards)
     left[generator.permutation(classes)[:extra]] += 1
-    dealt = np.empty((clients, per_client), np.int64)
+    assigned = np.empty((clients, per_client), np.int64)
     for client in range(clients):
         forced = np.flatnonzero(left == clients - client)
         weight = np.where(left == clients - client, 0, left)
         free = per_client - len(forced)
-        dealt[client, : len(forced)] = forced
+        assigned[client, : len(forced)] = forced
         if free:
-            dealt[client, len(forced) :] = generator.choice(classes, free, replace=False, p=weight / weight.sum())
-        left[dealt[client]] -= 1
-    return generator.permutation(dealt)  # the forced draws pile up at the end: no client number is special
+            assigned[client, len(forced) :] = generator.choice(classes, free, replace=False, p=weight / weight.sum())
+        left[assigned[client]] -= 1
+    return generator.permutation(assigned)  # the forced draws pile up at the end: no client number is special
 
 
-def holders(dealt: np.ndarray, classes: int) -> list[np.ndarray]:
-    """For each class, the clients whose row names it."""
-    return [np.flatnonzero((dealt == label).any(axis=1)) for label in range(classes)]
+def holders(assigned: np.ndarray, classes: int) -> list[np.ndarray]:
+    """The clients that hold each class, given the labels of each client."""
+    return [np.flatnonzero((assigned == label).any(axis=1)) for label in range(classes)]
 
 
-def deal_shards(
+def assign_shards(
     generator: np.random.Generator, targets: np.ndarray, pieces: Sequence[np.ndarray], *, thin: bool = False
 ) -> np.ndarray:
     """The owner of each sample: class c is cut into one shard for each entry of `pieces[c]`.
@@ -55,7 +56,7 @@ def deal_shards(
 
 
 def spread(generator: np.random.Generator, samples: np.ndarray, who: np.ndarray) -> np.ndarray:
-    """The owner of each of these samples: dealt out evenly and at random, what is left over to the first of `who`."""
+    """The owner of each of these samples, drawn so that all of `who` get as many; the first of them get the rest."""
     each, extra = divmod(len(samples), len(who))
     owners = np.repeat(who, each + (np.arange(len(who)) < extra))
     return generator.permutation(owners)
