@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from torch import Tensor
 
-from fedwidth.errors import DataError
+from fedwidth.data.records import Data
+from fedwidth.data.shares import Partition, Shares
+from fedwidth.errors import DataError, OptionError
+from fedwidth.randomness import numpy_generator
 
 NOBODY = -1
 """The owner of a sample that no client has."""
@@ -57,9 +61,13 @@ def assign_shards(
 
 def spread(generator: np.random.Generator, samples: np.ndarray, who: np.ndarray) -> np.ndarray:
     """The owner of each of these samples, drawn so that all of `who` get as many; the first of them get the rest."""
-    each, extra = divmod(len(samples), len(who))
-    owners = np.repeat(who, each + (np.arange(len(who)) < extra))
-    return generator.permutation(owners)
+    return generator.permutation(np.repeat(who, spread_sizes(len(samples), len(who))))
+
+
+def spread_sizes(samples: int, clients: int) -> np.ndarray:
+    """So many samples over so many clients: sizes that differ by at most one, larger ones first."""
+    each, extra = divmod(samples, clients)
+    return each + (np.arange(clients) < extra)
 
 
 def proportional(samples: int, shares: np.ndarray) -> np.ndarray:
@@ -67,3 +75,37 @@ def proportional(samples: int, shares: np.ndarray) -> np.ndarray:
     edges = np.rint(np.cumsum(shares) * samples).astype(np.int64)
     edges[np.flatnonzero(shares)[-1] :] = samples
     return np.diff(np.minimum(edges, samples), prepend=0)
+
+
+def first_generator(clients: int, seed: int) -> np.random.Generator:
+    """What a partition over so many clients draws from."""
+    if type(clients) is not int or clients < 1:
+        raise OptionError(f"clients must be a whole number of at least 1, not {clients!r}")
+    if type(seed) is not int or seed < 0:
+        raise OptionError(f"seed must be a whole number of at least 0, not {seed!r}")
+    return numpy_generator(seed, "partition")
+
+
+def check_enough(data: Data, clients: int) -> None:
+    """Refuse more clients than there are training samples."""
+    if clients > len(data.train):
+        raise DataError(f"{clients} clients but only {len(data.train)} training samples: some would have no data")
+
+
+def labels_of(data: Data) -> tuple[np.ndarray, np.ndarray]:
+    """The one label of each training and each test sample; data without is refused."""
+
+    def one(targets: Tensor) -> np.ndarray:
+        if targets.dim() != 1:
+            raise DataError(f"data set '{data.name}' has no one label a sample: choose the partition iid or natural")
+        if int(targets.min()) < 0:
+            raise DataError(f"data set '{data.name}' has samples without a label: choose the partition iid or natural")
+        return targets.cpu().numpy()
+
+    return one(data.train.targets), one(data.test.targets)
+
+
+def partition_of(name: str, data: Data, clients: int, owners: Sequence[np.ndarray]) -> Partition:
+    """The partition in which these own the training samples and the test samples."""
+    train, test = (Shares.of(owner, clients) for owner in owners)
+    return Partition(name, train, test, data.train.targets.cpu())

@@ -8,29 +8,36 @@ have the class in training, by the same procedure.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from fedwidth.data.ownership import NOBODY, assign_labels, assign_shards, holders, proportional, spread
+from fedwidth.data.dirichlet import dirichlet
+from fedwidth.data.ownership import (
+    NOBODY,
+    assign_labels,
+    assign_shards,
+    check_enough,
+    first_generator,
+    holders,
+    labels_of,
+    partition_of,
+    spread,
+)
 from fedwidth.data.records import Data
 from fedwidth.data.shares import Partition, Shares
 from fedwidth.data.validation import hold_out, in_the_whole, without
 from fedwidth.errors import DataError, OptionError, unknown
-from fedwidth.randomness import numpy_generator
-
-DRAWS = 200  # of Dirichlet proportions before giving up
 
 
 def iid(data: Data, clients: int, seed: int) -> Partition:
     """Every client gets equally many samples, drawn at random; sizes differ by at most one."""
-    generator = _generator(clients, seed)
-    _enough(data, clients)
+    generator = first_generator(clients, seed)
+    check_enough(data, clients)
     everybody = np.arange(clients)
     owners = [spread(generator, np.arange(len(split)), everybody) for split in (data.train, data.test)]
-    return _partition("iid", data, clients, owners)
+    return partition_of("iid", data, clients, owners)
 
 
 def labels(data: Data, clients: int, seed: int, *, per_client: int = 2, published: bool = False) -> Partition:
@@ -42,9 +49,9 @@ def labels(data: Data, clients: int, seed: int, *, per_client: int = 2, publishe
     `published=True` assigns as the published code does: shards are shuffled and handed out in that order, and where a
     client gets a label twice the second shard is dropped, so clients have fewer labels and part of the data is unused.
     """
-    generator = _generator(clients, seed)
-    _enough(data, clients)
-    train, test = _labels_of(data)
+    generator = first_generator(clients, seed)
+    check_enough(data, clients)
+    train, test = labels_of(data)
     _check_per_client(per_client, data.classes)
     shards = clients * per_client
     if shards < data.classes:
@@ -64,7 +71,7 @@ def labels(data: Data, clients: int, seed: int, *, per_client: int = 2, publishe
     else:
         pieces = holders(assign_labels(generator, clients, per_client, classes=data.classes), data.classes)
     owners = [assign_shards(generator, train, pieces), assign_shards(generator, test, pieces, thin=True)]
-    return _partition("labels", data, clients, owners)
+    return partition_of("labels", data, clients, owners)
 
 
 def random_labels(data: Data, clients: int, seed: int, *, per_client: int = 2, holdout: float = 0.3) -> Partition:
@@ -74,9 +81,9 @@ def random_labels(data: Data, clients: int, seed: int, *, per_client: int = 2, h
     share numbers samples of the training set. This is the class split of the FedCover thesis (its Algorithms 1 to 3,
     70 % to train on and 30 % to test on).
     """
-    generator = _generator(clients, seed)
-    _enough(data, clients)
-    train, _ = _labels_of(data)
+    generator = first_generator(clients, seed)
+    check_enough(data, clients)
+    train, _ = labels_of(data)
     _check_per_client(per_client, data.classes)
     if not isinstance(holdout, int | float) or not 0 <= holdout < 1:
         raise OptionError(f"holdout must lie between 0 and 1, not {holdout!r}")
@@ -92,46 +99,13 @@ def random_labels(data: Data, clients: int, seed: int, *, per_client: int = 2, h
     return Partition("random_labels", *shares, data.train.targets.cpu(), tested_on="train")
 
 
-def dirichlet(data: Data, clients: int, seed: int, *, alpha: float = 0.5) -> Partition:
-    """Each class is spread over the clients in proportions drawn from Dirichlet(alpha); all data is used.
-
-    Proportions that leave a client without a sample are drawn again, all of them, up to 200 times.
-    """
-    generator = _generator(clients, seed)
-    _enough(data, clients)
-    if not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
-        raise OptionError(f"alpha must be a positive number, not {alpha!r}")
-    train, test = _labels_of(data)
-    counts = np.bincount(train, minlength=data.classes)
-    for _ in range(DRAWS):
-        shares = generator.dirichlet(np.full(clients, alpha), size=data.classes)
-        sizes = np.stack([proportional(count, share) for count, share in zip(counts, shares, strict=True)])
-        if (sizes.sum(axis=0) > 0).all():
-            break
-    else:
-        raise DataError(
-            f"Dirichlet({alpha}) left a client without data in {DRAWS} draws over {clients} clients:"
-            " take a larger alpha or fewer clients"
-        )
-    everybody = np.arange(clients)
-    owners = []
-    for targets in (train, test):
-        owner = np.full(len(targets), NOBODY)
-        for label, size in enumerate(sizes):
-            samples = generator.permutation(np.flatnonzero(targets == label))
-            if size.sum():
-                owner[samples] = np.repeat(everybody, proportional(len(samples), size / size.sum()))
-        owners.append(owner)
-    return _partition("dirichlet", data, clients, owners)
-
-
 def natural(data: Data, clients: int | None = None, seed: int = 0) -> Partition:
     """Every user of the training set is a client, or `clients` users drawn at random, with their own test samples."""
     if data.train.users is None:
         raise DataError(f"data set '{data.name}' does not say whose sample is whose: choose another partition")
     users, owner = np.unique(data.train.users.numpy(), return_inverse=True)
     if clients is not None and clients != len(users):
-        generator = _generator(clients, seed)
+        generator = first_generator(clients, seed)
         if clients > len(users):
             raise DataError(f"{clients} clients asked for, but data set '{data.name}' has {len(users)} users")
         chosen = np.sort(generator.choice(len(users), clients, replace=False))
@@ -143,7 +117,7 @@ def natural(data: Data, clients: int | None = None, seed: int = 0) -> Partition:
         whose = data.test.users.numpy()
         found = np.minimum(np.searchsorted(users, whose), len(users) - 1)
         test = np.where(users[found] == whose, found, NOBODY)
-    return _partition("natural", data, len(users), [owner, test])
+    return partition_of("natural", data, len(users), [owner, test])
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {
@@ -187,35 +161,6 @@ def partition_options(kind: str) -> dict[str, Any]:
         raise unknown("partition", kind, PARTITIONS)
     parameters = inspect.signature(PARTITIONS[kind]).parameters
     return {key: p.default for key, p in parameters.items() if key not in ("data", "clients", "seed")}
-
-
-def _partition(name: str, data: Data, clients: int, owners: Sequence[np.ndarray]) -> Partition:
-    train, test = (Shares.of(owner, clients) for owner in owners)
-    return Partition(name, train, test, data.train.targets.cpu())
-
-
-def _generator(clients: int, seed: int) -> np.random.Generator:
-    if type(clients) is not int or clients < 1:
-        raise OptionError(f"clients must be a whole number of at least 1, not {clients!r}")
-    if type(seed) is not int or seed < 0:
-        raise OptionError(f"seed must be a whole number of at least 0, not {seed!r}")
-    return numpy_generator(seed, "partition")
-
-
-def _enough(data: Data, clients: int) -> None:
-    if clients > len(data.train):
-        raise DataError(f"{clients} clients but only {len(data.train)} training samples: some would have no data")
-
-
-def _labels_of(data: Data) -> tuple[np.ndarray, np.ndarray]:
-    def one(targets: Tensor) -> np.ndarray:
-        if targets.dim() != 1:
-            raise DataError(f"data set '{data.name}' has no one label a sample: choose the partition iid or natural")
-        if int(targets.min()) < 0:
-            raise DataError(f"data set '{data.name}' has samples without a label: choose the partition iid or natural")
-        return targets.cpu().numpy()
-
-    return one(data.train.targets), one(data.test.targets)
 
 
 def _check_per_client(per_client: int, classes: int) -> None:
