@@ -284,7 +284,7 @@ def test_a_start_notes_the_first_run_and_nothing_else(table, tmp_path, capsys, m
     assert mine.hardware
     assert mine.date
     assert mine.version == fedwidth.__version__
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["results", "small.toml", "started.json"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [".lock", "results", "small.toml", "started.json"]
     # The loss is that of the whole run's third round: by its schedule, not by one of three rounds.
     assert run_command(["reproduce", table, "--only", "fedrolex", "--work", "work"]) == 0
     (metrics,) = (tmp_path / "work").rglob("metrics.jsonl")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -50,7 +51,7 @@ def choose_number(asked: int, jobs: Sequence[Job], make: Callable[[Job], Experim
     first = make(jobs[0])
     if choose_engine(first.trainer).name in ("processes", "ray"):  # a run takes all cores as it is
         return 1
-    most = int(SHARE_OF_MEMORY * _memory() / max(1, count_shared(first.data)))
+    most = int(SHARE_OF_MEMORY * memory / max(1, count_shared(first.data))) if (memory := _memory()) else len(jobs)
     return max(1, min(count_cores(), len(jobs), most))
 
 
@@ -165,5 +166,7 @@ def _numbers(line: Line) -> Line:
 
 
 def _memory() -> int:
-    """Bytes of memory that the machine has."""
+    """Bytes of memory that the machine has; 0 where the system does not say (Windows)."""
+    if sys.platform == "win32":
+        return 0
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

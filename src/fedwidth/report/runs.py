@@ -26,6 +26,8 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 FILES = ("config.toml", "metrics.jsonl", "summary.json", "clients.json")
 """What a run folder says about its run."""
 
+PLAIN_FILES = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""How a file is opened so that links are refused and pipes are not waited for; Windows has neither."""
 _SEED_FOLDER = re.compile(r"seed-\d+", re.ASCII)
 
 
@@ -220,7 +222,7 @@ def _read_json(path: Path, kind: type, notes: list[str]) -> Any:
 def _read_text(path: Path, notes: list[str]) -> str | None:
     """The text of a plain file. A link could show a file from outside the folder, and a pipe could wait for ever."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        with open(os.open(path, os.O_RDONLY | PLAIN_FILES), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 notes.append(f"{path.name} is no plain file")
                 return None

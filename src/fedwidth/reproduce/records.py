@@ -6,9 +6,7 @@ far they got.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -21,6 +19,7 @@ import torch
 import fedwidth
 from fedwidth.config.influence import MEASURING, PRECISION, ROUNDING, experiment_of, identity
 from fedwidth.errors import StateError
+from fedwidth.files import LOCK, append_line
 from fedwidth.reproduce.clients import Clients, read_clients
 from fedwidth.settings import Settings
 
@@ -136,22 +135,8 @@ def path_of(results: Path, table: str) -> Path:
 
 
 def append_record(results: Path, record: Record) -> None:
-    """Add a line; several processes may do so at a time, and a line cut short by a crash is left behind alone."""
-    path = path_of(results, record.recipe)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0, os.SEEK_END)
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
-            file.write(json.dumps(asdict(record)).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise StateError(f"cannot write {path}: {error.strerror or error}") from error
+    """Add a line; several processes may do so at a time."""
+    append_line(path_of(results, record.recipe), json.dumps(asdict(record)), lock=results / LOCK)
 
 
 def read_records(results: Path, table: str) -> list[Record]:

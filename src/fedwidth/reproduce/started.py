@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
 from fedwidth.errors import StateError
+from fedwidth.files import LOCK, locked, write_whole
 from fedwidth.reproduce.cells import Cell
 from fedwidth.reproduce.forecast import show_time
 from fedwidth.reproduce.words import markdown
-from fedwidth.run.checkpoint import write_whole
 
 STARTED = "started.json"
 NO_STACK_OVERFLOW = (
@@ -70,17 +68,14 @@ def write_started(results: Path, start: Start) -> None:
     """Note a run in started.json, in place of what is noted of the same one on the same kind of device."""
     try:
         results.mkdir(parents=True, exist_ok=True)
-        folder = os.open(results, os.O_RDONLY)
     except OSError as error:
         raise StateError(f"cannot write to {results}: {error.strerror or error}") from error
-    try:
+    with ExitStack() as held:
         with suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(folder, fcntl.LOCK_EX)  # of two processes at a time, neither loses what the other noted
+            held.enter_context(locked(results / LOCK, wait=True))  # neither of two processes loses what the other noted
         kept = [each for each in read_started(results) if each.place != start.place]
         rows = [asdict(each) for each in sorted([*kept, start], key=lambda each: each.place)]
         write_whole(results / STARTED, json.dumps(rows, indent=1) + "\n")
-    finally:
-        os.close(folder)
 
 
 def started_texts(tables: Mapping[str, Sequence[Cell]], started: Sequence[Start]) -> Iterator[str]:

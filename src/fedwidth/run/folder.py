@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedwidth import files
 from fedwidth.config.influence import influences
 from fedwidth.config.read import read_config
 from fedwidth.config.schema import shown
@@ -21,7 +21,7 @@ from fedwidth.settings import Settings
 
 CONFIG, TRACKING = "config.toml", "tracking.json"
 FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", TRACKING, NAME, CONFIG)
-LOCK, GROUP_LOCK, SERVE_LOCK = ".lock", ".runs.lock", ".serve.lock"
+LOCK, GROUP_LOCK, SERVE_LOCK = files.LOCK, ".runs.lock", ".serve.lock"
 """Of one run, of a folder that holds several, and of a deployment from before devices are waited for until its end."""
 HISTORY = "history"
 """Where earlier checkpoints are."""
@@ -34,18 +34,14 @@ class InUse(OptionError):
 @contextmanager
 def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     """Hold the folder's lock; a second run in it is refused. The lock goes with the process, so none is left over."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / name, "w")  # noqa: SIM115
-    except OSError as error:
-        raise OptionError(f"cannot use {folder} as output folder: {error.strerror or error}") from error
-    with file:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(files.locked(folder / name))
         except BlockingIOError:
             raise InUse(f"another run is writing to {folder}; wait for it or give another --out") from None
-        except OSError as error:  # some network file systems
-            raise OptionError(f"cannot lock {folder}: {error.strerror or error}") from error
+        except OSError as error:
+            raise OptionError(f"cannot use {folder} as output folder: {error.strerror or error}") from error
         yield
 
 
@@ -102,7 +98,8 @@ def clear(folder: Path) -> None:
         if not place.is_symlink() and holds_run(place):
             with locked(place):  # refuses where another process is writing
                 _remove_files(place)
-                (place / LOCK).unlink()
+                with contextlib.suppress(PermissionError):  # Windows removes no open file
+                    (place / LOCK).unlink()
         with contextlib.suppress(OSError):  # anything else in it stays
             place.rmdir()
     with contextlib.suppress(OSError):

@@ -25,7 +25,6 @@ SIGTERM ends it within seconds, whoever is connected. A second SuperLink on the 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import signal
 import socket
@@ -33,12 +32,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from fedwidth.errors import OptionError
+from fedwidth.files import locked
 from fedwidth.flower.access.connections import MAX_EACH, MOST, Strangers, listen, make_room
 from fedwidth.flower.access.guard import MAX_BYTES, MAX_REPLY, Guard
 from fedwidth.flower.access.proof import require_proof
@@ -124,9 +124,9 @@ def alone(database: str) -> Iterator[None]:
         return
     path = Path(database)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(path.name + ".lock"), "w") as file:
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(locked(path.with_name(path.name + ".lock")))
         except BlockingIOError:
             raise OptionError(f"another SuperLink uses {database}; end that one first") from None
         yield
