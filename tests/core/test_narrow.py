@@ -13,15 +13,6 @@ from fedwidth.core.index import Index
 from fedwidth.core.narrow import narrow, skeleton
 from fedwidth.errors import PlanError
 from fedwidth.plan.plan import Plan
-from fedwidth.plan.trace import trace
-
-
-def planned(name: str, heads: str = "within") -> tuple[nn.Module, object, Plan]:
-    if name in zoo.HUGGING_FACE:
-        pytest.importorskip("transformers")
-    case = zoo.EVERY[name]
-    model, inputs = zoo.build(case.full), zoo.doubled(case.inputs())
-    return model, inputs, trace(model, inputs, heads=heads, output=case.output)
 
 
 def random_index(plan: Plan, capacity: float, seed: int = 0) -> Index:
@@ -56,19 +47,19 @@ def assert_same_as_class(plan: Plan, small: nn.Module, make: zoo.Build, inputs: 
 
 @pytest.mark.parametrize("name", zoo.EVERY)
 def test_half_width_is_the_class_built_at_half_width(name: str) -> None:
-    model, inputs, plan = planned(name)
+    model, plan, inputs = zoo.traced(name)
     assert_same_as_class(plan, narrow(model, plan, random_index(plan, 0.5)), zoo.EVERY[name].half, inputs)
 
 
 @pytest.mark.parametrize("name", [name for name, case in zoo.EVERY.items() if case.whole])
 def test_half_the_heads_is_the_class_built_with_half_the_heads(name: str) -> None:
-    model, inputs, plan = planned(name, heads="whole")
+    model, plan, inputs = zoo.traced(name, heads="whole")
     assert_same_as_class(plan, narrow(model, plan, random_index(plan, 0.5)), zoo.EVERY[name].whole, inputs)
 
 
 @pytest.mark.parametrize("name", zoo.EVERY)
 def test_full_width_is_the_original_bit_for_bit(name: str) -> None:
-    model, inputs, plan = planned(name)
+    model, plan, inputs = zoo.traced(name)
     before = {key: value.clone() for key, value in tensors(model).items()}
     copy = narrow(model, plan, Index.whole(plan))
     assert all(torch.equal(value, tensors(model)[key]) for key, value in before.items())
@@ -82,7 +73,7 @@ def test_full_width_is_the_original_bit_for_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", zoo.EVERY)
 def test_uneven_widths_train(name: str) -> None:
-    model, inputs, plan = planned(name)
+    model, plan, inputs = zoo.traced(name)
     torch.manual_seed(0)
     index = random_index(plan, 0.27)
     small = narrow(model.train(), plan, index)
@@ -97,7 +88,7 @@ def test_uneven_widths_train(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, case in zoo.ZOO.items() if case.maskable])
 @pytest.mark.parametrize("capacity", [0.27, 0.75])
 def test_narrow_equals_the_full_model_with_dropped_units_zeroed(name: str, capacity: float) -> None:
-    model, inputs, plan = planned(name)
+    model, plan, inputs = zoo.traced(name)
     index = random_index(plan, capacity)
     masked = deepcopy(model)
     with torch.no_grad():
@@ -112,7 +103,7 @@ def test_narrow_equals_the_full_model_with_dropped_units_zeroed(name: str, capac
 
 @pytest.mark.parametrize("name", ["tied-lm", "gpt2", "llama", "t5"])
 def test_tied_weights_stay_tied(name: str) -> None:
-    model, _, plan = planned(name)
+    model, plan, _ = zoo.traced(name)
     assert plan.tied
     small = tensors(narrow(model, plan, random_index(plan, 0.5)))
     for second, first in plan.tied.items():
@@ -120,7 +111,7 @@ def test_tied_weights_stay_tied(name: str) -> None:
 
 
 def test_buffers_are_sliced_with_their_group() -> None:
-    model, _, plan = planned("mixture")
+    model, plan, _ = zoo.traced("mixture")
     index = random_index(plan, 0.5)
     small = narrow(model, plan, index)
     assert torch.equal(small.gain, model.gain[index["gain"][0]])
@@ -128,7 +119,7 @@ def test_buffers_are_sliced_with_their_group() -> None:
 
 
 def test_flags_and_dtypes_are_kept() -> None:
-    model, _, plan = planned("resnet-bn")
+    model, plan, _ = zoo.traced("resnet-bn")
     model.stem.weight.requires_grad_(False)
     model.blocks[1].train()
     small = narrow(model, plan, random_index(plan, 0.5))
@@ -140,7 +131,7 @@ def test_flags_and_dtypes_are_kept() -> None:
 
 
 def test_different_positions_per_tensor_need_only_equal_counts() -> None:
-    model, inputs, plan = planned("mlp")
+    model, plan, inputs = zoo.traced("mlp")
     counts = plan.counts(0.5)
     draw = torch.Generator().manual_seed(3)
     index = Index.of_tensors(
@@ -152,7 +143,7 @@ def test_different_positions_per_tensor_need_only_equal_counts() -> None:
 
 
 def test_a_skeleton_has_the_shapes_and_copies_no_weights() -> None:
-    model, _, plan = planned("vit")
+    model, plan, _ = zoo.traced("vit")
     counts = plan.counts(0.5)
     small = skeleton(model, plan, counts)
     assert {n: tuple(t.shape) for n, t in tensors(small).items()} == plan.narrow_shapes(counts)
@@ -162,13 +153,13 @@ def test_a_skeleton_has_the_shapes_and_copies_no_weights() -> None:
 
 
 def test_what_autograd_left_on_a_module_does_not_matter() -> None:
-    model, inputs, plan = planned("mlp")
+    model, plan, inputs = zoo.traced("mlp")
     model.last = zoo.run(model, inputs)
     assert zoo.run(narrow(model, plan, random_index(plan, 0.5)), inputs).shape == (2, 10)
 
 
 def test_another_model_is_refused() -> None:
-    _, _, plan = planned("mlp")
+    _, plan, _ = zoo.traced("mlp")
     other = zoo.build(lambda: zoo.MLP(16, 13))
     with pytest.raises(PlanError, match=r"does not fit the plan: 'layers.3.weight' has shape"):
         narrow(other, plan, random_index(plan, 0.5))
@@ -177,7 +168,7 @@ def test_another_model_is_refused() -> None:
 
 
 def test_an_attribute_changed_since_the_trace_is_refused() -> None:
-    model, _, plan = planned("vit")
+    model, plan, _ = zoo.traced("vit")
     model.attention.size = 16
     with pytest.raises(PlanError, match=r"'attention.size' is not 8"):
         skeleton(model, plan, plan.counts(0.5))
@@ -193,6 +184,6 @@ def test_an_attribute_changed_since_the_trace_is_refused() -> None:
     ],
 )
 def test_impossible_counts_are_refused(counts: dict[str, int], message: str) -> None:
-    model, _, plan = planned("transformer-encoder")
+    model, plan, _ = zoo.traced("transformer-encoder")
     with pytest.raises(PlanError, match=message):
         skeleton(model, plan, counts)

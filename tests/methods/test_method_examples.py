@@ -271,23 +271,15 @@ def test_a_new_method_is_a_function_and_a_record():
     ).with_options()
     index = last.select(FIVE, capacity=0.4)
     assert index["layer"][0].tolist() == [3, 4]
-    assert set(methods()) == {
-        "fedavg",
-        "fedprox",
-        "scaffold",
-        "fedtile",
-        "fedmosaic",
-        "fedecover",
-        "fedimportance",
-        "feddropout",
-        "fedrolex",
-        "heterofl",
-        "fjord",
-        "fedcover",
-        "fedstack",
-        "fedminoccurances",
-        "fedbrb",
-    }
+
+
+def test_clients_share_windows_and_nest_them_as_the_papers_say():
+    shared = {name for name, each in methods().items() if each.shared(each.values)}
+    assert {"fedavg", "heterofl", "fjord", "fedrolex", "fedbrb"} <= shared
+    assert not shared & {"feddropout", "fedcover", "fedstack", "fedminoccurances", "fedecover"}
+    nested = {name for name, each in methods().items() if each.nested(each.values)}
+    assert {"heterofl", "fjord", "fedrolex"} <= nested
+    assert not nested & {"feddropout", "fedcover", "fedstack", "fedbrb"}
 
 
 def test_fixed_axes_are_never_sliced():

@@ -70,12 +70,12 @@ def build(
 def example_inputs(
     name: str, *, data_shape: Sequence[int] | None = None, length: int = 20, batch: int = 2
 ) -> tuple[Tensor, ...]:
-    """Inputs of the right shape for tracing the model: zeros, or token 0 for the transformer.
+    """Inputs of the right shape for tracing the model: zeros, or token 0 for a built-in model that takes a vocabulary.
 
     >>> example_inputs("preresnet18")[0].shape
     torch.Size([2, 3, 32, 32])
     """
-    if name == "transformer":
+    if name in FACTORIES and "vocabulary" in accepted(FACTORIES[name]):
         return (torch.zeros(batch, length, dtype=torch.long),)
     if data_shape is None:
         default = accepted(find(name)).get("data_shape")
