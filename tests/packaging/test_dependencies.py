@@ -1,0 +1,62 @@
+"""What the package imports is what pyproject.toml asks for, with extras where extras are used."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "fedwidth"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+"""Modules that are not called as the distribution they come in."""
+WITH_FLOWER = {"fastapi", "grpc", "httpx", "uvicorn"}
+"""What Flower brings, and only the room for Flower uses."""
+ON_DEVICES = {"reasons", "trainer_process"}
+"""Files that lie beside `device.py` where a device runs it."""
+CORE = ("core", "plan", "methods", "devices")
+OF_THE_CORE = {"torch", "numpy"}
+
+
+def imported() -> dict[Path, set[str]]:
+    """The modules of other distributions that each file imports, wherever in it."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module)
+        tops = {name.partition(".")[0] for name in names}
+        found[path.relative_to(PACKAGE)] = tops - set(sys.stdlib_module_names) - {"fedwidth"}
+    return found
+
+
+def named(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=!~\[; ]", requirement, maxsplit=1)[0] for requirement in requirements}
+
+
+def test_what_is_imported_is_asked_for():
+    required = named(PROJECT["dependencies"])
+    for extra in ("hdf5", "tensorboard", "mlflow", "wandb", "ray", "flower"):
+        required |= named(PROJECT["optional-dependencies"][extra])
+    for path, modules in imported().items():
+        if path.parts[0] == "flower":
+            modules = modules - WITH_FLOWER - (ON_DEVICES if path.name == "device.py" else set())
+        missing = {DISTRIBUTIONS.get(module, module) for module in modules} - required
+        assert not missing, f"{path} imports {missing}, which pyproject.toml does not ask for"
+
+
+def test_what_is_asked_for_is_imported():
+    modules = {DISTRIBUTIONS.get(module, module) for found in imported().values() for module in found}
+    assert named(PROJECT["dependencies"]) <= modules
+
+
+def test_the_core_imports_torch_and_numpy_alone():
+    for path, modules in imported().items():
+        if path.parts[0] in CORE:
+            assert modules <= OF_THE_CORE, f"{path} imports {modules - OF_THE_CORE}"
