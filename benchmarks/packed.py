@@ -21,7 +21,7 @@ import torch
 from fedwidth.config.read import read_settings
 from fedwidth.data import Data, Transform, from_tensors
 from fedwidth.engines.packed import stacks as packed_stacks
-from fedwidth.experiment import Course, Stopped
+from fedwidth.experiment import Recorder, Stopped
 from fedwidth.run.cache import Shelf
 from fedwidth.run.lockstep import _Choices, _Judge, group_for_packing, run_together
 from fedwidth.settings import Settings
@@ -94,7 +94,7 @@ class Clock:
         self.watch(packed_stacks.Stacks, "train_groups", "train")
         self.watch(packed_stacks, "average_runs", "average")
         self.watch(_Judge, "measure", "evaluate")
-        self.watch(Course, "note", "metrics")
+        self.watch(Recorder, "record", "metrics")
 
 
 def compare(arguments: argparse.Namespace, clock: Clock) -> dict[str, object]:

@@ -54,7 +54,7 @@ def agrees(model, method, engine, *, rounds, **training):
     run = experiment(model, method, **training)
     state, losses, _ = serial(run, rounds)
     found, found_losses, said = train(run, engine, rounds)
-    assert worst(state, run._first_state) > 1e-3, "this run trains nothing"
+    assert worst(state, run.first_state) > 1e-3, "this run trains nothing"
     local = run.method.local
     unsteady = local is not None and local.loss is not None and not local.steady
     reason = "something else at every step" if unsteady and engine != "processes" else None

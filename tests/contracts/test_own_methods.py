@@ -39,7 +39,7 @@ def test_every_engine_agrees_with_the_plain_loop(model, engine, chosen):
         pytest.skip("workers take seconds to start: one model is enough")
     expected, found = (run_of(model, e, chosen).run().server for e in ("serial", engine))
     tolerance = 0.0 if engine == "processes" else 1e-10
-    assert worst(expected.state, run_of(model, "serial", chosen)._first_state) > 1e-3, "nothing was trained"
+    assert worst(expected.state, run_of(model, "serial", chosen).first_state) > 1e-3, "nothing was trained"
     assert worst(expected.state, found.state) <= tolerance
     assert expected.memory.keys() == found.memory.keys()
     for name, tensor in expected.memory.items():

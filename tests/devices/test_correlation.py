@@ -100,7 +100,7 @@ class TestList:
         settings = small(OWN)
         assert read_settings(settings_toml(settings)).main == settings
         experiment = Experiment(settings)
-        assert [experiment._capacity(client, 3) for client in range(6)] == [1, 0.5, 0.5, 0.25, 0.25, 0.25]
+        assert [experiment.cohorts.capacity_of(client, 3) for client in range(6)] == [1, 0.5, 0.5, 0.25, 0.25, 0.25]
         assert experiment.capacities.assign(6, 9).tolist() == [1, 0.5, 0.5, 0.25, 0.25, 0.25]
         assert experiment.rounds.enrolled == (1.0, 0.5, 0.25)
         for line in experiment.run().metrics:

@@ -62,7 +62,7 @@ class TestSeconds:
         experiment = Experiment(small(*changes, "devices.rates={all=1}", "rounds=1", "devices.capacities=a1"))
         (line,) = experiment.run().metrics
         tasks = method("heterofl").assign(experiment.plan, [(client, 1.0) for client in line["clients"]], 0)
-        assert sum(experiment.device_seconds(task) for task in tasks) == pytest.approx(line["macs"])
+        assert sum(experiment.costs.seconds(task) for task in tasks) == pytest.approx(line["macs"])
 
     def test_passes_of_short_batches(self):
         assert count_passes(25, TrainingSettings(batch_size=10, steps=3)) == 25
@@ -117,7 +117,7 @@ class TestAbsence:
     def test_who_is_late_is_left_out_and_the_round_lasts_until_the_deadline(self):
         plain = Experiment(small("rounds=6", BANDWIDTH, "devices.rates={all=1e6}"))
         tasks = [
-            (task.client, plain.device_seconds(task))
+            (task.client, plain.costs.seconds(task))
             for round in range(6)
             for task in plain.method.assign(plain.plan, plain.cohort(round), round)
         ]
@@ -140,7 +140,7 @@ class TestAbsence:
         (line,) = result.metrics
         assert (line["clients"], line["train_loss"], line["device_seconds"]) == ([], None, 0.13)
         assert list(line["absent"].values()) == [LATE] * 3
-        assert same(result.server.state, experiment._first_state)
+        assert same(result.server.state, experiment.first_state)
 
     def test_a_deadline_that_nobody_can_keep_is_refused(self):
         """The smallest sub-model has two hidden units: 160 parameters of four bytes, down and up, at 1e4 a second."""

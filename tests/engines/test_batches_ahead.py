@@ -153,7 +153,7 @@ def test_a_round_to_come_may_have_no_clients(engine):
 def test_tasks_that_come_otherwise_than_expected_are_gathered_anew(gathered):
     run, fresh = experiment(), experiment()
     engine, other = make_engine(run.trainer), make_engine(fresh.trainer)
-    state = run._first_state
+    state = run.first_state
 
     def tasks(clients, round):
         return run.method.assign(run.plan, [(client, 1.0) for client in clients], round)

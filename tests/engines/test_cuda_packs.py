@@ -83,7 +83,7 @@ def test_in_stacks_up_to_roundings(model, data, monkeypatch):
     packed = run_together(runs)
     assert (20, 20) in stacks, "clients of several runs fill a stack; those of one run do not"
     for run, one, other in zip(runs, single, packed, strict=True):
-        assert worst(run._first_state, one.server.state) > 0.001, "this run trains nothing"
+        assert worst(run.first_state, one.server.state) > 0.001, "this run trains nothing"
         assert worst(one.server.state, other.server.state) < TOLERANCE
         assert one.summary["global_accuracy"] == other.summary["global_accuracy"]
         assert one.summary["local_accuracy"] == other.summary["local_accuracy"]
@@ -97,7 +97,7 @@ def test_in_slots_bit_for_bit(model, data):
     runs = experiments(model, torch.float32, engine="cuda", slots=2, data=data, devices=devices)
     single = [run.run() for run in runs]
     for run, one, other in zip(runs, single, run_together(runs), strict=True):
-        assert worst(run._first_state, one.server.state) > 0.001, "this run trains nothing"
+        assert worst(run.first_state, one.server.state) > 0.001, "this run trains nothing"
         assert same(one.server.state, other.server.state)
         assert losses_of(one) == losses_of(other)
 

@@ -75,7 +75,7 @@ def worst(one, other):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_they_agree_with_the_serial_engine(model):
-    expected, first = state_of(model, engine="serial"), experiment(model)._first_state
+    expected, first = state_of(model, engine="serial"), experiment(model).first_state
     found = state_of(model)
     assert worst(expected, first) > 0.001, "this run trains nothing"
     assert worst(expected, found) < 2e-4
@@ -101,7 +101,7 @@ def test_half_precision_goes_the_same_way(model):
 @pytest.mark.parametrize("model", ["cnn", "preresnet18"])
 def test_in_double_precision_they_agree_with_the_serial_engine_at_every_width(model):
     changes = {"dtype": torch.float64, "devices": DeviceSettings("a1-b1-c1-d1", per_round=24)}
-    expected, first = state_of(model, engine="serial", **changes), experiment(model, **changes)._first_state
+    expected, first = state_of(model, engine="serial", **changes), experiment(model, **changes).first_state
     assert worst(expected, first) > 0.001, "this run trains nothing"
     assert worst(expected, state_of(model, **changes)) < SMALL
 
@@ -116,7 +116,7 @@ def test_every_optimiser_takes_the_serial_one_s_steps(optimiser):
         "training": replace(training, schedule="multistep", milestones=[2]),
     }
     model = "convolutions with bias"
-    expected, first = state_of(model, engine="serial", **changes), experiment(model, **changes)._first_state
+    expected, first = state_of(model, engine="serial", **changes), experiment(model, **changes).first_state
     assert worst(expected, first) > 0.001, "this run trains nothing"
     for engine in ("cuda", "vectorised"):
         assert worst(expected, state_of(model, engine=engine, **changes)) < SMALL, engine
@@ -134,7 +134,7 @@ def test_a_round_of_many_more_clients_captures_its_steps_again():
     found = {}
     for engine in ("serial", "vectorised"):
         run = experiment("convolutions with bias", engine=engine)
-        made, state = make_engine(run.trainer), run._first_state
+        made, state = make_engine(run.trainer), run.first_state
         for round, clients in enumerate((2, 24, 2)):
             tasks = run.method.assign(run.plan, [run.cohort(0)[client] for client in range(clients)], round)
             sums, _ = made.run(state, tasks, round)

@@ -55,7 +55,7 @@ def pool():
 
 def sums_of(experiment, engine, round=0):
     tasks = experiment.method.assign(experiment.plan, experiment.cohort(round), round, None, 1)
-    sums, report = engine.run(experiment._first_state, tasks, round)
+    sums, report = engine.run(experiment.first_state, tasks, round)
     return [(cohort.index.key, cohort.mean, cohort.weight) for cohort in sums], report
 
 

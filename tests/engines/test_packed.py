@@ -17,9 +17,9 @@ from fedwidth.engines.packed.limits import in_slots
 from fedwidth.engines.stacks.pool import Stacks
 from fedwidth.engines.stacks.stack import Stack
 from fedwidth.errors import OptionError, UpdateError
+from fedwidth.evaluation.packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Experiment, Stopped, build_model
 from fedwidth.run.lockstep import check_for_packing, group_for_packing, run_together
-from fedwidth.training.packed_evaluation import PackedEvaluation, stack_states
 from fedwidth.training.server import Server
 from small_runs import contents, same, small, write_recipe
 
@@ -232,7 +232,7 @@ def test_stacked_evaluation_is_evaluation_one_by_one(mask, partition):
     servers = [Server(state_of(run.model)) for run in runs]
     judge = PackedEvaluation(runs[0].model, runs[0].data, mask=mask)
     states = stack_states([server.state for server in servers], {})
-    expected = [run.measure(server) for run, server in zip(runs, servers, strict=True)]
+    expected = [run.evaluator.measure(server) for run, server in zip(runs, servers, strict=True)]
     for score, local, measured in zip(
         judge.scores(states, runs[0].data.test), judge.local(states, runs[0].partition), expected, strict=True
     ):

@@ -71,7 +71,7 @@ def test_it_stays_the_sum_while_nobody_trains_between_blocks():
     between = blocks[:, None] != blocks
     assert not matrix[between].any(), "clients of one width never hold two blocks"
     assert matrix[~between].all()
-    moved = [not torch.equal(state[n], t) for n, t in run._first_state.items()]
+    moved = [not torch.equal(state[n], t) for n, t in run.first_state.items()]
     assert any(moved)
     x = torch.randn(7, *run.data.shape)
     model = result.model.eval()

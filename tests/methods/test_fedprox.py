@@ -61,7 +61,7 @@ def test_clients_end_nearer_to_what_they_were_sent_the_larger_mu():
     for mu in (0.0, 0.1, 1.0):
         run = Experiment(small("method.name=fedprox", f"method.options.mu={mu}", "rounds=1", "training.epochs=5"))
         state = run.run().server.state
-        ways.append(sum(float((state[n] - t).square().sum()) for n, t in run._first_state.items()))
+        ways.append(sum(float((state[n] - t).square().sum()) for n, t in run.first_state.items()))
     assert ways[0] > ways[1] > ways[2] > 0
 
 
@@ -80,6 +80,6 @@ def test_buffers_and_frozen_parameters_are_not_held_back():
         ]
         plain, held = (run.run().server.state for run in runs)
         # With next to no learning, statistics of the data are all that changes: a term on them would pull them back.
-        assert not torch.equal(held["1.running_mean"], runs[1]._first_state["1.running_mean"])
-        assert torch.equal(held["3.bias"], runs[1]._first_state["3.bias"])
-        assert not torch.equal(plain["0.weight"], runs[0]._first_state["0.weight"])
+        assert not torch.equal(held["1.running_mean"], runs[1].first_state["1.running_mean"])
+        assert torch.equal(held["3.bias"], runs[1].first_state["3.bias"])
+        assert not torch.equal(plain["0.weight"], runs[0].first_state["0.weight"])

@@ -47,7 +47,7 @@ def test_with_ties_and_one_width_it_is_fedavg_at_that_width(model, engine):
         found = fedwidth.extract(tiled, wide.plan, fedwidth.Index.of_units(wide.plan, units))
         for name, tensor in plain.items():
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
-    assert max(float((plain[n] - t).abs().max()) for n, t in narrow._first_state.items()) > 1e-3
+    assert max(float((plain[n] - t).abs().max()) for n, t in narrow.first_state.items()) > 1e-3
 
 
 def test_where_a_client_has_full_width_it_is_fedrolex_bit_for_bit():
@@ -61,7 +61,7 @@ def test_where_a_client_has_full_width_it_is_fedrolex_bit_for_bit():
 def test_without_ties_only_the_start_differs_from_fedrolex():
     free = Experiment(small(*ALL_QUARTER, "method.name=fedtile", "method.options={tied=0}"))
     rolex = Experiment(small(*ALL_QUARTER, "method.name=fedrolex"))
-    rolex._first_state = free._first_state
+    rolex.first_state = free.first_state
     assert same(free.run().server.state, rolex.run().server.state)
 
 

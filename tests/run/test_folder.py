@@ -60,7 +60,7 @@ def test_overwrite_follows_no_link(tmp_path):
     out = tmp_path / "run"
     (out / "compare").mkdir(parents=True)
     (out / "compare" / "link").symlink_to(kept)
-    folder.clear(out)
+    folder.clear_folder(out)
     assert (kept / folder.CONFIG).exists()
 
 
@@ -69,7 +69,7 @@ def test_overwrite_is_refused_while_a_part_is_being_written(tmp_path):
     with folder.locked(place):
         (place / folder.CONFIG).write_text("")
         with pytest.raises(OptionError, match="another run is writing"):
-            folder.clear(tmp_path)
+            folder.clear_folder(tmp_path)
     assert (place / folder.CONFIG).exists()
 
 

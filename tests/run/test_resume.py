@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import random
@@ -16,8 +17,10 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from saving_runs import Killed, raising
 
 from fedwidth.cli.entry import run_command
+from fedwidth.engines.serial import SerialEngine
 from fedwidth.errors import OptionError, StateError
 from fedwidth.experiment import Experiment
 from fedwidth.run import checkpoint, folder
@@ -35,12 +38,8 @@ VARIANTS = {
 }
 
 
-class Killed(BaseException):
-    """Ends a run in the middle of nowhere, as a kill does."""
-
-
 def kill_at(monkeypatch, owner, name, *, after):
-    """The so many-th call of a function is the run's last."""
+    """The so many-th call of a function of the operating system is the run's last."""
     real, calls = getattr(owner, name), []
 
     def call(*arguments, **options):
@@ -74,27 +73,25 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("round", [1, 4])
-def test_killed_after_a_round(variant, round, whole, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        kill_at(patch, Experiment, "cohort", after=round)
-        with pytest.raises(Killed):
-            run(tmp_path / "run", *VARIANTS[variant])
+def test_killed_after_a_round(variant, round, whole, tmp_path):
+    with pytest.raises(Killed):
+        run(tmp_path / "run", *VARIANTS[variant], on_round=raising(Killed, round))
     run(tmp_path / "run", *VARIANTS[variant], resume=True)
     assert contents(tmp_path / "run") == whole(variant)
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "after"),
-    [
-        (folder, "locked", 0),  # before anything is written
-        (checkpoint, "write_whole", 0),  # before config.toml
-        (folder, "write_whole", 0),  # after config.toml, before metrics.jsonl
-        (folder.Metrics, "append", 2),  # a round is done, but not written down
-        (folder.Metrics, "sync", 2),  # written down, but perhaps not on disk
-        (checkpoint, "write_copy", 0),  # written down, and no checkpoint yet
-        (checkpoint, "write_copy", 3),  # written down, but not saved
-        (os, "replace", 6),  # the file is written and has its temporary name
-        (Experiment, "clients", 0),  # all rounds done, nothing summarised
+    [  # a file is written under a temporary name, made to last (fsync) and then given its own (replace)
+        (fcntl, "flock", 0),  # before anything is written
+        (os, "fsync", 0),  # before config.toml
+        (os, "fsync", 1),  # after config.toml, before metrics.jsonl
+        (os, "fsync", 2),  # a round is written down, but perhaps not on disk
+        (os, "fsync", 3),  # written down, and no checkpoint yet
+        (os, "fsync", 6),  # the third round is written down, but perhaps not on disk
+        (os, "fsync", 7),  # written down, but not saved
+        (os, "replace", 6),  # the last checkpoint is written and has its temporary name
+        (os, "replace", 7),  # all rounds done, nothing summarised
     ],
 )
 def test_killed_at_any_other_moment(owner, name, after, whole, tmp_path, monkeypatch):
@@ -106,13 +103,24 @@ def test_killed_at_any_other_moment(owner, name, after, whole, tmp_path, monkeyp
     assert contents(tmp_path / "run") == whole("plain")
 
 
-def test_killed_twice_and_left_half_written(whole, tmp_path, monkeypatch):
+def test_killed_before_a_round_is_written_down(whole, tmp_path):
+    class Dying(SerialEngine):
+        def run(self, state, tasks, round, **options):
+            super().run(state, tasks, round, **options)
+            raise Killed
+
+    made = Experiment(small("rounds=5", "checkpoint_every=1"))
+    with pytest.raises(Killed):
+        made.run(tmp_path / "run", engine=Dying(made.trainer))
+    run(tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == whole("plain")
+
+
+def test_killed_twice_and_left_half_written(whole, tmp_path):
     place = tmp_path / "run"
-    for _ in range(2):
-        with monkeypatch.context() as patch:
-            kill_at(patch, Experiment, "cohort", after=2)
-            with pytest.raises(Killed):
-                run(place, resume=place.exists())
+    for round in (2, 4):
+        with pytest.raises(Killed):
+            run(place, resume=place.exists(), on_round=raising(Killed, round))
         (place / f"{checkpoint.NAME}.partial").write_bytes(b"\x00half a check")
         with open(place / "metrics.jsonl", "a") as file:
             file.write('{"round": 9, "cli')
@@ -129,21 +137,17 @@ def test_a_finished_run_is_left_as_it_is(whole, tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
-def test_seconds_go_on_counting(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        kill_at(patch, Experiment, "cohort", after=2)
-        with pytest.raises(Killed):
-            run(tmp_path / "run")
+def test_seconds_go_on_counting(tmp_path):
+    with pytest.raises(Killed):
+        run(tmp_path / "run", on_round=raising(Killed, 2))
     result = run(tmp_path / "run", resume=True)
     seconds = [line["seconds"] for line in result.metrics]
     assert seconds == sorted(seconds)
 
 
-def test_what_has_no_influence_may_change(whole, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        kill_at(patch, Experiment, "cohort", after=2)
-        with pytest.raises(Killed):
-            run(tmp_path / "run")
+def test_what_has_no_influence_may_change(whole, tmp_path):
+    with pytest.raises(Killed):
+        run(tmp_path / "run", on_round=raising(Killed, 2))
     run(tmp_path / "run", "checkpoint_every=2", "workers=1", "data.root=/elsewhere", resume=True)
     assert contents(tmp_path / "run") == whole("plain")
 

@@ -12,10 +12,9 @@ from safetensors.torch import load_file
 from saving_runs import Killed, beside, due_after, experiment, held, pack, stop_after
 
 from fedwidth.cli.entry import run_command
-from fedwidth.core.submodel import state_of
 from fedwidth.errors import StateError
 from fedwidth.experiment import Stopped
-from fedwidth.run import checkpoint, folder, saving
+from fedwidth.run import checkpoint, folder, saving, start
 from fedwidth.run.lockstep import run_together
 from fedwidth.run.saving import Saver
 from fedwidth.training.server import Server
@@ -78,7 +77,7 @@ class TestWhen:
 
     def test_a_minute_after_the_last_save(self, tmp_path, monkeypatch):
         made = experiment()
-        copy = made.copy(Server(state_of(made.model)), 0.0)
+        copy = checkpoint.copy_server(made.first_server(), identity=made.identity, extra={"seconds": 0.0})
         saver, now = self.saver(monkeypatch, tmp_path)
         reached, free = held(monkeypatch, checkpoint, "write_copy")
         assert not saver.is_due(1)
@@ -226,7 +225,7 @@ class TestTheLock:
 
         due_after(monkeypatch, 3)
         reached, free = held(monkeypatch, checkpoint, "write_copy")
-        monkeypatch.setattr(folder, "locked", watched)
+        monkeypatch.setattr(start, "locked", watched)
         monkeypatch.setattr(os, "replace", written)
         monkeypatch.setattr(saving, "_join", lambda thread: (free.set(), join(thread)))
 

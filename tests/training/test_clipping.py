@@ -13,6 +13,7 @@ from fedwidth.core.updates import Update
 from fedwidth.engines.serial import SerialEngine
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
+from fedwidth.run.metrics import describe_round
 from fedwidth.training.clipping import clip_updates, cosines, merged
 from fedwidth.training.conduct import Conduct
 from fedwidth.training.rounds import Report, Rounds
@@ -231,10 +232,10 @@ def test_what_does_not_count_has_cost_as_much():
     server = experiment.first_server()
     tasks = experiment.rounds.assign(server, [(0, 0.5), (1, 1.0)])
     report = Report((10, 20), (0.5, 0.5))
-    whole = experiment.line(server.skip(), tasks, report)
+    whole = describe_round(experiment, server.skip(), tasks, report)
     screened = report.without({1: "its update points away"}, tasks)
     assert screened.unused == ((tasks[1], 20),)
-    left = experiment.line(server.skip(), tasks[:1], screened, [(0, 0.5), (1, 1.0)])
+    left = describe_round(experiment, server.skip(), tasks[:1], screened, [(0, 0.5), (1, 1.0)])
     assert left["clients"] == [0]
     for key in ("bytes_up", "bytes_down", "macs", "device_seconds"):
         assert left[key] == whole[key]

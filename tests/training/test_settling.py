@@ -52,7 +52,7 @@ def test_nothing_holds_the_sub_models_once_their_results_are_taken(engine):
     run = experiment(engine, "slots=2")
     made = make_engine(run.trainer)
     tasks = run.method.assign(run.plan, [(client, 1.0 if client % 2 else 0.5) for client in range(8)], 0)
-    sums, jobs = made.begin(run._first_state, tasks, 0)
+    sums, jobs = made.begin(run.first_state, tasks, 0)
     number, starts = len(jobs), {weakref.ref(job.start) for job in jobs}
     trained = made.crew.train(jobs)
     del jobs
@@ -84,7 +84,7 @@ def test_an_average_made_beforehand_is_not_taken_for_other_sums():
     run = experiment("cuda")
     made = make_engine(run.trainer)
     tasks = run.method.assign(run.plan, [(client, 0.5 if client % 2 else 1.0) for client in range(4)], 0)
-    state = made._flatten(run._first_state)
+    state = made._flatten(run.first_state)
     sums, _ = made.run(state, tasks, 0)
     assert len(sums) == 2
     assert sums.is_averaged(state)

@@ -109,7 +109,7 @@ def run_jobs(
             stack.enter_context(folders.locked(folder, folders.GROUP_LOCK))
             if overwrite:  # all at once: the folder of the main run holds those of the others
                 for place in (folder, *(job.folder for job in jobs)):
-                    folders.clear(place)
+                    folders.clear_folder(place)
         stop = stack.enter_context(stop_signal())
         shown = stack.enter_context(show_progress([job.title for job in jobs], [j.settings.rounds for j in jobs]))
         wishes = Wishes(resume, overwrite and len(jobs) == 1, track, once(begin))
@@ -183,7 +183,7 @@ def check_folders(jobs: Sequence[Job], folder: Path, *, resume: bool, overwrite:
     if len(set(places)) < len(places):
         raise OptionError("two of the runs are the same: give each value once")
     for job in jobs:
-        folders.check(job.folder, job.settings, resume=resume, overwrite=overwrite)
+        folders.check_folder(job.folder, job.settings, resume=resume, overwrite=overwrite)
     if folder in places or overwrite:
         return
     if (folder / folders.CONFIG).exists() or (not resume and folders.holds_run(folder)):

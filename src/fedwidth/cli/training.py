@@ -9,6 +9,7 @@ from typing import Any
 
 from fedwidth.cli.job import Job
 from fedwidth.cli.progress import Shown
+from fedwidth.core.cost import count_bytes
 from fedwidth.engines import choose_engine
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.run.lockstep import explain_engine, run_together
@@ -43,7 +44,7 @@ def run_one(
     """Run a job; returns its summary and the metrics of its last round."""
     tracker = make_tracker(wishes.track, job.title, job.settings, job.folder)
     taken = f"{job.title}: {choose_engine(experiment.trainer)}" if job.settings.engine == "auto" else ""
-    if memory := experiment.explain_memory():
+    if memory := explain_memory(experiment):
         taken = "\n".join(filter(None, [taken, f"{job.title}: {memory}"]))
     try:
         result = experiment.run(
@@ -107,6 +108,19 @@ def run_in_turn(
         )
         shown.finish(number, last)
     return found
+
+
+def explain_memory(experiment: Experiment) -> str:
+    """What clients may come to remember in all, in words; empty where they remember nothing."""
+    local = experiment.method.local
+    if local is None or not local.own:
+        return ""
+    parameters = dict(experiment.model.named_parameters(remove_duplicate=False))
+    each, clients = len(local.own) * count_bytes(experiment.plan, {}, parameters), len(experiment.partition)
+    where = "in memory; client_memory=disk keeps it in files"
+    if experiment.settings.client_memory == "disk":
+        where = "in files"
+    return f"clients remember up to {each * clients / 1e9:.2g} GB ({clients} of {each / 1e6:.3g} MB), kept {where}"
 
 
 def say_aside(text: str) -> None:

@@ -126,7 +126,7 @@ def serve(
     if not deployment.out:
         raise OptionError("run config key 'out' must name a folder for checkpoints and results")
     settings = deployment.with_defaults(read_settings(recipe).main)
-    folder.check(Path(deployment.out), settings, resume=True, overwrite=False)
+    folder.check_folder(Path(deployment.out), settings, resume=True, overwrite=False)
     with folder.locked(Path(deployment.out), LOCK):
         return _serve(grid, settings, deployment, on_round=on_round, log=lambda line: log(printable(line, MAX_LINE)))
 
@@ -143,7 +143,7 @@ def _serve(
         settings = replace(settings, evaluation=replace(settings.evaluation, local=False))
     data, partition = load_parts(settings, deployment.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
-    experiment.memory_travels = True
+    experiment.costs.memory_travels = True
 
     def enrolled() -> dict[int, Enrolled] | None:
         return read_enrolled(Path(deployment.enrolled)) if deployment.enrolled else None

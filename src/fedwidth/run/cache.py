@@ -44,7 +44,7 @@ class Shelf:
             self._placed[key] = data if device.type == "cpu" else data.to(device)
         experiment = Experiment(settings, data=self._placed[key], partition=self.partition(settings))
         model = json.dumps([key, asdict(settings.model)], sort_keys=True)
-        experiment.costs = self._costs.setdefault(model, experiment.costs)
+        experiment.costs.known = self._costs.setdefault(model, experiment.costs.known)
         return experiment
 
     @staticmethod

@@ -45,7 +45,7 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
         yield
 
 
-def check(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
+def check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
     """Refuse a folder in which this run may not begin, go on or replace another; writes nothing."""
     if resume and overwrite:
         raise OptionError("--resume goes on with a run and --overwrite replaces it: give one of them")
@@ -91,7 +91,7 @@ def check_same(folder: Path, settings: Settings) -> None:
         raise StateError(f"{folder} holds a run with other settings: {', '.join(differences[:3])}{more}")
 
 
-def clear(folder: Path) -> None:
+def clear_folder(folder: Path) -> None:
     """Remove a previous run's files, those of its seeds and of the runs it was compared with, and nothing else."""
     _remove_files(folder)
     for place in (*folder.glob("compare/*/seed-*"), *folder.glob("compare/*"), *folder.glob("seed-*")):

@@ -27,13 +27,14 @@ from fedwidth.engines.packed.clients import RunRound
 from fedwidth.engines.packed.engine import Pack
 from fedwidth.engines.packed.limits import SHARED, in_slots
 from fedwidth.errors import OptionError
-from fedwidth.experiment import Course, Experiment, Line, Measured, Result, Stopped
+from fedwidth.evaluation.packed import PackedEvaluation, stack_states
+from fedwidth.experiment import Experiment, Line, Measured, Recorder, Result, Stopped
 from fedwidth.methods import Memory, Task
 from fedwidth.models.static_norm import norms_of
+from fedwidth.run.start import begin
 from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
 from fedwidth.training.gpu import on_device
-from fedwidth.training.packed_evaluation import PackedEvaluation, stack_states
 from fedwidth.training.rounds import Report
 from fedwidth.training.server import Server
 
@@ -66,60 +67,60 @@ def run_together(
         settle_engine(experiments)
         pack = Pack([experiment.trainer for experiment in experiments])
         stack.callback(pack.close)
-        courses = [
-            stack.enter_context(experiment.begin(place, resume=resume, overwrite=overwrite, packed=len(experiments)))
+        recorders = [
+            stack.enter_context(begin(experiment, place, resume=resume, overwrite=overwrite, packed=len(experiments)))
             for experiment, place in zip(experiments, places or [None] * len(experiments), strict=True)
         ]
-        _share_states(courses, pack)
+        _share_states(recorders, pack)
         judge, choices = _Judge(experiments), _Choices()
         stopping = False
-        while not stopping and not all(course.ended for course in courses):
-            going = [number for number, course in enumerate(courses) if not course.ended]
-            choices = _advance([courses[number] for number in going], pack, judge, choices)
-            stopping = stop() and not all(course.ended for course in courses)
+        while not stopping and not all(recorder.ended for recorder in recorders):
+            going = [number for number, recorder in enumerate(recorders) if not recorder.ended]
+            choices = _advance([recorders[number] for number in going], pack, judge, choices)
+            stopping = stop() and not all(recorder.ended for recorder in recorders)
             for number in going:
-                courses[number].save(always=stopping)
-                on_round(number, courses[number].lines[-1])
+                recorders[number].save(always=stopping)
+                on_round(number, recorders[number].lines[-1])
         if stopping:
-            done = max(course.server.round for course in courses)
+            done = max(recorder.server.round for recorder in recorders)
             raise Stopped(f"stopped after round {done} of {experiments[0].settings.rounds}")
-        return [course.finish() for course in courses]
+        return [recorder.finish() for recorder in recorders]
 
 
-def _advance(courses: Sequence[Course], pack: Pack, judge: _Judge, choices: _Choices) -> _Choices:
+def _advance(recorders: Sequence[Recorder], pack: Pack, judge: _Judge, choices: _Choices) -> _Choices:
     """One round of all runs; what was chosen for the next one meanwhile."""
     coming = _Choices()
-    chosen = [choices.choose(course) for course in courses]
+    chosen = [choices.choose(recorder) for recorder in recorders]
     rounds = [
-        RunRound(course.experiment.trainer, course.server.state, tasks, course.server.round)
-        for course, tasks in zip(courses, chosen, strict=True)
+        RunRound(recorder.experiment.trainer, recorder.server.state, tasks, recorder.server.round)
+        for recorder, tasks in zip(recorders, chosen, strict=True)
         if tasks  # of a run all clients may be excluded or absent
     ]
-    trained = iter(pack.run(rounds, lambda: coming.look_ahead(courses)) if rounds else ())
+    trained = iter(pack.run(rounds, lambda: coming.look_ahead(recorders)) if rounds else ())
     closed: dict[object, Server] = {}
     ended: list[tuple[Server, Report]] = []
-    for course, tasks in zip(courses, chosen, strict=True):
+    for recorder, tasks in zip(recorders, chosen, strict=True):
         if not tasks:
-            ended.append((course.server.skip(), Report((), ())))
+            ended.append((recorder.server.skip(), Report((), ())))
             continue
         sums, report = next(trained)
-        key = _closing_key(course, sums)
+        key = _closing_key(recorder, sums)
         if key not in closed:
-            closed[key] = course.experiment.rounds.close(course.server, tasks, sums, report)
+            closed[key] = recorder.experiment.rounds.close(recorder.server, tasks, sums, report)
         ended.append((closed[key], report))
-    measured = judge.measure([(course, server) for course, (server, _) in zip(courses, ended, strict=True)])
-    for course, (server, report), tasks, found in zip(courses, ended, chosen, measured, strict=True):
-        course.note(server, tasks, report, found)
+    measured = judge.measure([(recorder, server) for recorder, (server, _) in zip(recorders, ended, strict=True)])
+    for recorder, (server, report), tasks, found in zip(recorders, ended, chosen, measured, strict=True):
+        recorder.record(server, tasks, report, found)
     return coming
 
 
-def _closing_key(course: Course, sums: Sequence[CohortSum]) -> object:
+def _closing_key(recorder: Recorder, sums: Sequence[CohortSum]) -> object:
     """What the state after a round depends on: equal runs then go on with one state."""
-    method, server = course.experiment.method, course.server
+    method, server = recorder.experiment.method, recorder.server
     plain = method.close is None and method.advance is None
     own = () if plain else (id(method.close), id(method.advance), repr(sorted(method.values.items())))
     held = tuple(id(each) for each in (server.memory, server.moments, server.clients) if each)
-    rounds = course.experiment.rounds
+    rounds = recorder.experiment.rounds
     return id(sums), own, held, rounds.enrolled, id(rounds.public), rounds.server_step
 
 
@@ -130,18 +131,18 @@ class _Choices:
         self._cohorts: dict[object, list[tuple[int, float]]] = {}
         self._known: dict[object, list[Task]] = {}
 
-    def look_ahead(self, courses: Sequence[Course]) -> list[tuple[Trainer, list[Task], int]]:
+    def look_ahead(self, recorders: Sequence[Recorder]) -> list[tuple[Trainer, list[Task], int]]:
         """The next round of the runs that have one, as far as it does not depend on this one."""
         found = []
-        for course in courses:
-            round = course.server.round + 1
-            if round < course.experiment.settings.rounds and not course.experiment.method.reads:
-                found.append((course.experiment.trainer, self.choose(course, round), round))
+        for recorder in recorders:
+            round = recorder.server.round + 1
+            if round < recorder.experiment.settings.rounds and not recorder.experiment.method.reads:
+                found.append((recorder.experiment.trainer, self.choose(recorder, round), round))
         return found
 
-    def choose(self, course: Course, round: int | None = None) -> list[Task]:
+    def choose(self, recorder: Recorder, round: int | None = None) -> list[Task]:
         """The tasks of a run's round."""
-        experiment, server = course.experiment, course.server
+        experiment, server = recorder.experiment, recorder.server
         round = server.round if round is None else round
         method, seed, devices = experiment.method, experiment.settings.seed, experiment.settings.devices
         cohort = (seed, round, len(experiment.partition), experiment.capacities, repr(devices))
@@ -164,13 +165,13 @@ class _Judge:
         mask, self.tied = first.settings.training.mask, first.plan.tied
         self.together = None if norms_of(first.model) else PackedEvaluation(first.model, first.data, mask=mask)
 
-    def measure(self, ended: Sequence[tuple[Course, Server]]) -> list[Measured | None]:
+    def measure(self, ended: Sequence[tuple[Recorder, Server]]) -> list[Measured | None]:
         """What is measured after a round of every run; None where it is not evaluated."""
-        due = [course.experiment.is_measured(server.round) for course, server in ended]
+        due = [recorder.experiment.evaluator.is_due(server.round) for recorder, server in ended]
         if self.together is None:
             return [
-                course.experiment.measure(server, before=course.server) if is_due else None
-                for (course, server), is_due in zip(ended, due, strict=True)
+                recorder.experiment.evaluator.measure(server, before=recorder.server) if is_due else None
+                for (recorder, server), is_due in zip(ended, due, strict=True)
             ]
         states = {id(server.state): server.state for (_, server), is_due in zip(ended, due, strict=True) if is_due}
         if not states:
@@ -180,18 +181,18 @@ class _Judge:
         owed = [pair for pair, is_due in zip(ended, due, strict=True) if is_due]
         found = self._scores(stacked, rows, owed)
         return [
-            self._describe(course, server, found) if is_due else None
-            for (course, server), is_due in zip(ended, due, strict=True)
+            self._describe(recorder, server, found) if is_due else None
+            for (recorder, server), is_due in zip(ended, due, strict=True)
         ]
 
     def _scores(
-        self, stacked: Mapping[str, Tensor], rows: Mapping[int, int], ended: Sequence[tuple[Course, Server]]
+        self, stacked: Mapping[str, Tensor], rows: Mapping[int, int], ended: Sequence[tuple[Recorder, Server]]
     ) -> dict[tuple[str, int, int], Any]:
         """Scores by (kind, partition, state), of each kind for the runs that ask for it; partition by partition."""
         assert self.together is not None
         wanted: dict[tuple[str, int], tuple[Any, dict[int, int]]] = {}
-        for course, server in ended:
-            experiment = course.experiment
+        for recorder, server in ended:
+            experiment = recorder.experiment
             for kind, key in _kinds(experiment):
                 mine = wanted.setdefault((kind, key), (experiment.partition, {}))[1]
                 mine[id(server.state)] = rows[id(server.state)]
@@ -201,7 +202,7 @@ class _Judge:
             part = stacked
             if len(chosen) < len(rows):
                 part = {name: tensor[chosen.to(tensor.device)] for name, tensor in stacked.items()}
-            last = any(course.experiment.is_last(server.round) for course, server in ended)
+            last = any(recorder.experiment.evaluator.is_last(server.round) for recorder, server in ended)
             for state, scores in zip(mine, self._score(kind, part, partition, by_class=last), strict=True):
                 found[kind, key, state] = scores
         return found
@@ -217,32 +218,32 @@ class _Judge:
         return self.together.scores(states, data.test, by_class=by_class)
 
     @staticmethod
-    def _describe(course: Course, server: Server, found: Mapping[tuple[str, int, int], Any]) -> Measured:
-        experiment = course.experiment
+    def _describe(recorder: Recorder, server: Server, found: Mapping[tuple[str, int, int], Any]) -> Measured:
+        experiment = recorder.experiment
         own = {kind: found[kind, key, id(server.state)] for kind, key in _kinds(experiment)}
         local = own.pop("local", None)
-        return experiment.describe(server, own, local, before=course.server)  # which has not moved on yet
+        return experiment.evaluator.describe(server, own, local, before=recorder.server)  # which has not moved on yet
 
 
 def _kinds(experiment: Experiment) -> list[tuple[str, int]]:
     """The kinds of scores a run asks for, each with what it depends on beside the state: its partition, or nothing."""
     partition = experiment.partition
     asked = {"global": experiment.settings.evaluation.test, "validation": len(partition.validation) > 0}
-    asked["local"] = experiment.is_local
+    asked["local"] = experiment.evaluator.is_local
     return [(kind, 0 if kind == "global" else id(partition)) for kind, wanted in asked.items() if wanted]
 
 
-def _share_states(courses: Sequence[Course], pack: Pack) -> None:
+def _share_states(recorders: Sequence[Recorder], pack: Pack) -> None:
     """Let runs whose states are equal, bit for bit, hold one: then equal work is found, also after a resume."""
     known: dict[object, Mapping[str, Tensor]] = {}
     memories: dict[object, Memory] = {}
-    for course in courses:
-        server = course.server
+    for recorder in recorders:
+        server = recorder.server
         state = pack.flatten(server.state)
         others = [state.others[name] for name in sorted(state.others)]
         key = tuple(_digest(tensor) for tensor in (state.flat, *others))
         seen = tuple((name, _digest(tensor)) for name, tensor in sorted(server.memory.items()))
-        course.server = replace(
+        recorder.server = replace(
             server, state=known.setdefault(key, state), memory=memories.setdefault(seen, server.memory)
         )
 
@@ -255,7 +256,7 @@ def settle_engine(experiments: Sequence[Experiment]) -> None:
     """Give runs that leave the choice the engine they train with as one batch."""
     engine = "cuda" if in_slots(experiments[0].trainer) else "vectorised"
     for experiment in experiments:
-        experiment.settle(engine)
+        experiment.use_engine(engine)
 
 
 def explain_engine(experiment: Experiment) -> str:

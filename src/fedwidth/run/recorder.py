@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from fedwidth.evaluation.evaluator import Measured
 from fedwidth.methods import Task
 from fedwidth.run import checkpoint
 from fedwidth.run.alarm import fall_of
+from fedwidth.run.clients import rows_of
+from fedwidth.run.metrics import Line, describe_round
 from fedwidth.run.saving import Saver
 from fedwidth.run.summary import finite, summarise
-from fedwidth.training import evaluation
 from fedwidth.training.rounds import Report
 from fedwidth.training.server import Server
 
 if TYPE_CHECKING:
     from fedwidth.experiment import Experiment
-
-Line = dict[str, Any]
 
 PACK_WRITES_AFTER = 1.0
 """Seconds between the writes of a packed run: one line at a time, hundreds of files would be opened each round."""
@@ -47,15 +47,7 @@ class Result:
     """The global model with the final state, ready to use."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """An evaluation: its part of the metrics, and the accuracy of every client."""
-
-    line: Line
-    local: evaluation.LocalScores | None
-
-
-class Course:
+class Recorder:
     """A run under way: its server, and what it writes down.
 
     Of `packed` runs that train as one batch each has its share of the time, and writes its lines several at a time.
@@ -63,11 +55,11 @@ class Course:
     """
 
     def __init__(
-        self, experiment: Experiment, place: Path | None, server: Server, *, seconds: float, packed: int
+        self, experiment: Experiment, folder: Path | None, server: Server, *, seconds: float, packed: int
     ) -> None:
-        self.experiment, self.place, self.server = experiment, place, server
+        self.experiment, self.folder, self.server = experiment, folder, server
         self.packed = packed
-        self._saver = Saver(place, experiment.settings, rounds=server.round) if place else None
+        self._saver = Saver(folder, experiment.settings, rounds=server.round) if folder else None
         self.lines: list[Line] = list(self._saver.lines) if self._saver else []
         self._before, self._began = seconds, time.perf_counter()
         self._wrote = self._began
@@ -83,7 +75,7 @@ class Course:
         """What the run has taken."""
         return self._before + (time.perf_counter() - self._began) / self.packed
 
-    def note(
+    def record(
         self,
         server: Server,
         tasks: Sequence[Task],
@@ -93,7 +85,7 @@ class Course:
         cohort: Sequence[tuple[int, float]] = (),
     ) -> None:
         """A round has ended, and left this server behind; `cohort` is who was to train in it."""
-        line = self.experiment.line(server, tasks, report, cohort) | (measured.line if measured else {})
+        line = describe_round(self.experiment, server, tasks, report, cohort) | (measured.line if measured else {})
         points = self.experiment.settings.evaluation.alarm
         if measured and (fall := fall_of(self.lines, measured.line, points)) is not None:
             line["alarm"] = fall
@@ -111,10 +103,13 @@ class Course:
         self._saver.check(wait=always)
         if always or self._saver.is_due(self.server.round):
             self._write()
-            self._saver.save(self.experiment.copy(self.server, self.seconds), wait=always)
+            copy = checkpoint.copy_server(
+                self.server, identity=self.experiment.identity, extra={"seconds": self.seconds}
+            )
+            self._saver.save(copy, wait=always)
 
     def __enter__(self) -> Self:
-        """The course itself."""
+        """The recorder itself."""
         return self
 
     def __exit__(
@@ -132,12 +127,11 @@ class Course:
         """Write the summary, after the last round."""
         experiment, server = self.experiment, self.server
         summary = summarise(experiment.settings, self.lines)
-        if self.place:
-            clients = experiment.clients(server, self._measured)
-            if clients:
-                checkpoint.write_whole(self.place / "clients.json", json.dumps(clients) + "\n")
-            checkpoint.write_whole(self.place / "summary.json", json.dumps(summary, indent=2) + "\n")
-        model = experiment.prepare(experiment.model, server.state, precise=True)
+        if self.folder:
+            if clients := rows_of(experiment, server, self._measured):
+                checkpoint.write_whole(self.folder / "clients.json", json.dumps(clients) + "\n")
+            checkpoint.write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        model = experiment.evaluator.prepare(experiment.model, server.state, precise=True)
         model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         return Result(summary, self.lines, server, model)
 

@@ -1,4 +1,4 @@
-"""What is written down at the end of a run: summary.json, and clients.json with a row per client."""
+"""What is written down at the end of a run, summary.json, and how its numbers are written and said."""
 
 from __future__ import annotations
 
@@ -6,16 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 import fedwidth
-from fedwidth.data import Partition
-from fedwidth.data.records import IGNORE
 from fedwidth.settings import Settings
-
-MAX_LABELS_LISTED = 1_000
-MAX_COUNTS = 100_000
-"""Clients times labels of a split whose samples are counted label by label: the file stays below a megabyte or so."""
 
 
 def summarise(settings: Settings, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -75,41 +67,6 @@ def describe_accuracy(line: Mapping[str, Any]) -> str:
     """
     names = {"global_accuracy": "accuracy", "validation_accuracy": "validation"}
     return ", ".join(f"{name} {100 * line[key]:.2f} %" for key, name in names.items() if key in line)
-
-
-def describe_clients(
-    partition: Partition, capacities: Sequence[float | None], accuracies: Sequence[float]
-) -> list[dict[str, Any]]:
-    """What each client is, and how well the final model serves it.
-
-    `counts` are its training samples of each of its labels, for data with one label a sample and a split of at most
-    `MAX_COUNTS` clients times labels.
-    """
-    counted = is_counted(partition)
-    return [
-        {
-            "client": client,
-            "capacity": capacities[client],
-            "samples": len(partition[client]),
-            "labels": partition.labels[client].tolist()[:MAX_LABELS_LISTED],
-            **({"counts": count_labels(partition, client)[:MAX_LABELS_LISTED]} if counted else {}),
-            "accuracy": finite(accuracies[client]),
-        }
-        for client in range(len(partition))
-    ]
-
-
-def is_counted(partition: Partition) -> bool:
-    """Whether a file about every label of every client stays small, and a sample has one label."""
-    targets = partition.targets
-    return targets.dim() == 1 and len(partition) * (int(targets.max()) + 1) <= MAX_COUNTS
-
-
-def count_labels(partition: Partition, client: int) -> list[int]:
-    """How many training samples of each of its labels a client has, in the order of `partition.labels[client]`."""
-    labels, counts = torch.unique(partition.targets[partition[client]], return_counts=True)
-    found: list[int] = counts[labels != IGNORE].tolist()
-    return found
 
 
 def finite(value: Any) -> Any:

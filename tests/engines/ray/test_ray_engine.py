@@ -106,13 +106,13 @@ WATCHING = WeakKeyDictionary()
 
 def run_once(experiment, engine, round=0):
     tasks = experiment.method.assign(experiment.plan, experiment.cohort(round), round, None, 1)
-    return engine.run(experiment._first_state, tasks, round, watch=WATCHING.get(engine))
+    return engine.run(experiment.first_state, tasks, round, watch=WATCHING.get(engine))
 
 
 def after(experiment, engine, round=0):
     sums, report = run_once(experiment, engine, round)
     assert sum(cohort.clients for cohort in sums) == 6, "each client once"
-    return experiment.method.aggregate(experiment._first_state, sums, experiment.plan), report
+    return experiment.method.aggregate(experiment.first_state, sums, experiment.plan), report
 
 
 def at_first_answer(engine, act):

@@ -33,8 +33,8 @@ def two_gpus():
 
 def run_once(experiment, engine):
     tasks = experiment.method.assign(experiment.plan, experiment.cohort(0), 0, None, 1)
-    sums, report = engine.run(experiment._first_state, tasks, 0)
-    return experiment.method.aggregate(experiment._first_state, sums, experiment.plan), report
+    sums, report = engine.run(experiment.first_state, tasks, 0)
+    return experiment.method.aggregate(experiment.first_state, sums, experiment.plan), report
 
 
 def wait_for(engine, experiment, workers):

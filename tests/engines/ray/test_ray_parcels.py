@@ -38,7 +38,7 @@ def tasks_of(experiment, round=0):
 
 def train_parcels(experiment, inner, *, workers=1, order=0):
     """A round by the Ray engine's own parts: parcels trained by workers in any order, answers entered in any order."""
-    state, tasks = experiment._first_state, tasks_of(experiment)
+    state, tasks = experiment.first_state, tasks_of(experiment)
     team = [Worker() for _ in range(workers)]
     for worker in team:
         worker.prepare(Kit.of(experiment.trainer), inner, "cpu")
@@ -53,13 +53,13 @@ def train_parcels(experiment, inner, *, workers=1, order=0):
 
 
 def new_state(experiment, sums):
-    return experiment.method.aggregate(experiment._first_state, sums, experiment.plan)
+    return experiment.method.aggregate(experiment.first_state, sums, experiment.plan)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_up_to_64_clients_are_summed_as_the_serial_engine_sums_them(name):
     experiment = experiment_of(f"method.name={name}", "devices.capacities=a1-b1-c2", "server.weighting=samples")
-    expected, report = SerialEngine(experiment.trainer).run(experiment._first_state, tasks_of(experiment), 0)
+    expected, report = SerialEngine(experiment.trainer).run(experiment.first_state, tasks_of(experiment), 0)
     for workers, order in ((1, 0), (3, 1)):
         sums, found = train_parcels(experiment, "serial", workers=workers, order=order)
         assert [s.index.key for s in sums] == [s.index.key for s in expected]
@@ -77,7 +77,7 @@ def test_neither_workers_nor_their_order_change_a_bit_of_large_rounds(inner, mon
     first, _ = train_parcels(experiment, inner)
     again, _ = train_parcels(experiment, inner, workers=3, order=5)
     assert all(same(a.mean, b.mean) for a, b in zip(first, again, strict=True))
-    serial, _ = SerialEngine(experiment.trainer).run(experiment._first_state, tasks_of(experiment), 0)
+    serial, _ = SerialEngine(experiment.trainer).run(experiment.first_state, tasks_of(experiment), 0)
     expected, found = new_state(experiment, serial), new_state(experiment, first)
     for name, tensor in expected.items():  # the stated tolerance: another order of sums in single precision
         assert torch.allclose(tensor, found[name], rtol=1e-6, atol=1e-6)
@@ -87,9 +87,9 @@ def test_neither_workers_nor_their_order_change_a_bit_of_large_rounds(inner, mon
 def test_fast_engines_inside_agree_with_themselves_outside(name):
     for inner in ("vectorised", "cuda"):
         experiment = experiment_of(f"method.name={name}", f"engine={inner}")
-        sums, _ = make_engine(experiment.trainer).run(experiment._first_state, tasks_of(experiment), 0)
+        sums, _ = make_engine(experiment.trainer).run(experiment.first_state, tasks_of(experiment), 0)
         found, _ = train_parcels(experiment, inner, workers=2)
-        expected = experiment.method.aggregate(experiment._first_state, sums, experiment.plan)
+        expected = experiment.method.aggregate(experiment.first_state, sums, experiment.plan)
         for tensor, other in zip(expected.values(), new_state(experiment, found).values(), strict=True):
             assert torch.allclose(tensor, other, rtol=1e-6, atol=1e-6)
 
@@ -152,7 +152,7 @@ def test_classes_a_client_lacks_weigh_nothing_also_where_a_flat_engine_sums():
                 assert [n for d, n in enumerate(weight.shape) if d not in dims] == [1] * (weight.dim() - len(dims))
                 assert weight.shape[dims[0]] == 10
                 assert float(weight.min()) == 0.0
-        finalise(experiment._first_state, sums, experiment.plan)
+        finalise(experiment.first_state, sums, experiment.plan)
 
 
 def test_how_many_workers_fit_on_a_node():

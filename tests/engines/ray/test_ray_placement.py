@@ -182,7 +182,7 @@ def test_costs_of_one_round_place_the_next(monkeypatch):
     took, shares = [], []
     for round in range(3):
         began = cluster.clock.now
-        engine.run(experiment._first_state, tasks, round)
+        engine.run(experiment.first_state, tasks, round)
         took.append(cluster.clock.now - began)
         shares.append(min(hand.busy for hand in engine.hands) / took[-1])
     assert engine.costs.measured == pytest.approx({1.0: 0.1, 0.5: 0.6})
@@ -198,9 +198,9 @@ def test_placement_changes_no_bit(monkeypatch, workers):
     seconds = {1.0: 8.0, 0.5: 2.5, 0.25: 1.0}
     engine, experiment, _ = played(monkeypatch, seconds, workers=workers)
     tasks = tasks_of(experiment, [1.0, 0.5, 0.25, 0.25] * 3)
-    expected, report = SerialEngine(experiment.trainer).run(experiment._first_state, tasks, 0)
+    expected, report = SerialEngine(experiment.trainer).run(experiment.first_state, tasks, 0)
     for _ in range(2):  # before the costs are known, and after
-        sums, found = engine.run(experiment._first_state, tasks, 0)
+        sums, found = engine.run(experiment.first_state, tasks, 0)
         assert found == report
         assert all(same(a.mean, b.mean) for a, b in zip(sums, expected, strict=True))
 
@@ -208,7 +208,7 @@ def test_placement_changes_no_bit(monkeypatch, workers):
 def test_a_worker_that_waits_for_a_node_that_is_gone_is_let_go(monkeypatch):
     engine, experiment, cluster = played(monkeypatch, {1.0: 1.0}, workers=2)
     tasks = tasks_of(experiment, [1.0] * 4)
-    engine.run(experiment._first_state, tasks, 0)
+    engine.run(experiment.first_state, tasks, 0)
     begun, killed = list(engine.hands), []
     cluster.wanted, cluster.ray.kill = (lambda: 3), killed.append  # Ray still counts the node's place
     engine._hire()
@@ -229,7 +229,7 @@ def test_no_worker_idles_once_costs_are_known(monkeypatch, workers):
     tasks = tasks_of(experiment, [1.0, 0.5, 0.25, 0.25] * 3)
     for round in range(3):
         began = cluster.clock.now
-        engine.run(experiment._first_state, tasks, round)
+        engine.run(experiment.first_state, tasks, round)
     took = cluster.clock.now - began
     bound = max(8.0, math.fsum([8.0, 2.5, 1.0, 1.0] * 3) / workers)
     assert took <= 4 / 3 * bound

@@ -7,9 +7,9 @@ import torch
 
 from fedwidth.core.narrow import narrow
 from fedwidth.engines.serial import SerialEngine
+from fedwidth.evaluation.representative import LastRound, accuracy_by_capacity, drawn_indexes, representative_index
 from fedwidth.experiment import Experiment
 from fedwidth.methods import method, methods
-from fedwidth.training.representative import LastRound, accuracy_by_capacity, drawn_indexes, representative_index
 from hand_plans import mlp_plan
 from small_runs import small
 

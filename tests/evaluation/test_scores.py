@@ -12,11 +12,11 @@ from fedwidth.data import IGNORE, Partition, Shares, from_tensors
 from fedwidth.data.records import Split
 from fedwidth.data.sets.vocabulary import EOS, OOV, PAD
 from fedwidth.errors import OptionError
+from fedwidth.evaluation import scores
+from fedwidth.evaluation.scores import local_scores, prepare, score
 from fedwidth.experiment import Experiment
 from fedwidth.models import StaticBatchNorm2d
 from fedwidth.settings import EvaluationSettings
-from fedwidth.training import evaluation
-from fedwidth.training.evaluation import local_scores, prepare, score
 from small_runs import same, small
 
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ class TestScore:
         words = torch.zeros(7, 4, dtype=torch.long)
         data = from_tensors(words, words, words, words, classes=6, kind="tokens")
         whole = score(model, data, data.test, EvaluationSettings(), CPU)[0]
-        monkeypatch.setattr(evaluation, "MAX_LOGITS", 50)  # two sequences of 4 words out of 6
+        monkeypatch.setattr(scores, "MAX_LOGITS", 50)  # two sequences of 4 words out of 6
         parts = score(model, data, data.test, EvaluationSettings(), CPU)[0]
         assert sizes == [7, 2, 2, 3]
         assert (parts.accuracy, parts.counted) == (whole.accuracy, whole.counted)
@@ -188,7 +188,7 @@ class TestBatchNorm:
         found = {}
         for size, experiment in runs.items():
             settings = EvaluationSettings(batch_size=500)
-            model = prepare(experiment.model, experiment._first_state, experiment.data, settings, CPU)
+            model = prepare(experiment.model, experiment.first_state, experiment.data, settings, CPU)
             _, found[size] = score(
                 model, experiment.data, experiment.data.test, EvaluationSettings(batch_size=size), CPU
             )

@@ -1,4 +1,4 @@
-"""Evaluation of many models of one shape at once: `evaluation.score` over stacked states.
+"""Evaluation of many models of one shape at once: `scores.score` over stacked states.
 
 Each batch of samples goes through all models with one call. Only models without batch norm are stacked: the statistics
 of the others are collected model by model.
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedwidth.data import IGNORE, Data, Partition, Split
 from fedwidth.errors import DataError
-from fedwidth.training.evaluation import LocalScores, Score, absent_by_client, accuracy_by_class, owners
+from fedwidth.evaluation.scores import LocalScores, Score, absent_by_client, accuracy_by_class, owners
 from fedwidth.training.loss import mask_logits
 
 MAX_ANSWERS = {"cpu": 2**14, "cuda": 2**20}

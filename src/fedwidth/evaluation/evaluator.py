@@ -1,0 +1,142 @@
+"""What is measured of a run's global model after a round, and how a line of the metrics says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwidth.core.part import Part
+from fedwidth.data import Data, Partition
+from fedwidth.evaluation import scores
+from fedwidth.evaluation.representative import LastRound, accuracy_by_capacity
+from fedwidth.evaluation.scores import LocalScores, Score
+from fedwidth.methods import Method
+from fedwidth.plan.plan import Plan
+from fedwidth.settings import Settings
+from fedwidth.training.gpu import autocast
+from fedwidth.training.server import Server
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An evaluation: its part of the metrics, and the accuracy of every client."""
+
+    line: dict[str, Any]
+    local: LocalScores | None
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Measures the states of one run: which samples, when and how precisely is what its settings say."""
+
+    model: nn.Module
+    """The global model, which is filled with the states."""
+    plan: Plan
+    data: Data
+    partition: Partition
+    method: Method
+    settings: Settings
+    device: torch.device
+    cohort: Callable[[int], Sequence[tuple[int, float]]]
+    """Who takes part in a round, with which capacity, as the settings draw it."""
+
+    def is_due(self, round: int) -> bool:
+        """Whether the state after so many rounds is measured."""
+        return round % self.settings.evaluation.every == 0 or self.is_last(round)
+
+    def is_last(self, round: int) -> bool:
+        """Whether the state after so many rounds is the run's last."""
+        return round >= self.settings.rounds
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the clients' own test data are measured; where they are of the test set, only if that is."""
+        settings, partition = self.settings.evaluation, self.partition
+        held_out = partition.tested_on == "train" and len(partition.test.samples) > 0
+        return settings.local and (settings.test or held_out)
+
+    def measure(
+        self, server: Server, *, before: Server | None = None, cohort: Sequence[tuple[int, float]] = ()
+    ) -> Measured:
+        """Global, validation, local and per-capacity accuracy of a server's state, and that of every client.
+
+        `before` is the server as the last round began, and `cohort` who was to train in it: they decide which sub-model
+        stands for a capacity. Without `before` the method's memory is taken as the server holds it now, and without a
+        cohort it is the one that the settings draw.
+        """
+        settings, data, found = self.settings.evaluation, self.data, {}
+        model = self.prepare(self.model, server.state)
+        score = partial(scores.score, by_class=self.is_last(server.round))
+        kept: Tensor | None = None
+        if settings.test:
+            found["global"], kept = score(model, data, data.test, settings, self.device)
+        if len(held := self.partition.validation):
+            found["validation"], _ = score(model, data, data.train, settings, self.device, held)
+        local = self._local(kept) if self.is_local else None
+        return self.describe(server, found, local, before=before, cohort=cohort)
+
+    def prepare(self, model: nn.Module, state: Mapping[str, Tensor], *, precise: bool = False) -> nn.Module:
+        """The model with this state, ready to be measured; `precise` is for those who take it away."""
+        settings, partition = self.settings.evaluation, self.partition
+        samples = partition.trained_on if len(partition.validation) else None
+        precision = "float32" if precise else self.settings.precision
+        with autocast(self.device, precision):  # statistics as in training; the scores are more precise
+            return scores.prepare(model, state, self.data, settings, self.device, samples)
+
+    def describe(
+        self,
+        server: Server,
+        found: Mapping[str, Score],
+        local: LocalScores | None,
+        *,
+        before: Server | None = None,
+        cohort: Sequence[tuple[int, float]] = (),
+    ) -> Measured:
+        """What was found, as a line of the metrics has it; `before` and `cohort` as for `measure`.
+
+        The scores are of the test set ("global") and of the validation samples ("validation"), where measured.
+        """
+        line: dict[str, Any] = {}
+        for name, score in found.items():
+            line |= {f"{name}_accuracy": score.accuracy, f"{name}_loss": score.loss}
+        first = next(iter(found.values()))
+        if self.is_last(server.round) and first.by_class is not None:
+            line["class_accuracy"] = first.by_class
+        if local is not None:
+            line |= {"local_accuracy": local.mean, "local_quantiles": local.quantiles}
+        if capacities := self.settings.evaluation.capacities:
+            round = max(0, server.round - 1)
+            then = server if before is None else before
+            last = LastRound(round, cohort or self.cohort(round), self.settings.seed, then.memory, then.state)
+            line |= accuracy_by_capacity(
+                self.method,
+                self.plan,
+                capacities,
+                last=last,
+                accuracy=lambda index: self._accuracy_of(server, index),
+                draws=self.is_last(server.round),  # they take ten times as long
+            )
+        return Measured(line, local)
+
+    def _local(self, kept: Tensor | None) -> LocalScores:
+        """What the prepared model scores on each client's own test data; `kept` is of the test set, if measured."""
+        partition, mask = self.partition, self.settings.training.mask
+        if kept is not None and (partition.tested_on == "test" or not len(partition.test.samples)):
+            return scores.local_scores(kept, partition, self.data, mask)
+        split = self.data.train.take(partition.test.samples)
+        _, kept = scores.score(self.model, self.data, split, self.settings.evaluation, self.device)
+        return scores.local_scores_of(kept, partition, self.data, mask)
+
+    def _accuracy_of(self, server: Server, part: Part) -> float:
+        """What this part of the model scores on the test set, or on the validation samples where that is not seen."""
+        small = part.module(self.model, self.plan).to(self.device)
+        self.prepare(small, part.cut(server.state, self.plan))
+        settings, data = self.settings.evaluation, self.data
+        split, samples = (data.test, None) if settings.test else (data.train, self.partition.validation)
+        score, _ = scores.score(small, data, split, settings, self.device, samples)
+        return score.accuracy

@@ -1,0 +1,66 @@
+"""How a run begins: at its first round, or where its last checkpoint left it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedwidth.config.read import settings_toml
+from fedwidth.errors import OptionError
+from fedwidth.run import checkpoint
+from fedwidth.run.checkpoint_history import files_needed
+from fedwidth.run.folder import CONFIG, check_folder, clear_folder, locked
+from fedwidth.run.recorder import Recorder
+from fedwidth.training.client_memory import FOLDER, Files, forget_clients
+from fedwidth.training.server import Server
+
+if TYPE_CHECKING:
+    from fedwidth.experiment import Experiment
+
+
+@contextmanager
+def begin(
+    experiment: Experiment,
+    folder: Path | None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    packed: int = 1,
+) -> Iterator[Recorder]:
+    """The run under way, from its first round or its last checkpoint; its folder is locked meanwhile."""
+    with ExitStack() as stack:
+        if folder is not None:
+            check_folder(folder, experiment.settings, resume=resume, overwrite=overwrite)
+            stack.enter_context(locked(folder))
+            if overwrite:
+                clear_folder(folder)
+        server, seconds = _start(experiment, folder, resume)
+        if experiment.device.type == "cuda" and experiment.trainer.takes_channels_last:  # then evaluation is faster
+            experiment.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if folder and not (folder / CONFIG).exists():
+            checkpoint.write_whole(folder / CONFIG, settings_toml(experiment.settings))
+        yield stack.enter_context(Recorder(experiment, folder, server, seconds=seconds, packed=packed))
+
+
+def _start(experiment: Experiment, folder: Path | None, resume: bool) -> tuple[Server, float]:
+    """The server to go on from, and the seconds the run has taken so far."""
+    if resume and folder is None:
+        raise OptionError("there is nothing to resume without an output folder")
+    # Where clients' memory is kept, if not in the memory of this machine.
+    files = Files(folder / FOLDER if folder else None) if experiment.settings.client_memory == "disk" else None
+    if resume and folder and (folder / checkpoint.NAME).exists():
+        server, facts = checkpoint.load_server(
+            folder,
+            identity=experiment.identity,
+            device=experiment.device,
+            files=files,
+            also=lambda: files_needed(folder),
+        )
+        return server, float(facts["seconds"])
+    if folder:
+        forget_clients(folder)
+    return experiment.first_server(files), 0.0

@@ -1,0 +1,111 @@
+"""What a task costs its device: bytes, multiply-adds, seconds; and whether a simulated device does it in time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from fedwidth.core.cost import Cost
+from fedwidth.devices.time import FAILED, LATE, Paces, fails
+from fedwidth.errors import OptionError
+from fedwidth.methods import Task
+from fedwidth.training.batches import count_passes
+from fedwidth.training.client import Trainer
+from fedwidth.training.rounds import Rounds
+from fedwidth.training.server import Server
+
+NUMBER_BYTES = 8
+"""What a number that is sent beside a sub-model takes."""
+PASSES_OF_A_STEP = 3
+"""A sample costs three forward passes: one forward, and about two for the gradients."""
+
+
+class TaskCosts:
+    """The costs of a run's tasks, by the rates and bandwidths of simulated devices where the settings give them."""
+
+    def __init__(self, trainer: Trainer, first_state: Mapping[str, Tensor], paces: Paces | None) -> None:
+        self.trainer, self.paces = trainer, paces
+        self.memory_travels = False
+        """Whether what clients remember is sent to them and back: where the server keeps it for real devices."""
+        self.known: dict[Hashable, Cost] = {}
+        """The costs of sub-models by size; runs of one model may share them."""
+        self._first_state = first_state
+
+    def of(self, task: Task) -> Cost:
+        """What the task's sub-model costs."""
+        trainer, size = self.trainer, task.part.size
+        if size not in self.known:
+            example = trainer.data.example()
+            self.known[size] = task.part.cost(trainer.model, trainer.plan, example, capacity=task.capacity)
+        return self.known[size]
+
+    def macs(self, task: Task, passes: int) -> int:
+        """Multiply-adds of training with so many samples, each counted as often as it is seen."""
+        return PASSES_OF_A_STEP * int(self.of(task).macs) * passes
+
+    def traffic(self, tasks: Sequence[Task]) -> tuple[int, int]:
+        """Bytes that clients are sent, and that they send back: their sub-models, and what goes beside them."""
+        size = sum(int(cost.bytes + cost.buffer_bytes) for cost in map(self.of, tasks))
+        sent, reported = self._beside(tasks)
+        return size + sent, size + reported
+
+    def seconds(self, task: Task) -> float:
+        """How long the task would take its device: being sent, training, reporting; 0 where that is not simulated."""
+        if self.paces is None:
+            return 0.0
+        samples = len(self.trainer.partition[task.client])
+        passes = count_passes(samples, self.trainer.settings.training) + (samples if self.trainer.rule.probes else 0)
+        sent = sum(self.traffic([replace(task, sends=self._example_sends)]))
+        return self.paces.seconds(task.capacity, macs=self.macs(task, passes), sent=sent)
+
+    def attends(self, task: Task, round: int) -> bool:
+        """Whether the simulated device of a task neither fails in this round nor comes after the deadline."""
+        deadline = self.trainer.settings.devices.deadline
+        return not self._fails(task.client, round) and (not deadline or self.seconds(task) <= deadline)
+
+    def why_left_out(self, drawn: Sequence[int], known: Collection[int], round: int) -> dict[int, str]:
+        """The clients of a cohort that were left out of the round before it began, and why."""
+        left = [client for client in drawn if client not in known]
+        return {client: FAILED if self._fails(client, round) else LATE for client in left}
+
+    def check_deadline(self, rounds: Rounds, server: Server) -> None:
+        """Refuse a deadline that nobody can keep, not even with the fewest samples there are."""
+        deadline = self.trainer.settings.devices.deadline
+        client = int(self.trainer.partition.sizes.argmin())
+        tasks = rounds.assign(server, [(client, capacity) for capacity in rounds.enrolled])
+        fastest = min(self.seconds(task) for task in tasks)
+        if fastest > deadline:
+            raise OptionError(f"devices.deadline is {deadline:g} s, but the fastest client needs {fastest:.3g} s")
+
+    def _fails(self, client: int, round: int) -> bool:
+        settings = self.trainer.settings
+        return fails(settings.devices, client, round=round, seed=settings.seed)
+
+    def _beside(self, tasks: Sequence[Task]) -> tuple[int, int]:
+        """Bytes that clients are sent, and report, beside their sub-models."""
+        local = self.trainer.method.local
+        if local is None:
+            return 0, 0
+        sent = reported = 0
+        for task in tasks:
+            for name, value in task.sends.items():
+                if name in local.own and not self.memory_travels:
+                    continue
+                if isinstance(value, Mapping):
+                    shapes = task.index.shapes
+                    sent += sum(math.prod(shapes[tensor]) * full.element_size() for tensor, full in value.items())
+                else:
+                    sent += NUMBER_BYTES
+            reports = len(local.adds) + (len(local.own) if self.memory_travels else 0)
+            reported += reports * int(self.of(task).bytes)
+        return sent, reported
+
+    @cached_property
+    def _example_sends(self) -> Mapping[str, Any]:
+        """What clients are sent beside sub-models, as large as in every round."""
+        return self.trainer.example_sends(self._first_state)
