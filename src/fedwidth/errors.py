@@ -35,7 +35,7 @@ class UpdateError(FedwidthError):
 
 
 class ClientError(FedwidthError):
-    """A client that failed: names round, client, capacity and stage; `__cause__` is what happened."""
+    """A client that failed. The message names round, client, capacity and stage; `__cause__` is what happened."""
 
 
 class OptionError(FedwidthError):
@@ -47,11 +47,11 @@ class DataError(FedwidthError):
 
 
 class FellBack(UserWarning):
-    """An engine that cannot train this run, which is trained one client at a time instead."""
+    """A warning that an engine cannot train this run, and that clients are trained one at a time instead."""
 
 
 MAX_NAMED, NEAREST = 20, 5
-"""Names that are listed in full, and how many of more are."""
+"""Up to so many allowed names are listed in full; of more, only so many that are nearest to what was given."""
 
 
 def unknown(kind: str, name: object, allowed: Iterable[str], also: str = "") -> OptionError:

@@ -4,8 +4,8 @@
 
 where M_k are the clients that hold element k; an element nobody holds keeps its bits.
 
-Clients that hold the same positions are averaged first (`cohort.py`); here the means of the cohorts are averaged where
-they overlap, as a running mean over cohorts (`running_mean.py`).
+Clients that hold the same positions are averaged first (`cohort.py`). Here these means are averaged where they overlap,
+one after the other (`running_mean.py`).
 """
 
 from __future__ import annotations
@@ -28,44 +28,47 @@ from fedwidth.plan.plan import Plan
 
 
 class RoundSums(Sequence[CohortSum]):
-    """The sums of a round in an engine that averages them in its own way, with the same result."""
+    """The sums of one round, held by an engine that averages them in a way of its own with the same result."""
 
     def average(self, state: State) -> dict[str, Tensor]:
-        """What `finalise` gives."""
+        """The new global state: what `finalise` would give."""
         raise NotImplementedError
 
 
 def finalise(state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:
-    """Eq. 10 over all cohorts: a new state; elements no cohort holds keep their bits, `state` is not touched."""
+    """The new global state: the weighted average of all sums, element by element (FedRolex Eq. 10).
+
+    Elements that nobody held keep their bits. `state` itself is not changed.
+    """
     if isinstance(sums, RoundSums):
         plan.check_state(state)
         return sums.average(state)
-    for cohort in sums:
-        if not isinstance(cohort, CohortSum):
-            raise UpdateError(f"expected a CohortSum, not a {type(cohort).__name__}; fedwidth.merge takes updates")
-        check_index(plan, cohort.index)
+    for summed in sums:
+        if not isinstance(summed, CohortSum):
+            raise UpdateError(f"expected a CohortSum, not a {type(summed).__name__}; fedwidth.merge takes updates")
+        check_index(plan, summed.index)
     plan.check_state(state)
-    for cohort in sums:
-        check_alike(cohort.mean, state, "a cohort")
+    for summed in sums:
+        check_alike(summed.mean, state, "a cohort")
     firsts = {name: plan.tied[name] if plan.tied.get(name) in state else name for name in state}
     averages = {name: average_tensor(state[name].detach(), name, sums, plan) for name in dict.fromkeys(firsts.values())}
     return {name: averages[first] for name, first in firsts.items()}
 
 
 def merge(state: State, updates: Iterable[Update | tuple[State, Index, float]], plan: Plan) -> dict[str, Tensor]:
-    """The new global state after averaging `(sub, index, weight)` updates element by element (Eq. 10)."""
+    """The new global state after averaging `(sub, index, weight)` updates element by element (FedRolex Eq. 10)."""
     return finalise(state, sum_cohorts(updates, plan, copy=False), plan)
 
 
 def average_tensor(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
-    """The new value of one tensor, from the cohorts in order."""
-    here = [cohort for cohort in sums if name in cohort.mean]
+    """The average of one tensor over the sums that hold some of it, taken in their order."""
+    here = [summed for summed in sums if name in summed.mean]
     if not here:
         return old.clone()
     result = accumulable(old)
-    total: Weight = 0.0  # one number while every cohort so far held the whole tensor, then one per element
-    for cohort in here:
-        mean, weight, index = cohort.mean[name], cohort.weight[name], cohort.index
+    total: Weight = 0.0  # one number while all clients so far held the whole tensor, then one per element
+    for summed in here:
+        mean, weight, index = summed.mean[name], summed.weight[name], summed.index
         if not index.sliced(name) and isinstance(weight, float) and isinstance(total, float):
             total += weight
             result = interpolated(result, mean, weight / total)
@@ -81,7 +84,7 @@ def average_tensor(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan
 
 
 def _average_part(result: Tensor, total: Tensor, mean: Tensor, weight: Weight, index: Index, name: str) -> None:
-    """Blend one cohort's narrow mean into `result` and add its weight to `total`, in place."""
+    """Blend the narrow mean of one sum into `result` and add its weight to `total`, in place."""
     pieces = index.pieces(name)
     if pieces is None:
         weights, part = take(total, index, name), take(result, index, name)
@@ -95,22 +98,22 @@ def _average_part(result: Tensor, total: Tensor, mean: Tensor, weight: Weight, i
 
 
 class Where(Protocol):
-    """The elements of a full tensor (or vector) that a cohort holds."""
+    """The elements of a full tensor (or vector) that the clients of one sum hold."""
 
     def take(self, full: Tensor) -> Tensor:
-        """These elements, to be changed in place."""
+        """These elements of a full tensor: a copy, or a view, that may be changed in place."""
 
     def put(self, full: Tensor, part: Tensor) -> None:
-        """Write them back, changed."""
+        """Write these elements, as they are now, back into the full tensor."""
 
 
 def blend_into(
     result: Tensor, total: Tensor, mean: Tensor, where: Where, add_weight: Callable[[Tensor], Weight]
 ) -> None:
-    """Average one cohort into the state, as a running mean over cohorts (Eq. 10), in place.
+    """Blend the mean of one sum into the running average over all sums (FedRolex Eq. 10), in place.
 
-    `total` is the weight that each element has so far; `add_weight` adds the cohort's to it, in place, and says what
-    share of it the cohort's now is.
+    `total` is the weight that each element has so far. `add_weight` adds the weight of this sum to it, in place, and
+    returns what share of the new total that is.
     """
     weights = where.take(total)
     share = add_weight(weights)
@@ -122,12 +125,12 @@ def blend_into(
 
 
 def add_share(before: Tensor, weight: Weight) -> Weight:
-    """Add a weight to those so far, in place, and give its share of them."""
+    """Add a weight to the weights so far, in place, and return what share of the new total it is."""
     return ratio(weight, before.add_(weight))
 
 
 class _Everywhere:
-    """All elements: a view, which is changed where it lies."""
+    """Every element of a tensor: `take` gives the tensor itself, so that nothing has to be written back."""
 
     def take(self, full: Tensor) -> Tensor:
         return full
@@ -140,7 +143,7 @@ EVERYWHERE = _Everywhere()
 
 
 def weight_shape(plan: Plan, name: str) -> list[int]:
-    """Weights differ along axes that can be sliced and along classes; they broadcast over the others (kernels)."""
+    """The shape of the weights of a tensor: full along axes that can be sliced and along classes, else 1 (kernels)."""
     return [
         axis.size if groups_of(axis) or (name, dim) in plan.label_axes else 1
         for dim, axis in enumerate(plan.axes[name])
@@ -148,7 +151,7 @@ def weight_shape(plan: Plan, name: str) -> list[int]:
 
 
 def _back(result: Tensor, old: Tensor) -> Tensor:
-    """The average in the dtype of the old value; integers that did not change keep bits that a float has not."""
+    """The average in the dtype of the old value; integers that did not change keep bits that a float cannot hold."""
     if result.dtype == old.dtype or old.is_floating_point() or old.is_complex():
         return result.to(old.dtype)
     return torch.where(result == old.double(), old, result.round().to(old.dtype))

@@ -1,7 +1,7 @@
-"""A cohort: the clients of a round that hold the same positions, and the weighted mean of their sub-models.
+"""The clients of a round that hold the same positions are averaged together: one `CohortSum` for each index.
 
-Only a mean and a total weight are kept, so memory does not grow with the number of clients, and the means of two halves
-of a cohort can be made in different places and merged.
+Only a mean and a total weight are kept, so memory does not grow with the number of clients, and what two workers have
+summed of the same positions can be merged.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from fedwidth.plan.plan import Plan
 
 
 class CohortSum:
-    """Weighted mean of the sub-models of clients that share one index: `add`, `merge`, then `finalise`."""
+    """The weighted mean of the sub-models of all clients that hold the same positions, and their total weight.
+
+    Mean times weight is the sum it is named after: one adds updates to it (`add`) or another sum of the same positions
+    (`merge`). `finalise` makes the new global state of all sums of a round.
+    """
 
     def __init__(self, index: Index) -> None:
         if not isinstance(index, Index):
             raise SelectionError(f"a sum needs the Index of its cohort, not a {type(index).__name__}")
         self.index = index
         self.reports: dict[str, CohortSum] = {}
-        """What clients reported beside their sub-models, each client with weight 1: mean times weight is the sum."""
+        """What clients reported beside their sub-models, by name of the report. Every client weighs 1."""
         self.clients = 0
         self._mean: dict[str, Tensor] = {}
         self._weight: dict[str, Weight] = {}
@@ -35,19 +39,19 @@ class CohortSum:
 
     @property
     def mean(self) -> Mapping[str, Tensor]:
-        """The weighted mean so far, by tensor."""
+        """The weighted mean of the updates so far, by the name of the tensor."""
         return self._mean
 
     @property
     def weight(self) -> Mapping[str, Weight]:
-        """The weight so far, by tensor."""
+        """The total weight of the updates so far, by the name of the tensor."""
         return self._weight
 
     def add(self, update: Update, *, copy: bool = True) -> None:
-        """Add one client's update; the sum is unchanged if the update is refused.
+        """Add one client's update. An update that is refused leaves the sum as it was.
 
-        `copy=False` borrows the first update's tensors instead of copying them: for callers that keep them as they
-        are until the sum is finalised.
+        `copy=False` borrows the tensors of the first update instead of copying them, for callers that do not change
+        them until the sum is finalised.
         """
         check_update(update, self.index)
         check_alike(update.sub, self.mean, update.who)
@@ -64,7 +68,7 @@ class CohortSum:
 
     @classmethod
     def of(cls, index: Index, mean: Mapping[str, Tensor], weight: Mapping[str, Weight], clients: int) -> CohortSum:
-        """A sum that was made elsewhere."""
+        """A sum whose mean and weight were computed elsewhere."""
         made = cls(index)
         made._mean, made._weight, made.clients = dict(mean), dict(weight), clients
         return made
@@ -80,7 +84,7 @@ class CohortSum:
             self._borrowed.add(name)
 
     def merge(self, other: CohortSum) -> None:
-        """Add another part of the same cohort, e.g. what a second worker summed."""
+        """Add another sum of the same positions, such as that of a second worker."""
         if not isinstance(other, CohortSum) or other.index != self.index:
             raise SelectionError("only sums of one index can be merged; these two hold different positions")
         check_alike(other.mean, self.mean, "the other sum")
@@ -104,7 +108,7 @@ class CohortSum:
 def sum_cohorts(
     updates: Iterable[Update | tuple[State, Index, float]], plan: Plan, *, copy: bool = True
 ) -> list[CohortSum]:
-    """One `CohortSum` per index, in order of first appearance."""
+    """Add up updates: one `CohortSum` for each index, in order of first appearance."""
     sums: dict[str, CohortSum] = {}
     for number, given in enumerate(updates):
         if isinstance(given, Update):
@@ -119,7 +123,7 @@ def sum_cohorts(
 
 
 def _label_weight(name: str, update: Update, plan: Plan) -> Weight:
-    """The client's weight: one number, or per class where the tensor has a class axis and the labels are given."""
+    """What an update weighs in one tensor: one number, or one for each class where its labels say which it has."""
     dims = [dim for tensor, dim in plan.label_axes if tensor == name]
     if update.labels is None or not dims:
         return update.weight

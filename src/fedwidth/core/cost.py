@@ -31,27 +31,27 @@ NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one sub-model; whole numbers, except in an `average`."""
+    """The cost of one sub-model. All are whole numbers, except in an `average`."""
 
     capacity: float | Fraction
     parameters: float
-    """Tied tensors count once."""
+    """The number of parameters; tied tensors count once."""
     bytes: float
-    """Of the parameters: what a round sends down, and again up. A paper's MB is 2**20 of them."""
+    """Bytes of the parameters, which a round sends down and again up. A paper's MB is 2**20 bytes."""
     buffer_bytes: float
-    """Of the buffers, such as running statistics."""
+    """Bytes of the buffers, such as running statistics."""
     macs: float
     """Multiply-adds of convolutions and matrix products in one forward pass of one sample."""
     operations: float
-    """As FedRolex Table 7 counts: one per multiply-add of a convolution, two of a matrix product, and four per
-    normalised element."""
+    """Operations as FedRolex Table 7 counts them: one for each multiply-add of a convolution, two for each of a matrix
+    product, and four for each normalised element."""
     activation_bytes: float
-    """What training keeps for the backward pass of one sample, parameters apart."""
+    """Bytes that training keeps for the backward pass of one sample, parameters apart."""
     share: float
-    """Of the full model's parameters."""
+    """The share of the full model's parameters."""
 
     def memory(self, *, batch: int = 1, moments: int = 1) -> float:
-        """Bytes to train: weights, gradients, the optimiser's moments (SGD 0 or 1, Adam 2) and activations."""
+        """Bytes that training needs: weights, gradients, moments of the optimiser (SGD 0 or 1, Adam 2), activations."""
         return self.bytes * (2 + moments) + self.buffer_bytes + self.activation_bytes * batch
 
 
@@ -142,13 +142,13 @@ def cost_at(
 
 
 def count_parameters(plan: Plan, counts: Mapping[str, int]) -> int:
-    """Elements of the narrow parameters, tied ones once."""
+    """How many elements the narrow parameters have; tied ones count once."""
     shapes = plan.narrow_shapes(counts)
     return sum(math.prod(shapes[name]) for name in plan.parameters if name not in plan.tied)
 
 
 def count_bytes(plan: Plan, counts: Mapping[str, int], tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of the narrow shapes of these tensors, tied ones once."""
+    """How many bytes these tensors have in their narrow shapes; tied ones count once."""
     shapes = plan.narrow_shapes(counts)
     return sum(
         math.prod(shapes[name]) * tensor.element_size() for name, tensor in tensors.items() if name not in plan.tied
@@ -156,7 +156,8 @@ def count_bytes(plan: Plan, counts: Mapping[str, int], tensors: Mapping[str, Ten
 
 
 def measure(model: nn.Module, inputs: Any) -> tuple[int, int, int]:
-    """(multiply-adds, operations, bytes kept for the backward pass), each per sample. Changes the model's mode."""
+    """Count (multiply-adds, operations, bytes kept for the backward pass) per sample. The model is left in training
+    mode."""
     samples = batch_size(inputs)
     normalised = 0
 
@@ -179,7 +180,7 @@ def measure(model: nn.Module, inputs: Any) -> tuple[int, int, int]:
 
 
 def saved_bytes(model: nn.Module, inputs: Any) -> int:
-    """Bytes autograd keeps between the forward and the backward pass; each storage once, the model's own left out."""
+    """Bytes that autograd keeps between the forward and the backward pass, without those of the model's own tensors."""
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}  # holds the tensors, so that no storage is freed and its address used again
 
@@ -195,12 +196,12 @@ def saved_bytes(model: nn.Module, inputs: Any) -> int:
 
 
 def at_least_two(inputs: Any) -> Any:
-    """The inputs, one sample repeated if there is only one: a norm in training needs two."""
+    """The inputs with a single sample repeated, because a norm in training needs two."""
     if batch_size(inputs) > 1:
         return inputs
     return tree_map(lambda x: torch.cat([x, x]) if isinstance(x, Tensor) and x.dim() and len(x) == 1 else x, inputs)
 
 
 def batch_size(inputs: Any) -> int:
-    """Length of the first tensor's first dimension."""
+    """The number of samples in a batch: the length of the first dimension of its first tensor."""
     return next((len(x) for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.dim()), 1)

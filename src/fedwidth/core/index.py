@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class Index(Mapping[str, tuple[Tensor, ...]]):
-    """Positions kept of every tensor, one sorted LongTensor per dimension.
+    """The positions that a sub-model keeps of every tensor, one sorted LongTensor for each dimension.
 
-    Indexes of one plan with equal `key` are equal and hold the same positions: their clients form one cohort. An index
-    is the common kind of `Part`; what is done with it stands in `submodel`, `narrow`, `aggregation` and `cost`, which
-    know indexes and therefore are imported only when they are needed.
+    Indexes of one plan with equal `key` are equal and hold the same positions: their clients are averaged together. An
+    index is the common kind of `Part`. What is done with it stands in `submodel`, `narrow`, `cohort` and `cost`, which
+    know indexes and are therefore imported only when they are needed.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
         self.plan = plan
         self.counts = dict(counts)
         self.units = dict(units) if units is not None else None
-        """Units kept of each group; None where tensors of one group keep different units (FedBRB)."""
+        """The units kept of each group; None where tensors of one group keep different units (FedBRB)."""
         self._kept = dict(kept)
         self._pieces: dict[str, Rectangles | None] = {}
         self._runs: dict[Axis, Runs] = {}
@@ -53,7 +53,7 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
 
     @classmethod
     def of_units(cls, plan: Plan, units: Mapping[str, Iterable[int] | Tensor]) -> Index:
-        """Keep these units of each group; a group that is not named stays whole."""
+        """An index that keeps these units of each group; a group that is not named stays whole."""
         check_plan(plan)
         if not isinstance(units, Mapping):
             raise SelectionError(f"expected units by group, such as {{'conv1': [0, 2]}}, not {units!r}")
@@ -72,7 +72,10 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
 
     @classmethod
     def of_tensors(cls, plan: Plan, counts: Mapping[str, int], choose: Callable[[str, int, str], Tensor]) -> Index:
-        """Keep `choose(tensor, dimension, group)` units, chosen per tensor; tied names follow the first one."""
+        """An index whose units `choose(tensor, dimension, group)` names tensor by tensor.
+
+        Every choice must have as many units as `counts` says. A tied tensor keeps what the one it is tied to keeps.
+        """
         if all(counts[name] == group.size for name, group in plan.groups.items()):
             return cls.whole(plan)
 
@@ -92,7 +95,7 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
 
     @classmethod
     def whole(cls, plan: Plan) -> Index:
-        """Everything: the sub-model is the global model."""
+        """An index that keeps everything: the sub-model is the global model."""
         return cls.of_units(plan, {})
 
     def __getitem__(self, name: str) -> tuple[Tensor, ...]:
@@ -116,12 +119,12 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
         return hash(self.key)
 
     def fits(self, plan: Plan) -> bool:
-        """Whether it was made for this plan, or one just like it (a copy, another trace of the model)."""
+        """Whether the index was made for this plan, or for one just like it (a copy, another trace of the model)."""
         return self.plan is plan or self.plan.axes == plan.axes
 
     @cached_property
     def key(self) -> str:
-        """A digest of the units kept; of all positions where tensors of one group keep different units."""
+        """A digest of what is kept: equal for indexes of one plan that hold the same positions."""
         digest = hashlib.blake2b(digest_size=16)
         source: Iterable[Tensor] = (
             self.units.values() if self.units is not None else (p for dims in self._kept.values() for p in dims)
@@ -133,32 +136,32 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Narrow shape of every tensor."""
+        """The narrow shape of every tensor."""
         return {name: tuple(len(p) for p in dims) for name, dims in self._kept.items()}
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether it keeps everything."""
+        """Whether every unit is kept, so that the sub-model is the whole model."""
         return all(self.counts[name] == group.size for name, group in self.plan.groups.items())
 
     @cached_property
     def size(self) -> tuple[tuple[str, int], ...]:
-        """Units kept per group: sub-models of one size have equal shapes."""
+        """How many units each group keeps; sub-models of one size have equal shapes."""
         return tuple(self.counts.items())
 
     @property
     def number_of_units(self) -> int:
-        """Units kept of all groups together."""
+        """How many units are kept of all groups together."""
         return sum(self.counts.values())
 
     def cut(self, state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
-        """The sub-model's tensors."""
+        """The tensors of the sub-model, cut out of a global state."""
         from fedwidth.core.submodel import extract
 
         return extract(state, plan, self)
 
     def module(self, model: nn.Module, plan: Plan) -> nn.Module:
-        """A module of the sub-model's size, not yet filled."""
+        """A module of the size of the sub-model, its tensors not yet filled."""
         from fedwidth.core.narrow import skeleton
 
         return skeleton(model, plan, self.counts)
@@ -176,7 +179,7 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
         return cost_at(model, plan, example, self.counts, capacity=capacity, full=count_parameters(plan, {}))
 
     def sliced(self, name: str) -> tuple[int, ...]:
-        """Dimensions of `name` that the sub-model holds only part of."""
+        """The dimensions of a tensor of which the sub-model holds only a part."""
         return self._sliced[name]
 
     @cached_property
@@ -187,7 +190,7 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
         }
 
     def on(self, name: str, device: torch.device) -> tuple[Tensor, ...]:
-        """Positions of `name` on a device, copied there once."""
+        """The positions kept of a tensor, as tensors on a device; they are copied there once."""
         if device.type == "cpu":
             return self._kept[name]
         if (name, device) not in self._on:
@@ -195,7 +198,7 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
         return self._on[name, device]
 
     def pieces(self, name: str) -> Rectangles | None:
-        """The part of `name` that is kept, as a few rectangles; None where these would be more than `MAX_RECTANGLES`.
+        """The positions kept of a tensor as a few rectangles; None if these would be more than `MAX_RECTANGLES`.
 
         Windows (prefix, rolling, blocks) are one to four rectangles, and moving a rectangle is much faster than a
         gather.

@@ -48,7 +48,7 @@ def narrow(model: nn.Module, plan: Plan, index: Index) -> nn.Module:
 
 
 def skeleton(model: nn.Module, plan: Plan, counts: Mapping[str, int]) -> nn.Module:
-    """A module of the width at which group g keeps counts[g] units, its tensors not yet filled.
+    """A module of the width at which each group g keeps counts[g] units, its tensors not yet filled.
 
     Ties, dtypes, devices, `requires_grad` and training flags are those of `model`, whose weights are never copied.
     """
@@ -90,7 +90,7 @@ def check_counts(plan: Plan, counts: Mapping[str, int]) -> None:
 
 
 def _blank(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Uninitialised memory for a narrow copy of a tensor, a parameter if that is one."""
+    """A tensor without values for a narrow copy of another; a parameter if the other is one."""
     empty = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
     result = nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
     result.__dict__.update(tensor.__dict__)  # marks some libraries put on parameters

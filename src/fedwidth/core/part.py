@@ -19,35 +19,35 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """A sub-model to be cut out of the global state, trained, and added up with others like it.
+    """What a client trains: it is cut out of the global state, and what becomes of it is added up with others like it.
 
     A part that goes to worker processes is pickled.
     """
 
     @property
     def key(self) -> str:
-        """Parts with one key hold the same: their updates are added up."""
+        """A name for what the part holds: the updates of parts with equal keys are added up."""
 
     @property
     def size(self) -> Hashable:
-        """Parts of one size take turns in one module."""
+        """The size of the part: parts of equal size take turns in one module."""
 
     @property
     def number_of_units(self) -> int:
-        """The model's size, where clients are weighed by it (FedRolex A.3)."""
+        """How many units the part has, for weighing clients by the size of their models (FedRolex A.3)."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the global model itself."""
+        """Whether the part is the whole global model."""
 
     def cut(self, state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
-        """The tensors the client is sent: copies."""
+        """Copies of the tensors that the client is sent."""
 
     def module(self, model: nn.Module, plan: Plan) -> nn.Module:
-        """A module that takes those tensors, not yet filled; `model` is the global one, possibly without values."""
+        """A module that takes the tensors of `cut`, not yet filled; the global `model` may be without values."""
 
     def accumulator(self) -> CohortSum:
-        """An empty sum for the updates of its clients."""
+        """An empty sum for the updates of the clients that hold this part."""
 
     def cost(self, model: nn.Module, plan: Plan, example: Any, *, capacity: float) -> Cost:
-        """What it costs a device."""
+        """What training the part costs a device."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 Weight = float | Tensor
-"""One number, or a tensor that broadcasts over the values (rows of labels that a client has not weigh nothing)."""
+"""One number, or a tensor that broadcasts over the values (a client weighs nothing in rows of labels it lacks)."""
 
 
 def ratio(weight: Weight, total: Weight) -> Weight:
-    """weight / total, and 0 where nothing weighs anything."""
+    """The share of a weight in a total, and 0 where nothing weighs anything."""
     if isinstance(total, float):
         return weight / total
     if not isinstance(weight, Tensor):  # a weight is above 0, so the total is too
@@ -24,7 +24,10 @@ def ratio(weight: Weight, total: Weight) -> Weight:
 
 
 def interpolate(mean: Tensor, value: Tensor, share: Weight) -> None:
-    """mean += (value - mean) * share in place; exact at share 0 and 1, and where the two agree."""
+    """Move a mean towards a value in place: mean += (value - mean) * share.
+
+    It is exact at share 0 and 1, and where mean and value agree.
+    """
     if isinstance(share, Tensor):
         mean.lerp_(value, share.to(mean.dtype))
     elif share == 1.0:
@@ -34,7 +37,7 @@ def interpolate(mean: Tensor, value: Tensor, share: Weight) -> None:
 
 
 def interpolated(mean: Tensor, value: Tensor, share: Weight) -> Tensor:
-    """The same as a new tensor; one pass over memory less than a copy and then `interpolate`."""
+    """A new tensor, mean + (value - mean) * share: one pass less over memory than a copy and then `interpolate`."""
     if isinstance(share, Tensor):
         return mean.lerp(value, share.to(mean.dtype))
     # Not a clone of the value: it may lie otherwise in memory than the state it becomes part of.
@@ -42,7 +45,7 @@ def interpolated(mean: Tensor, value: Tensor, share: Weight) -> Tensor:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What it is averaged in: half precision in single, integers in double; exact for values that agree."""
+    """The dtype in which a dtype is averaged: half precision in single, integers in double, others in their own."""
     if dtype.is_complex:
         return torch.complex64 if dtype.itemsize < 8 else dtype
     if dtype.is_floating_point:
@@ -51,5 +54,5 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def accumulable(tensor: Tensor) -> Tensor:
-    """The tensor in the dtype it is averaged in."""
+    """The tensor, converted to the dtype in which it is averaged."""
     return tensor.to(sum_dtype(tensor.dtype))

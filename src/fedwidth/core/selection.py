@@ -49,8 +49,10 @@ def least_seen(size: int, kept: int, seen: Tensor, *, clients: int, generator: n
 
 
 def block(size: int, kept: int, number: int) -> Tensor:
-    """Block `number` of the axis cut into blocks of `kept` (FedBRB Eq. 4). Where the size is no multiple, the last
-    block is moved back to end with the axis, so that blocks stay of one size and still cover everything.
+    """One block of an axis that is cut into blocks of `kept` units, counted from 0 (FedBRB Eq. 4).
+
+    Where the size is no multiple of `kept`, the last block is moved back to end with the axis, so that all blocks have
+    one size and cover everything.
 
     >>> block(8, 4, 1).tolist(), block(7, 3, 2).tolist()
     ([4, 5, 6, 7], [4, 5, 6])
@@ -60,12 +62,12 @@ def block(size: int, kept: int, number: int) -> Tensor:
 
 
 def blocks(size: int, kept: int) -> int:
-    """How many blocks of `kept` cover an axis."""
+    """How many blocks of `kept` units it takes to cover an axis."""
     return -(-size // kept)
 
 
 def grid_coordinates(number: int, grid: Sequence[int]) -> tuple[int, ...]:
-    """Row-major coordinates of block `number` of a grid, starting over at the end (FedBRB Eq. 4).
+    """The coordinates of a block in a grid that is counted row by row, starting over at the end (FedBRB Eq. 4).
 
     >>> [grid_coordinates(n, (2, 2)) for n in (0, 1, 3, 4)]
     [(0, 0), (0, 1), (1, 1), (0, 0)]

@@ -34,6 +34,11 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: copies[tied.get(name, name)] for name in found}
 
 
+def with_ties(state: State, plan: Plan) -> dict[str, Tensor]:
+    """The same state, in which every tied name has the tensor of the name it is tied to."""
+    return dict(state) | {name: state[first] for name, first in plan.tied.items() if name in state}
+
+
 def extract(state: State, plan: Plan, index: Index) -> SubState:
     """The sub-model at `index`: new tensors, parameters and buffers, that share no memory with `state`."""
     check_index(plan, index)
@@ -78,7 +83,7 @@ def put(tensor: Tensor, value: Tensor, index: Index, name: str) -> None:
 
 
 def _scatter(tensor: Tensor, value: Tensor, kept: tuple[Tensor, ...], dims: tuple[int, ...]) -> None:
-    """Scatter over all sliced dimensions laid out as one: one at a time would move whole rows there and back."""
+    """Write to positions along several dimensions at once; one dimension at a time would move whole rows twice."""
     first, last = dims[0], dims[-1]
     positions = kept[first]
     for dim in range(first + 1, last + 1):

@@ -19,16 +19,16 @@ from fedwidth.plan.units import whole_numbers
 
 @dataclass(frozen=True)
 class Update:
-    """What a client sends back: its trained sub-model and what its weight is made of."""
+    """What a client sends back: its trained sub-model, what it weighs, and what it reports."""
 
     sub: State
     index: Index
     weight: float = 1.0
     labels: Tensor | None = None
-    """Classes the client has; rows of other classes are left out (HeteroFL). None: all rows count."""
+    """The classes of which the client has samples; rows of other classes do not count (HeteroFL). None: all rows do."""
     client: int | str | None = None
     reports: Mapping[str, State] = field(default_factory=dict)
-    """What the client reports beside its sub-model, by name and tensor; reports are added up, whatever it weighs."""
+    """What the client reports beside its sub-model, by name and tensor. The server adds reports up unweighted."""
 
     def __post_init__(self) -> None:
         # Frozen, so set once here: a weight is a float and labels are a LongTensor from now on.
@@ -41,12 +41,15 @@ class Update:
 
     @property
     def who(self) -> str:
-        """The sender, for messages."""
+        """The sender as error messages name it."""
         return "an update" if self.client is None else f"client {self.client}"
 
 
 def weigh(weighting: str, *, samples: int, index: Index, updates: int) -> float:
-    """p_m of Eq. 10 by appendix A.3: model size counts kernels (kept units), updates counts optimiser steps."""
+    """What a client weighs in the average: p_m of FedRolex Eq. 10, by appendix A.3.
+
+    "model-size" counts the units that are kept (the paper's kernels), "updates" the steps of the optimiser.
+    """
     size = index.number_of_units
     weights = {
         "equal": 1,
@@ -110,7 +113,7 @@ def check_alike(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor], who
 
 
 def _checked_weight(weight: object, who: str) -> float:
-    """The weight as a float, far from where sums of weights leave the range of floats."""
+    """The weight as a float, kept far from where a sum of weights would leave the range of floats."""
     try:
         value = math.nan if isinstance(weight, (bool, str)) else float(weight)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):

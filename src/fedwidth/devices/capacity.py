@@ -44,11 +44,11 @@ class Capacities:
     values: tuple[float, ...]
     weights: tuple[float, ...]
     by_client: tuple[float, ...] | None = None
-    """What each client has, where that is not drawn."""
+    """The capacity of each client, where it is given and not drawn."""
 
     @classmethod
     def parse(cls, text: str | Sequence[float]) -> Capacities:
-        """Read a mix of capacities (see the top of this file), or the list of what each client has.
+        """Read a mix of capacities (see the top of this file), or a list with the capacity of each client.
 
         >>> Capacities.parse("a0-e1")
         Capacities(values=(1.0, 0.0625), weights=(0.0, 1.0), by_client=None)
@@ -88,9 +88,9 @@ class Capacities:
         return tuple(sorted((value for value in there if value not in excluded), reverse=True))
 
     def of_client(self, client: int, clients: int, *, round: int, seed: int, dynamic: bool) -> float:
-        """What this client can afford in this round.
+        """The capacity of one client in one round.
 
-        Fixed: its place in the list, else in `assign`. Dynamic: drawn anew each round from (seed, round, client) alone.
+        It is the same in every round (see `assign`), or, if `dynamic`, drawn anew from (seed, round, client) alone.
         """
         if not 0 <= client < clients:
             raise OptionError(f"client {client} is not one of {clients} clients, counted from 0")
@@ -103,13 +103,13 @@ class Capacities:
         return self.values[min(level, self._last)]
 
     def assign(self, clients: int, seed: int) -> np.ndarray:
-        """The fixed capacity of every client: the list, else exact shares (by largest remainder) in random order."""
+        """The fixed capacity of every client: as listed, else as many of each as `shares` says, in random order."""
         if self.by_client is not None:
             return np.asarray(self.by_client)
         return np.take(np.asarray(self.values), _levels(self, clients, seed))
 
     def shares(self, clients: int) -> tuple[int, ...]:
-        """How many of so many clients have each capacity.
+        """How many clients have each capacity: exact shares, rounded by largest remainder.
 
         >>> Capacities.parse("household").shares(10)
         (1, 1, 1, 2, 5)
@@ -124,12 +124,12 @@ class Capacities:
 
     @property
     def _last(self) -> int:
-        """The last capacity anybody has: rounding in a sum of weights must not hand out one nobody has."""
+        """The last capacity that anybody has: rounding in a sum of weights must not give one that nobody has."""
         return max(level for level, weight in enumerate(self.weights) if weight)
 
 
 def describe_mix(written: str | Sequence[float]) -> str:
-    """What settings say of capacities in a few characters: a mix as it is written, of a list how many have which.
+    """The capacities of a run in a few characters: a mix as it is written, a list as how many clients have which.
 
     >>> describe_mix("a1-e1"), describe_mix([0.25, 1.0, 0.25])
     ('a1-e1', '1:1 1/4:2')
@@ -167,15 +167,16 @@ def sample_clients(clients: int, per_round: int, *, round: int, seed: int) -> li
 
 @lru_cache(maxsize=8)  # so that a round asks for its cohort only; one byte a client
 def _levels(capacities: Capacities, clients: int, seed: int) -> np.ndarray:
+    """The number of each client's capacity among `values`."""
     levels = np.arange(len(capacities.values), dtype=np.min_scalar_type(len(capacities.values)))
-    dealt = np.repeat(levels, capacities.shares(clients))
-    numpy_generator(seed, "capacities").shuffle(dealt)
-    dealt.flags.writeable = False
-    return dealt
+    by_client = np.repeat(levels, capacities.shares(clients))
+    numpy_generator(seed, "capacities").shuffle(by_client)
+    by_client.flags.writeable = False
+    return by_client
 
 
 def _pairs(text: str) -> list[tuple[float, float]]:
-    """(capacity, weight) pairs of a mix."""
+    """The (capacity, weight) pairs that a mix stands for."""
     if text == "household":
         text = HOUSEHOLD
     if _LETTER_MIX.fullmatch(text):

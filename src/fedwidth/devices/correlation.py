@@ -1,7 +1,7 @@
 """Devices whose size goes with what they hold: which clients are weak may depend on their labels or samples.
 
-As many clients have each capacity as without; only who has which changes. Clients are put in an order, and the weakest
-devices are its first:
+As many clients have each capacity as without correlation; only who has which changes. Clients are put in an order, and
+the weakest devices go to the first:
 
     labels         by how much of a client's data is of the first class in an order of classes drawn from the seed, half
                    as much of the second, a quarter of the third …, most first. Where clients hold a few labels in equal
@@ -10,7 +10,7 @@ devices are its first:
     few-samples    by their number of training samples, fewest first
     many-samples   the same, most first
 
-A strength below 1 mixes the places in this order with those of the plain draw; at 0 everybody has what that gives.
+A strength below 1 mixes the places in this order with those of the plain draw; at 0 only the plain draw counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NONE, LABELS, FEW_SAMPLES, MANY_SAMPLES = KINDS = ("none", "labels", "few-sample
 
 
 def correlate(capacities: Capacities, partition: Partition, kind: str, strength: float, *, seed: int) -> Capacities:
-    """The capacities with a list of who has which, the weakest devices first in the order of this kind."""
+    """The same capacities with a list of which client has which, so that a device's strength goes with its data."""
     if kind == NONE:
         return capacities
     clients = len(partition)
@@ -38,9 +38,9 @@ def correlate(capacities: Capacities, partition: Partition, kind: str, strength:
     wanted = _places(_first(partition, kind, seed), ties)
     drawn = _places(plain, ties)
     order = np.lexsort((ties, strength * wanted + (1 - strength) * drawn))
-    dealt = np.empty(clients)
-    dealt[order] = np.sort(plain)
-    return replace(capacities, by_client=tuple(dealt.tolist()))
+    by_client = np.empty(clients)
+    by_client[order] = np.sort(plain)
+    return replace(capacities, by_client=tuple(by_client.tolist()))
 
 
 def weak_classes(classes: int, seed: int) -> list[int]:

@@ -22,22 +22,22 @@ from fedwidth.randomness import numpy_generator
 from fedwidth.settings import DeviceSettings
 
 EVERYBODY = "all"
-"""In a table by capacity: those that are not named."""
+"""The key that stands for all capacities that a table does not name."""
 FAILED, LATE = "failed", "later than the deadline"
 
 
 @dataclass(frozen=True)
 class Paces:
-    """What devices of each capacity do in a second; an empty table takes no time."""
+    """How fast devices of each capacity compute and send. What an empty table is about takes no time."""
 
     rates: Mapping[float | str, float]
-    """Multiply-adds."""
+    """Multiply-adds per second, by capacity."""
     bandwidths: Mapping[float | str, float]
-    """Bytes, down and up alike."""
+    """Bytes per second, down and up alike, by capacity."""
 
     @classmethod
     def of(cls, devices: DeviceSettings, capacities: Iterable[float]) -> Paces | None:
-        """What the settings say of devices of these capacities; None where they say nothing."""
+        """The speeds that the settings give devices of these capacities; None where they give none."""
         enrolled = list(capacities)
         tables = [
             _read(f"devices.{name}", getattr(devices, name), unit, enrolled)
@@ -50,7 +50,7 @@ class Paces:
         return None
 
     def seconds(self, capacity: float, *, macs: float, sent: float) -> float:
-        """What so many multiply-adds and bytes, down and up together, take a device of this capacity."""
+        """How long a device of this capacity takes for so many multiply-adds, and bytes down and up together."""
         return _divide(macs, self.rates, capacity) + _divide(sent, self.bandwidths, capacity)
 
 
@@ -68,7 +68,7 @@ def _divide(amount: float, paces: Mapping[float | str, float], capacity: float) 
 
 
 def _read(name: str, table: Mapping[str, Any], unit: str, enrolled: Sequence[float]) -> dict[float | str, float]:
-    """A table by capacity, which must have a number for each that is enrolled."""
+    """Read a table of numbers by capacity, which must have one for every capacity that is enrolled."""
     found: dict[float | str, float] = {}
     for key, value in table.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):

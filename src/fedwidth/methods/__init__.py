@@ -1,5 +1,7 @@
 """The methods, one small file each; `fedwidth.method(name, **options)` finds them by name.
 
+What a method is stands in `definition/`, how it is found in `lookup/`, what several have in common in `shared/`.
+
 The package can be called: `fedwidth.methods()` gives every method by name, and
 `from fedwidth.methods import Method, per_group` is what a method of one's own begins with.
 """
@@ -65,7 +67,7 @@ def __getattr__(name: str) -> object:
 
 
 class _Callable(ModuleType):
-    """This package: importing from it and calling it both work."""
+    """The type of this package, which can be imported from and called."""
 
     def __call__(self) -> dict[str, Method]:
         """Every method by name."""

@@ -10,7 +10,7 @@ from fedwidth.plan.plan import Plan
 
 
 def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
-    """Everything, for everybody."""
+    """Every client holds everything."""
     del counts, at
     return Index.whole(plan)
 

@@ -5,9 +5,9 @@ client size starts at the first block and moves on by one block a round over its
 neighbouring layers are therefore independent: the choice is per tensor, not per width group, and after n^2 rounds at
 width 1/n every weight has been trained.
 
-Broadcast: after averaging, each cohort's update is also added, times `broadcast`, to all other blocks of its grid.
-Where several cohorts broadcast to one place their updates are averaged first. 0 switches it off (the paper's ablation).
-With `copies="blocks"` the other blocks move towards the trained block by that share instead.
+Broadcast: after averaging, the update of each client size is also added, times `broadcast`, to all other blocks of its
+grid. Where several sizes broadcast to one block their updates are averaged first. 0 switches it off (the paper's
+ablation). With `copies="blocks"` the other blocks move towards the trained block by that share instead.
 
 The paper leaves open: the broadcast weight (0.2 here), what is copied (a block's update, or the block itself), how
 one-dimensional tensors roll (`vectors`: over their own blocks, or with the block rows of the weight matrices), and
@@ -25,14 +25,14 @@ from fedwidth.core.aggregation import weight_shape
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
 from fedwidth.core.selection import block, blocks, grid_coordinates
-from fedwidth.core.submodel import put, take
+from fedwidth.core.submodel import put, take, with_ties
 from fedwidth.methods.definition import ROUNDING, Closing, Method, Moment, Option, choice, is_share
 from fedwidth.plan.axis import Axis, Units, groups_of, tiling
 from fedwidth.plan.plan import Plan
 
 
 def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
-    """Block number `round` of every tensor's own grid (Eq. 4)."""
+    """A client holds, of every tensor, the block of its grid whose turn it is in this round (Eq. 4)."""
     places: dict[str, dict[int, int]] = {}
     for name, axes in plan.axes.items():
         grid = {dim: _grid_length(plan, counts, groups_of(axis)) for dim, axis in enumerate(axes) if groups_of(axis)}
@@ -52,56 +52,56 @@ def _grid_length(plan: Plan, counts: Mapping[str, int], groups: Sequence[str]) -
 
 
 def close(closing: Closing) -> dict[str, Tensor]:
-    """Eq. 10, then add `broadcast` times the updates that other blocks received."""
+    """Average (FedRolex Eq. 10), then add `broadcast` times the updates that other blocks received."""
     state, sums, plan, options = closing.state, closing.sums, closing.plan, closing.options
     result = dict(closing.average())
     if not options["broadcast"]:
         return result
     for name, new in result.items():
         is_trained = name in plan.parameters and (new.is_floating_point() or new.is_complex())
-        if is_trained and name not in plan.tied and any(cohort.index.sliced(name) for cohort in sums):
+        if is_trained and name not in plan.tied and any(summed.index.sliced(name) for summed in sums):
             old, whole = state[name].detach(), options["copies"] == "blocks"
             moves = _copy_blocks(old, new, name, sums, plan) if whole else _copy_updates(old, name, sums, plan)
             result[name] = moves.mul_(options["broadcast"]).add_(new)
-    return result | {name: result[first] for name, first in plan.tied.items() if name in result}
+    return with_ties(result, plan)
 
 
 def _copy_updates(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
-    """Mean over the cohorts of their update tiled over their grid, leaving out the block they trained."""
+    """The mean over client sizes of their update, repeated over their grid but for the block they trained."""
     here = _broadcasting(name, sums)
     total = torch.zeros(old.shape, dtype=old.dtype, device=old.device)
-    cohorts = torch.full(weight_shape(plan, name), len(here), dtype=old.real.dtype, device=old.device)
-    for cohort in here:
-        index = cohort.index
-        update = cohort.mean[name].to(old.dtype) - take(old, index, name)
-        weight = cohort.weight[name]
-        if isinstance(weight, Tensor):  # rows of labels no client of the cohort has were not trained
+    senders = torch.full(weight_shape(plan, name), len(here), dtype=old.real.dtype, device=old.device)
+    for summed in here:
+        index = summed.index
+        update = summed.mean[name].to(old.dtype) - take(old, index, name)
+        weight = summed.weight[name]
+        if isinstance(weight, Tensor):  # rows of labels that none of its clients has were not trained
             update = update * (weight > 0)
         trained = take(total, index, name)
         _add_tiled(total, update, plan.axes[name], index.counts)
         put(total, trained, index, name)
-        put(cohorts, take(cohorts, index, name) - 1, index, name)
-    return total.div_(cohorts.clamp_(min=1))
+        put(senders, take(senders, index, name) - 1, index, name)
+    return total.div_(senders.clamp_(min=1))
 
 
 def _copy_blocks(old: Tensor, new: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
     """The way from `new` to the mean of the blocks that were trained elsewhere; none where all were trained here."""
-    total, cohorts = torch.zeros_like(old), torch.zeros_like(old.real)
-    for cohort in _broadcasting(name, sums):
-        index, mean, weight = cohort.index, cohort.mean[name].to(old.dtype), cohort.weight[name]
+    total, senders = torch.zeros_like(old), torch.zeros_like(old.real)
+    for summed in _broadcasting(name, sums):
+        index, mean, weight = summed.index, summed.mean[name].to(old.dtype), summed.weight[name]
         held = torch.ones_like(mean.real)
         held *= (mean != take(old, index, name)).any()  # a block that is frozen is not copied
         if isinstance(weight, Tensor):
             held *= weight > 0
-        for whole, part in ((total, mean * held), (cohorts, held)):
+        for whole, part in ((total, mean * held), (senders, held)):
             trained = take(whole, index, name)
             _add_tiled(whole, part, plan.axes[name], index.counts)
             put(whole, trained, index, name)
-    return torch.where(cohorts > 0, total / cohorts.clamp(min=1) - new, 0.0)
+    return torch.where(senders > 0, total / senders.clamp(min=1) - new, 0.0)
 
 
 def _broadcasting(name: str, sums: Sequence[CohortSum]) -> list[CohortSum]:
-    return [cohort for cohort in sums if name in cohort.mean and cohort.index.sliced(name)]
+    return [summed for summed in sums if name in summed.mean and summed.index.sliced(name)]
 
 
 def _add_tiled(total: Tensor, update: Tensor, axes: Sequence[Axis], counts: Mapping[str, int]) -> None:

@@ -13,7 +13,7 @@ from fedwidth.methods.shared.windows import DIRECTION, roll
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
-    """A window at (round + client) * K / clients (thesis Eq. 2.2)."""
+    """A window that starts at (round + client) * K / clients (thesis Eq. 2.2)."""
     return roll(size, kept, Fraction(size, at.clients), at, stagger=True)
 
 

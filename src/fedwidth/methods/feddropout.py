@@ -13,7 +13,7 @@ from fedwidth.methods.definition import ROUNDING, Method, Moment, per_group
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
-    """floor(beta K) units drawn without replacement (Eq. 5)."""
+    """Draw floor(beta K) units without replacement (FedRolex Eq. 5)."""
     return random(size, kept, at.generator())
 
 

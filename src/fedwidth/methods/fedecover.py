@@ -24,7 +24,7 @@ from fedwidth.randomness import numpy_generator
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
-    """What this client draws when all before it in the cohort have drawn."""
+    """The units that this client draws when all before it in the cohort have drawn."""
     used = at.memory.get(f"used.{at.group}", torch.zeros(size, dtype=torch.bool))
     if used.shape != (size,) or used.dtype != torch.bool:
         raise SelectionError(f"the memory does not know the {size} units of group '{at.group}': it is another plan's")
@@ -34,9 +34,9 @@ def units(size: int, kept: int, at: Moment) -> Tensor:
 
 
 def _numbers(size: int, kept: int, at: Moment) -> tuple[tuple[int, ...], int]:
-    """How many units each client of the round draws, and the place of this one.
+    """How many units each client of the round draws, and the place of this client among them.
 
-    Where nobody said who takes part, all have this client's capacity; of more clients than there are units the places
+    If the caller did not say who takes part, all have this client's capacity; with more clients than units, places
     begin anew.
     """
     assert at.plan is not None
@@ -53,7 +53,7 @@ def _numbers(size: int, kept: int, at: Moment) -> tuple[tuple[int, ...], int]:
 
 @lru_cache(maxsize=256)
 def draw(used: bytes, numbers: tuple[int, ...], seed: int, round: int, group: int) -> tuple[np.ndarray, ...]:
-    """The units of every client of a round, of whom client c gets `numbers[c]`; `used` has one byte for each unit."""
+    """The units of every client of a round: client c gets `numbers[c]` of them. `used` has one byte for each unit."""
     generator = numpy_generator(seed, "unused", round, group)
     unused = generator.permutation(np.flatnonzero(np.frombuffer(used, dtype=np.bool_) == 0))
     everything, drawn = np.arange(len(used)), []

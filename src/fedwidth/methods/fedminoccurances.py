@@ -15,7 +15,7 @@ from fedwidth.methods.definition import ROUNDING, Closing, Method, Moment, per_g
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
-    """Weighted draw without replacement (Eq. 2.3); uniform before the first round has ended."""
+    """Draw without replacement, rarely held units more often (thesis Eq. 2.3); all alike in the first round."""
     if not at.memory:
         return random(size, kept, at.generator())
     seen = at.memory.get(f"seen.{at.group}")
@@ -28,7 +28,7 @@ def units(size: int, kept: int, at: Moment) -> Tensor:
 
 
 def count(closing: Closing) -> dict[str, Tensor]:
-    """How many of the round's clients held each unit."""
+    """Count how many clients of the round held each unit."""
     seen = {f"seen.{name}": torch.zeros(g.size, dtype=torch.long) for name, g in closing.plan.groups.items()}
     for task in closing.tasks:
         if task.index.units is None:

@@ -1,7 +1,7 @@
 """FedMosaic: the wide model starts as a mosaic of narrow networks. A method of this project; no paper.
 
 Layers are cut into blocks of one width. Weights between units of different blocks start at 0, so the wide model is at
-first a sum of narrow networks, one for each block, that share inputs and outputs. The clients of a round are dealt
+first a sum of narrow networks, one for each block, that share inputs and outputs. The clients of a round hold
 different blocks. A client wider than a block holds several and the weights between them, which it is free to grow; a
 narrower one holds a part of a block. Nothing else differs from plain averaging.
 
@@ -16,6 +16,7 @@ import math
 from torch import Tensor
 
 from fedwidth.core.selection import block
+from fedwidth.core.submodel import with_ties
 from fedwidth.methods.definition import ROUNDING, Beginning, Method, Moment, per_group
 from fedwidth.methods.shared.tiles import (
     NO_BLOCK,
@@ -32,12 +33,12 @@ MIN_BLOCK = 0.25
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
-    """Block number round + client, of blocks as wide as the client."""
+    """The client holds block number round + client, of blocks as wide as itself."""
     return block(size, kept, at.round + at.client)
 
 
 def block_width(beginning: Beginning) -> float:
-    """The width of a block: as set, else the smallest enrolled one of at least 1/4, else the largest enrolled."""
+    """The width of a block: as set, else the smallest width of at least 1/4 that a client has, else the largest."""
     if beginning.options["block"] is not None:
         return width_of(beginning.options["block"])
     wide = [width for width in beginning.enrolled if width >= MIN_BLOCK]
@@ -45,7 +46,7 @@ def block_width(beginning: Beginning) -> float:
 
 
 def start(beginning: Beginning) -> dict[str, Tensor]:
-    """The first state with 0 for all weights between blocks."""
+    """The first state, with all weights between different blocks set to 0."""
     plan = beginning.plan
     counts = block_counts(plan, block_width(beginning), "fedmosaic")
     state = dict(beginning.state)
@@ -63,7 +64,7 @@ def start(beginning: Beginning) -> dict[str, Tensor]:
             shape = [len(rows) if d == first else len(columns) if d == dim else 1 for d in range(tensor.dim())]
             tensor = tensor * same.view(shape).to(tensor)
         state[name] = tensor
-    return state | {name: state[tied] for name, tied in plan.tied.items() if name in state}
+    return with_ties(state, plan)
 
 
 METHOD = Method(

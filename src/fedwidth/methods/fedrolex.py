@@ -13,8 +13,10 @@ from fedwidth.methods.shared.windows import DIRECTION, is_step, roll, step_units
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
-    """{j, …, j + n - 1} mod K with j = round * step (Eq. 4); with `overlap` r the step is 1 + floor(beta (1-r) K)
-    (appendix A.4)."""
+    """The window {j, …, j + n - 1} mod K with j = round * step (Eq. 4).
+
+    With `overlap` r the step is 1 + floor(beta (1-r) K) (appendix A.4).
+    """
     overlap = at.options["overlap"]
     if overlap is None:
         advance = step_units(at.options["step"], kept if at.options["step_of"] == "window" else size)

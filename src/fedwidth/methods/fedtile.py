@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.core.cohort import CohortSum
-from fedwidth.core.submodel import take
+from fedwidth.core.submodel import take, with_ties
 from fedwidth.methods.definition import ROUNDING, Beginning, Closing, Method, Moment, Option, is_share, per_group
 from fedwidth.methods.shared.tiles import block_counts, divided, width_of, width_option
 from fedwidth.methods.shared.windows import DIRECTION, is_step, roll, step_units
@@ -24,24 +24,24 @@ from fedwidth.plan.axis import kept, tiling
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
-    """FedRolex's window."""
+    """The same window as FedRolex's."""
     return roll(size, kept, step_units(at.options["step"], size), at, stagger=False)
 
 
 def tile_counts(at: Beginning | Closing) -> dict[str, int]:
-    """Units of each group in the tile."""
+    """How many units of each group the tile has."""
     width = max(at.enrolled) if at.options["tile"] is None else width_of(at.options["tile"])
     return block_counts(at.plan, width, "fedtile")
 
 
 def start(beginning: Beginning) -> dict[str, Tensor]:
-    """The first units of every layer, repeated over all of it."""
+    """The first state: the first units of every layer, repeated over all of the layer."""
     plan, counts, state = beginning.plan, tile_counts(beginning), dict(beginning.state)
     for name, tensor in state.items():
         for dim in divided(plan, name, counts):
             tensor = tensor.index_select(dim, tiling(plan.axes[name][dim], counts).to(tensor.device))
         state[name] = tensor
-    return state | {name: state[tied] for name, tied in plan.tied.items() if name in state}
+    return with_ties(state, plan)
 
 
 def strength(options: dict[str, Any] | Any, round: int, rounds: int) -> float:
@@ -57,7 +57,7 @@ def strength(options: dict[str, Any] | Any, round: int, rounds: int) -> float:
 
 
 def close(closing: Closing) -> dict[str, Tensor]:
-    """The average, and where copies are tied the mean update of all copies instead."""
+    """Average; where copies are tied, every copy takes the mean update of all of them instead."""
     new, plan, counts = closing.average(), closing.plan, tile_counts(closing)
     tie = strength(closing.options, closing.round, closing.rounds)
     if not tie or all(counts[name] == group.size for name, group in plan.groups.items()):
@@ -71,7 +71,7 @@ def close(closing: Closing) -> dict[str, Tensor]:
             for dim in dims:
                 tied = tied.index_select(dim, tiling(plan.axes[name][dim], counts).to(old.device))
             result[name] = torch.lerp(plain, tied.add_(old), tie)
-    return result | {name: result[tied] for name, tied in plan.tied.items() if name in result}
+    return with_ties(result, plan)
 
 
 def _mean_update(old: Tensor, name: str, closing: Closing, counts: dict[str, int]) -> Tensor:
@@ -80,40 +80,40 @@ def _mean_update(old: Tensor, name: str, closing: Closing, counts: dict[str, int
     dims = divided(plan, name, counts)
     shape = [kept(axis, counts) for axis in plan.axes[name]]
     total, weights = torch.zeros(shape, dtype=old.dtype, device=old.device), torch.zeros((), device=old.device)
-    for cohort in (cohort for cohort in closing.sums if name in cohort.mean):
-        weight = _held(cohort, name, closing, counts)
-        update = (cohort.mean[name].to(old.dtype) - take(old, cohort.index, name)) * cohort.weight[name]
+    for summed in (summed for summed in closing.sums if name in summed.mean):
+        weight = _held(summed, name, closing, counts)
+        update = (summed.mean[name].to(old.dtype) - take(old, summed.index, name)) * summed.weight[name]
         for dim in dims:
-            update = _folded(update, dim, cohort, name, closing, counts)
+            update = _folded(update, dim, summed, name, closing, counts)
         total, weights = total + update, weights + weight
     return torch.where(weights > 0, total / weights.clamp(min=1e-100), 0.0).to(old.dtype)
 
 
-def _held(cohort: CohortSum, name: str, closing: Closing, counts: dict[str, int]) -> Tensor:
-    """The weight of a cohort in every element of the tile, counted once for each copy it held."""
-    dims, sliced = divided(closing.plan, name, counts), cohort.mean[name]
+def _held(summed: CohortSum, name: str, closing: Closing, counts: dict[str, int]) -> Tensor:
+    """The weight of the clients of one sum in every element of the tile, counted once for each copy they held."""
+    dims, sliced = divided(closing.plan, name, counts), summed.mean[name]
     ones = torch.ones([n if d in dims else 1 for d, n in enumerate(sliced.shape)], device=sliced.device)
-    held = ones.double() * cohort.weight[name]
+    held = ones.double() * summed.weight[name]
     for dim in dims:
-        held = _folded(held, dim, cohort, name, closing, counts)
+        held = _folded(held, dim, summed, name, closing, counts)
     return held
 
 
-def _folded(part: Tensor, dim: int, cohort: CohortSum, name: str, closing: Closing, counts: dict[str, int]) -> Tensor:
-    """What stands at several copies of a unit, added up: a narrow dimension becomes the tile's."""
+def _folded(part: Tensor, dim: int, summed: CohortSum, name: str, closing: Closing, counts: dict[str, int]) -> Tensor:
+    """Add up what stands at several copies of a unit, so that a narrow dimension becomes one of the tile."""
     axis = closing.plan.axes[name][dim]
-    where = tiling(axis, counts)[cohort.index[name][dim]].to(part.device)
+    where = tiling(axis, counts)[summed.index[name][dim]].to(part.device)
     shape = [kept(axis, counts) if d == dim else n for d, n in enumerate(part.shape)]
     return torch.zeros(shape, dtype=part.dtype, device=part.device).index_add_(dim, where, part)
 
 
 def _rounds(value: float, rounds: int) -> float:
-    """A number of rounds: as given, or that share of all."""
+    """How many rounds an option stands for: as given, or that share of all rounds."""
     return value if isinstance(value, int) else value * rounds
 
 
 def _is_span(value: Any) -> bool:
-    """A number of rounds, or a share of all."""
+    """Whether a value is a number of rounds, or a share of all rounds."""
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return whole or (isinstance(value, float) and is_share(value))
 

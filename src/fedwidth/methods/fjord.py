@@ -17,7 +17,7 @@ from fedwidth.methods.definition import ROUNDING, ClientPass, Local, Method, Mom
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
-    """The prefix the client holds; its local steps train prefixes of it."""
+    """The client holds the first units; its local steps train the first of these."""
     del at
     return prefix(size, kept)
 
@@ -43,7 +43,7 @@ def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def refuses(choice: Method) -> str | None:
-    """Only sub-models that hold narrower ones of the same round can train these, and clients must know which."""
+    """Why a choice cannot be trained so: its sub-models must hold narrower ones, and clients must know which."""
     if "state" in choice.reads:
         return "its narrower sub-models depend on the global state, which clients do not hold"
     return None if choice.nested(choice.values) else "its narrower sub-models do not lie inside wider ones"

@@ -9,7 +9,7 @@ from fedwidth.methods.definition import ROUNDING, Method, Moment, per_group
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
-    """{0, …, floor(beta K) - 1} (Eq. 6)."""
+    """The first units, {0, …, floor(beta K) - 1} (FedRolex Eq. 6)."""
     del at
     return prefix(size, kept)
 

@@ -13,7 +13,8 @@ K counts the steps of all epochs. The server takes x + server_rate * (mean of y 
 being all clients there are. In partial training (nobody has published that) both variates have the full model's shapes,
 a client holds its part of them, and what it did not train stays as it was.
 
-Option II divides a way by the steps of plain SGD: with momentum the way, and so c_i, would be about ten times as long.
+Option II takes the distance x - y to be K steps of plain SGD; with momentum the distance, and so c_i, would be about
+ten times as large.
 """
 
 from __future__ import annotations
@@ -43,31 +44,31 @@ from fedwidth.methods.definition import (
 )
 
 CONTROL, OWN, CHANGE = "control", "own", "change"
-"""The server's variate, a client's, and what a client's has changed by."""
+"""Names of the server's control variate, of a client's, and of the change of a client's."""
 
 
 def init(beginning: Beginning) -> dict[str, Tensor]:
-    """The server's variate: 0."""
+    """The server's control variate before the first round: 0."""
     plan = beginning.plan
     trained = {n: t for n, t in beginning.state.items() if n in plan.parameters and n not in plan.tied}
     return named(CONTROL, {name: torch.zeros_like(tensor) for name, tensor in trained.items()})
 
 
 def sends(memory: Memory, own: Memory, at: Sending) -> dict[str, dict[str, Tensor]]:
-    """The server's variate, and the client's own, which is 0 until it has been drawn."""
+    """A client is sent the server's control variate and its own, which is 0 until the client has been drawn once."""
     del at
     control, mine = under(memory, CONTROL), under(own, OWN)
     return {CONTROL: control, OWN: {name: mine.get(name, torch.zeros_like(c)) for name, c in control.items()}}
 
 
 def gradient(g: Tensor, w: Tensor, start: Tensor, sent: Sent, at: LocalMoment) -> Tensor:
-    """The corrected gradient."""
+    """The gradient, corrected by the difference of the control variates: g - c_i + c."""
     del w, start, at
     return g - sent[OWN] + sent[CONTROL]
 
 
 def reports(w: Tensor, start: Tensor, sent: Sent, at: LocalMoment) -> Mapping[str, Tensor]:
-    """The client's new variate, which stays with it, and what that has changed by."""
+    """The client's new control variate, which stays with it, and the change, which goes to the server."""
     if at.options["option"] == "I":
         new = sent[FULL_GRADIENT]
     else:
@@ -76,7 +77,7 @@ def reports(w: Tensor, start: Tensor, sent: Sent, at: LocalMoment) -> Mapping[st
 
 
 def close(closing: Closing) -> dict[str, Tensor]:
-    """x + server_rate * (mean of y - x)."""
+    """The new global state: x + server_rate * (mean of y - x)."""
     rate, mean = closing.options["server_rate"], closing.average()
     if rate == 1:
         return mean
@@ -85,7 +86,7 @@ def close(closing: Closing) -> dict[str, Tensor]:
 
 
 def advance(closing: Closing) -> dict[str, Tensor]:
-    """c + (sum of c_i+ - c_i) / N."""
+    """The server's new control variate: c + (sum of c_i+ - c_i) / N."""
     changes = closing.reported(CHANGE)
     control = under(closing.memory, CONTROL)
     return named(CONTROL, {n: c + changes[n] / closing.clients if n in changes else c for n, c in control.items()})

@@ -109,7 +109,7 @@ def find(name: str) -> Factory:
 def choose_arguments(
     name: str, factory: Factory, facts: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The options, which the factory must know, and the facts that it asks for."""
+    """The arguments to call a factory with: all options, which it must know, and the facts that it asks for."""
     parameters = accepted(factory)
     anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     allowed = [key for key in parameters if key not in facts]
@@ -131,5 +131,5 @@ def accepted(factory: Factory) -> dict[str, inspect.Parameter]:
 
 
 def one_line(error: Exception) -> str:
-    """The first line of an error message, with its type if it has none."""
+    """The first line of an error message, or the type of the error if it has no message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

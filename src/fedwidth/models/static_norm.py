@@ -39,7 +39,7 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         super().__init__(channels, momentum=None)  # None: cumulative mean, every batch counts the same
         self.collecting = False
         self.settled = False
-        """Inside `settled_statistics`: statistics are known to be collected."""
+        """True inside `settled_statistics`, where statistics are known to have been collected."""
         self.rate = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def norms_of(model: nn.Module) -> list[_BatchNorm]:
 
 
 def forget_statistics(model: nn.Module) -> None:
-    """Back to 'nothing collected'; a `StaticBatchNorm2d` then evaluates with the statistics of the test batch.
+    """Forget all collected statistics; a `StaticBatchNorm2d` then evaluates with those of the test batch.
 
     That is how the published FedRolex code evaluates.
     """
@@ -80,7 +80,7 @@ def forget_statistics(model: nn.Module) -> None:
 
 @contextmanager
 def settled_statistics(model: nn.Module) -> Iterator[None]:
-    """Within it, a model whose statistics were collected does not compute those of the batch beside them."""
+    """Within this context a model whose statistics were collected does not also compute those of the batch."""
     norms = [norm for norm in model.modules() if isinstance(norm, StaticBatchNorm2d)]
     for norm in norms:
         norm.settled = True
@@ -93,7 +93,7 @@ def settled_statistics(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def collect_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
-    """One pass over input batches: every batch norm gets the cumulative mean of its batch statistics.
+    """Pass batches through the model, so that every batch norm gets the cumulative mean of its batch statistics.
 
     A batch is what the model takes: one tensor, or a tuple of positional arguments. Works for `StaticBatchNorm2d` and
     for any batch norm of PyTorch. Dropout and scalers stay off. The model is left in evaluation mode.

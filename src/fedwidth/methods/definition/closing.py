@@ -37,40 +37,42 @@ class Closing:
     """What is known when all clients of a round have trained."""
 
     state: State
-    """The state they began with."""
+    """The global state that the round began with."""
     sums: Sequence[CohortSum]
-    """The mean of clients that held the same, in order of first appearance; of single clients where the method collects
-    updates, in the order of `tasks`."""
+    """One mean for all clients that held the same part, in order of first appearance. If the method collects updates:
+    one for each client, in the order of `tasks`."""
     plan: Plan
     memory: Memory = field(default_factory=dict)
+    """What the method remembers of earlier rounds."""
     tasks: Sequence[Task] = ()
-    """The tasks of those clients whose work counts."""
+    """The tasks of the clients whose work counts."""
     round: int = 0
     rounds: int = 1
     """How many rounds the whole run has."""
     seed: int = 0
     clients: int = 1
-    """How many there are in all, taking part in this round or not."""
+    """How many clients there are in all, whether they take part in this round or not."""
     enrolled: Sequence[float] = (1.0,)
     """The capacities that clients of this run may have."""
     model: nn.Module | None = None
-    """The global model; its values may be those of any round."""
+    """The global model. Its weights may be those of any round: `state` has the right ones."""
     public: Data | None = None
-    """Data of the server's own, where the run has some."""
+    """Data that the server holds, if the run has some."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def average(self) -> dict[str, Tensor]:
-        """The average of what clients trained, element by element; what nobody held stays as it is (Eq. 10)."""
+        """The average of what clients trained, element by element; what nobody held stays as it is (FedRolex
+        Eq. 10)."""
         return finalise(self.state, self.sums, self.plan)
 
     def reported(self, name: str) -> dict[str, Tensor]:
-        """What clients reported under this name, added up in the full model's shapes; 0 where nobody did."""
-        cohorts = [cohort.reports[name] for cohort in self.sums if name in cohort.reports]
+        """What clients reported under this name, added up in the full model's shapes; 0 where nobody reported."""
+        reported = [summed.reports[name] for summed in self.sums if name in summed.reports]
         totals: dict[str, Tensor] = {}
-        for cohort in cohorts:
-            weights = cohort.weight
-            for tensor, mean in cohort.mean.items():
+        for summed in reported:
+            weights = summed.weight
+            for tensor, mean in summed.mean.items():
                 total = totals.setdefault(tensor, torch.zeros_like(self.state[tensor]))
-                put(total, take(total, cohort.index, tensor) + mean * weights[tensor], cohort.index, tensor)
+                put(total, take(total, summed.index, tensor) + mean * weights[tensor], summed.index, tensor)
         return totals

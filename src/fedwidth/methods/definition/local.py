@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedwidth.methods import Method
 
 Memory = Mapping[str, Tensor]
-"""What is remembered between rounds, by name; `{prefix}.{tensor}` where it has the shape of the model's tensors."""
+"""What is remembered between rounds, by name; `{prefix}.{tensor}` if it has the shape of one of the model's tensors."""
 
 Sent = Mapping[str, Tensor]
 """What a client was sent beside its sub-model, by name, in the shape of what it trains."""
@@ -33,25 +33,28 @@ Sent = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class LocalMoment:
-    """What a rule may depend on besides tensors. In a stack, numbers that differ between clients are [clients, 1]."""
+    """What a local rule may depend on besides tensors.
+
+    Where many clients are trained at once, numbers that differ between them are tensors of shape [clients, 1].
+    """
 
     options: Mapping[str, Any]
     capacity: float
     rate: float | Tensor = 0.0
     """The learning rate."""
     steps: float | Tensor = 1
-    """Local steps the client takes in the round, over all its epochs."""
+    """How many steps the client takes in the round, over all its epochs."""
 
 
 @dataclass(frozen=True)
 class Sending:
-    """The client and the round something is sent for."""
+    """For whom and for which round a rule says what is sent."""
 
     client: int
     round: int
     seed: int
     clients: int
-    """How many there are in all, taking part in this round or not."""
+    """How many clients there are in all, whether they take part in this round or not."""
     options: Mapping[str, Any]
 
 
@@ -62,7 +65,7 @@ class ClientPass(Protocol):
     capacity: float
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """The model's answer."""
+        """The output of the client's model."""
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The plain loss: cross entropy, with logits of absent classes masked as the settings say."""
@@ -71,10 +74,10 @@ class ClientPass(Protocol):
         """The mean of one value for each target, over the targets that count (text that has ended does not)."""
 
     def narrower(self, width: float, inputs: Tensor) -> Tensor:
-        """The answer of a narrower sub-model inside the client's own; gradients reach the client's weights."""
+        """The output of a narrower sub-model inside the client's own; gradients reach the client's weights."""
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """Randomness of this client, round and purpose alone; it goes on from step to step."""
+        """A random generator for this client, round and purpose alone; it goes on from step to step."""
 
 
 Gradient = Callable[[Tensor, Tensor, Tensor, Sent, LocalMoment], Tensor]
@@ -88,32 +91,35 @@ FULL_GRADIENT = "full_gradient"
 
 @dataclass(frozen=True)
 class Local:
-    """How clients train, where that is more than minimising the loss. Every part is optional."""
+    """How clients train, where that is more than minimising the loss. Every field is optional."""
 
     gradient: Gradient | None = None
-    """(gradient, weights, weights at the start, what was sent, moment) -> the gradient the optimiser takes; before
-    clipping. A step is captured once for many clients and rounds: what differs between them must come as a tensor."""
+    """A function (gradient, weights, weights at the start, what was sent, moment) -> the gradient that is clipped and
+    given to the optimiser. A step is captured once for many clients and rounds: what differs between them must come as
+    a tensor."""
     loss: Loss | None = None
-    """(pass, inputs, targets) -> the loss of a batch. Means over samples are taken by `pass.loss` and `pass.mean`: a
-    stack fills short batches up with samples whose targets do not count."""
+    """A function (pass, inputs, targets) -> the loss of a batch. Means over samples are taken by `pass.loss` and
+    `pass.mean`: a stack fills short batches up with samples whose targets do not count."""
     steady: bool = False
     """True for a loss that does the same in every step (it draws nothing and asks for no narrower model), so that it
     can be captured and stacked."""
     sends: Sends | None = None
-    """(the server's memory, the client's own, what it is for) -> what the client is sent beside its sub-model: numbers,
-    or tensors of the full model's shapes, of which it gets its part."""
+    """A function (the server's memory, the client's own, for whom and when) -> what the client is sent beside its
+    sub-model: numbers, or tensors of the full model's shapes, of which the client gets its part."""
     reports: Reports | None = None
-    """(weights, weights at the start, what was sent, moment) -> what the client reports beside its sub-model."""
+    """A function (weights, weights at the start, what was sent, moment) -> what the client reports beside its
+    sub-model."""
     adds: tuple[str, ...] = ()
     """The reports that go to the server, which adds them up (`Closing.reported`)."""
     own: tuple[str, ...] = ()
-    """The reports that stay with the client: they replace its memory of that name, as far as it held that part of the
-    model. `sends` gives it back to the client under the same name. A client that was never drawn remembers nothing."""
+    """The reports that stay with the client: they replace its memory of that name, for the part of the model that it
+    held. `sends` gives the memory back to the client under the same name. A client that was never drawn remembers
+    nothing."""
     full_gradient: Callable[[Mapping[str, Any]], bool] = lambda _: False
-    """True for options with which reports need the gradient at the start, over all of the client's data. It costs a
-    pass over them, without a step, before training."""
+    """Whether, with these options, reports need the gradient at the start over all of the client's data. That costs one
+    more pass over the data before training."""
     refuses: Callable[[Method], str | None] = lambda _: None
-    """Why it cannot be combined with the way this method chooses sub-models, or None."""
+    """A function of a method -> why its sub-models cannot be trained by this rule, or None if they can."""
 
     def __post_init__(self) -> None:
         if (self.adds or self.own) and self.reports is None:
@@ -123,7 +129,7 @@ class Local:
 
 
 def under(memory: Memory, prefix: str) -> dict[str, Tensor]:
-    """What a memory holds under `{prefix}.`, by tensor.
+    """The entries of a memory whose names begin with `{prefix}.`, without the prefix.
 
     >>> import torch
     >>> under({"control.a": torch.zeros(1), "clients": torch.ones(1)}, "control")
@@ -134,5 +140,5 @@ def under(memory: Memory, prefix: str) -> dict[str, Tensor]:
 
 
 def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `under`."""
+    """The same tensors with `{prefix}.` before their names: the inverse of `under`."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}

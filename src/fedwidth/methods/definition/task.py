@@ -1,4 +1,4 @@
-"""A task: one client's work in one round."""
+"""A task: what one client does in one round."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from fedwidth.errors import SelectionError
 
 @dataclass(frozen=True)
 class Task:
-    """One client's work in one round."""
+    """What one client does in one round."""
 
     client: int
     capacity: float
     part: Any
-    """What it trains: an `Index`, or a `Part` of another kind."""
+    """What the client trains: an `Index`, or a `Part` of another kind."""
     place: int
-    """The client's place in the cohort."""
+    """The client's place in the round's cohort."""
     sends: Mapping[str, Mapping[str, Tensor] | float] = field(default_factory=dict)
-    """What it is sent beside its sub-model: numbers, or tensors of the full model's shapes, cut like the sub-model."""
+    """What the client is sent beside its sub-model: numbers, or tensors of the full model's shapes, cut like it."""
     single: bool = False
-    """Whether its update is wanted by itself, not added to those of others that hold the same."""
+    """Whether the client's update is kept apart from those of other clients that hold the same part."""
 
     @cached_property
     def index(self) -> Index:
-        """The part as an index."""
+        """The part, if it is an index; other kinds are refused."""
         if not isinstance(self.part, Index):
             raise SelectionError(f"client {self.client} holds a {type(self.part).__name__}, not an index")
         return self.part
 
     @cached_property
     def cohort(self) -> str:
-        """Updates of tasks with one cohort are added up."""
+        """The name of the sum that the update goes into: tasks with equal names are added up."""
         return f"{self.part.key} {self.client}" if self.single else str(self.part.key)

@@ -23,7 +23,7 @@ NO_BLOCK = -1
 
 
 def width_option(help: str) -> Option:
-    """An option that is a width, or unset."""
+    """An option whose value is a width, or unset."""
     return Option(None, 'a width above 0 and at most 1, e.g. 0.25 or "1/4", or unset', _is_width, help)
 
 
@@ -49,7 +49,7 @@ def _is_width(value: Any) -> bool:
 
 
 def block_counts(plan: Plan, width: float, method: str) -> dict[str, int]:
-    """Units of each group at this width, which must divide the group."""
+    """How many units of each group a block of this width has; the blocks must fill the group evenly."""
     counts = plan.counts(width, "floor")
     for name, group in plan.groups.items():
         if group.size % counts[name]:

@@ -11,11 +11,11 @@ from fedwidth.core.selection import rolling
 from fedwidth.methods.definition import Moment, choice
 
 DIRECTION = choice("forward", "backward", help="which way the window moves")
-"""Backward is what the published FedRolex code does: {(i - j) mod K, i < n}."""
+"""The option of rolling methods; backward is what the published FedRolex code does: {(i - j) mod K, i < n}."""
 
 
 def roll(size: int, kept: int, advance: Fraction | int, at: Moment, *, stagger: bool) -> Tensor:
-    """The window after `round` advances (and one more per client before this one, if staggered).
+    """The window of a client: moved on by `advance` units for every round, and if staggered for every client before.
 
     A fractional advance (a share of the layer or of the window) is rounded down after multiplying, so windows stay
     evenly spread.
@@ -26,12 +26,12 @@ def roll(size: int, kept: int, advance: Fraction | int, at: Moment, *, stagger: 
 
 
 def is_step(value: Any) -> bool:
-    """A whole number of units from 1 on, or a share strictly between 0 and 1."""
+    """Whether a value is a whole number of units from 1 on, or a share strictly between 0 and 1."""
     if isinstance(value, bool):
         return False
     return (isinstance(value, int) and value >= 1) or (isinstance(value, (float, Fraction)) and 0 < value < 1)
 
 
 def step_units(step: int | float | Fraction, whole: int) -> Fraction | int:
-    """Units per step: as given, or that share of the whole: of a layer's units or of a window's."""
+    """How many units a step has: as given, or that share of the whole, which is a layer's units or a window's."""
     return step if isinstance(step, int) else Fraction(step).limit_denominator(1_000_000) * whole
