@@ -97,7 +97,7 @@ class Experiment:
             seed=settings.seed,
         )
         if self.device.type == "cuda":
-            if self.data.train.inputs.device.type != "cuda":  # several runs may share data that is there already
+            if not self.data.is_on(self.device):  # several runs may share data that is there already
                 self.data = self.data.to(self.device)
             set_precision(settings.precision)
         # It is traced on the CPU, wherever a model of the user's own lies.

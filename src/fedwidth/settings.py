@@ -52,9 +52,16 @@ class ModelSettings:
 class DataSettings:
     """The data and how clients share it."""
 
-    name: str = key("digits", "digits, mnist, cifar10, cifar100, text, stackoverflow")
+    name: str = key(
+        "digits", "digits, mnist, cifar10, cifar100, text, stackoverflow, or package.module:function for your own"
+    )
     root: str = key("", "folder of the data; empty: --data, then FEDWIDTH_DATA, then the cache")
     options: dict[str, Any] = key({}, "options of the loader, e.g. {words = 10000}")
+    cache: int = key(
+        0,
+        "MiB of samples to hold of data sets of your own that are read as they are needed; 0: all, from the start",
+        least=0,
+    )
     clients: int = key(100, "number of clients", least=1)
     partition: str = key("iid", "iid, labels, random_labels (the thesis), dirichlet, natural")
     partition_options: dict[str, Any] = key({}, "options of the partition, e.g. {per_client = 2}")

@@ -27,6 +27,7 @@ OTHER = {
     "workers": 3,
     "slots": 4,
     "data.root": "elsewhere",
+    "data.cache": 64,
     "ray.address": "auto",
     "ray.cpus": 2,
     "engine": "vectorised",

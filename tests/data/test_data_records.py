@@ -91,7 +91,8 @@ def test_dataset_without_length() -> None:
     [
         ({"train_inputs": X[:0], "train_targets": Y[:0]}, "training set has no samples"),
         ({"train_targets": Y[:5]}, "6 inputs but 5 targets"),
-        ({"test_targets": Y.float()}, "whole numbers"),
+        ({"test_targets": Y.float()}, "training targets are whole numbers, but test targets numbers with a fraction"),
+        ({"train_targets": Y / 0.0, "test_targets": Y / 0.0}, "training targets hold values that are infinite"),
         ({"train_targets": Y - 1}, "not be negative"),
         ({"test_inputs": torch.rand(6, 3)}, "different shapes"),
         ({"train_inputs": X / 0}, "not finite"),

@@ -50,7 +50,8 @@ def set_precision(precision: str) -> None:
 
 def load_data(settings: Settings) -> Data:
     """The data the settings name."""
-    return load(settings.data.name, settings.data.root or None, **settings.data.options)
+    wanted = settings.data
+    return load(wanted.name, wanted.root or None, cache=wanted.cache or None, **wanted.options)
 
 
 def split_data(settings: Settings, data: Data) -> Partition:

@@ -30,7 +30,7 @@ WITHOUT_INFLUENCE = (
     *("client_memory", "workers", "slots"),
     *("data.root", "evaluation.alarm", "ray.address", "ray.cpus"),
 )
-ROUNDING = ("engine", "device", "ray.engine", "ray.gpus")
+ROUNDING = ("engine", "device", "data.cache", "ray.engine", "ray.gpus")
 """The settings of Ray are among them only where it trains, and of its GPUs only whether there are any."""
 PRECISION = ("precision",)
 MEASURING = ("evaluation.every", "evaluation.test", "evaluation.local", "evaluation.capacities")
@@ -39,6 +39,7 @@ ADDED = (
     *("server.lr_every", "server.lr_until", "server.holders_exponent"),
     *("server.clip", "server.screen", "server.strikes", "server.quarantine"),
     *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),
+    *("data.cache",),
 )
 """Settings that version 0.1.0 lacked. At their default they are no part of a fingerprint, and earlier ones hold."""
 

@@ -16,7 +16,7 @@ from fedwidth.config.influence import identity, settings_hash
 from fedwidth.config.method_settings import check_exponent, method_of
 from fedwidth.config.recipe import PARTS, Paper, Recipe, Variant, read_recipe
 from fedwidth.config.schema import Key, keys, sections
-from fedwidth.data.load import SETS, options_of
+from fedwidth.data.load import options_of
 from fedwidth.data.partition import PARTITIONS, partition_options
 from fedwidth.devices.capacity import Capacities, describe_mix
 from fedwidth.devices.time import Paces
@@ -158,7 +158,6 @@ def _check_names(settings: Settings) -> None:
     data = settings.data
     if ":" not in settings.model.name and settings.model.name not in FACTORIES:
         raise unknown("model", settings.model.name, [*FACTORIES, "package.module:factory"])
-    _refuse_others("data set", [data.name], SETS)
     _refuse_others("partition", [data.partition], PARTITIONS)
     _refuse_others(f"option of data set '{data.name}'", data.options, options_of(data.name))
     allowed = partition_options(data.partition)

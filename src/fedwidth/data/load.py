@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedwidth.data.own import from_dataset
 from fedwidth.data.records import Data
 from fedwidth.data.sets.cifar import load_cifar10, load_cifar100
 from fedwidth.data.sets.digits import load_digits
@@ -14,7 +15,8 @@ from fedwidth.data.sets.mnist import load_mnist
 from fedwidth.data.sets.stackoverflow import load_stackoverflow
 from fedwidth.data.sets.synthetic import load_synthetic_text
 from fedwidth.data.sets.text import load_text
-from fedwidth.errors import unknown
+from fedwidth.errors import DataError, FedwidthError, OptionError, unknown
+from fedwidth.importing import import_function, one_line
 
 SETS: dict[str, Callable[..., Data]] = {
     "digits": load_digits,
@@ -27,25 +29,31 @@ SETS: dict[str, Callable[..., Data]] = {
 }
 
 
-def load(name: str, root: str | Path | None = None, *, download: bool = True, **options: Any) -> Data:
+def load(
+    name: str, root: str | Path | None = None, *, download: bool = True, cache: int | None = None, **options: Any
+) -> Data:
     """Load a data set by name: looked for in `root`, else $FEDWIDTH_DATA, then the cache; else downloaded.
 
-    Each set's options are the keyword arguments of its loader (`fedwidth.data.load.SETS`).
+    Each set's options are the keyword arguments of its loader (`fedwidth.data.load.SETS`). The name may also be that of
+    a function of yours, `package.module:function`: it gets the options, and `root` where it asks for it, and returns
+    `Data` or two map-style data sets, one to train with and one to test with. Those are read into memory, or with
+    `cache` when they are asked for, at most so many MiB being held (see `from_dataset`).
 
     >>> data = load("digits")
     >>> data.shape, data.classes, len(data.train), len(data.test)
     ((1, 8, 8), 10, 1442, 355)
     """
-    if name not in SETS:
-        raise unknown("data set", name, SETS)
-    loader = SETS[name]
+    loader = _loader(name)
+    if name in SETS and cache is not None:
+        raise OptionError(f"data.cache is for data sets of your own, and '{name}' is not: leave it out")
     allowed = options_of(name)
     for option in options:
         if option not in allowed:
             raise unknown(f"option of data set '{name}'", option, allowed)
     given = {"root": root, "download": download}
     accepted = inspect.signature(loader).parameters
-    return loader(**{key: value for key, value in given.items() if key in accepted}, **options)
+    known = {key: value for key, value in given.items() if key in accepted}
+    return loader(**known, **options) if name in SETS else _own(name, loader, {**known, **options}, cache)
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -54,7 +62,36 @@ def options_of(name: str) -> dict[str, Any]:
     >>> options_of("cifar10")
     {'base_url': None, 'augment': True}
     """
-    if name not in SETS:
-        raise unknown("data set", name, SETS)
-    parameters = inspect.signature(SETS[name]).parameters
+    parameters = inspect.signature(_loader(name)).parameters
     return {key: p.default for key, p in parameters.items() if key not in ("root", "download")}
+
+
+def _loader(name: str) -> Callable[..., Any]:
+    if name in SETS:
+        return SETS[name]
+    if ":" not in name:
+        raise unknown("data set", name, SETS, also="or package.module:function for one of your own")
+    loader: Callable[..., Any] = import_function("data set", name)
+    return loader
+
+
+def _own(name: str, loader: Callable[..., Any], arguments: Mapping[str, Any], cache: int | None) -> Data:
+    """What a function of the user's own gives."""
+    try:
+        found = loader(**arguments)
+    except FedwidthError:
+        raise
+    except Exception as error:  # it may do anything
+        raise DataError(f"data set '{name}' could not be loaded: {type(error).__name__}: {one_line(error)}") from error
+    if isinstance(found, Data):
+        if cache is not None and not found.is_lazy:
+            raise OptionError(
+                f"data.cache is for data sets that are read as they are needed, but '{name}' returns data in memory"
+            )
+        return found
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise DataError(
+            f"data set '{name}' must return fedwidth.data.Data, or a pair of data sets to train and to test with, not a"
+            f" {type(found).__name__}"
+        )
+    return from_dataset(*found, name=name.partition(":")[2], cache=cache)

@@ -102,10 +102,10 @@ def labels_of(data: Data) -> tuple[np.ndarray, np.ndarray]:
             raise DataError(f"data set '{data.name}' has samples without a label: choose the partition iid or natural")
         return targets.cpu().numpy()
 
-    return one(data.train.targets), one(data.test.targets)
+    return one(data.train.labels), one(data.test.labels)
 
 
 def partition_of(name: str, data: Data, clients: int, owners: Sequence[np.ndarray]) -> Partition:
     """The partition in which these own the training samples and the test samples."""
     train, test = (Shares.of(owner, clients) for owner in owners)
-    return Partition(name, train, test, data.train.targets.cpu())
+    return Partition(name, train, test, data.train.labels.cpu())

@@ -96,7 +96,7 @@ def random_labels(data: Data, clients: int, seed: int, *, per_client: int = 2, h
         held_out = shuffled[: int(holdout * len(shuffled))]
         test[held_out], owner[held_out] = owner[held_out], NOBODY
     shares = Shares.of(owner, clients), Shares.of(test, clients)
-    return Partition("random_labels", *shares, data.train.targets.cpu(), tested_on="train")
+    return Partition("random_labels", *shares, data.train.labels.cpu(), tested_on="train")
 
 
 def natural(data: Data, clients: int | None = None, seed: int = 0) -> Partition:

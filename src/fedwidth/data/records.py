@@ -1,23 +1,23 @@
-"""What a data set is to the rest of fedwidth, and how to make one from tensors or a PyTorch data set.
+"""What a data set is to the rest of fedwidth.
 
 Tensors stay on the CPU as stored: images uint8 [N, C, H, W] with int64 targets [N]; text as token numbers [N, length]
-in the smallest integer type that fits, targets the next token, `IGNORE` where the text has ended. `Data.batch` gives
-what a model takes: floats or int64 tokens, int64 targets.
+in the smallest integer type that fits, targets the next token, `IGNORE` where the text has ended. Inputs and targets
+may also be a tuple or a dictionary of tensors (`trees`), or be read when they are asked for (`reading`). `Data.batch`
+gives what a model takes: floats or int64 tokens; targets of whole numbers as int64, all others as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from fedwidth.data.reading import Column
 from fedwidth.data.transforms import Transform
-from fedwidth.errors import DataError, OptionError, unknown
+from fedwidth.data.trees import Tree, count, leaves, mapped, widened
 
 IGNORE = -100
 """A target that is neither trained nor counted (the default of torch's cross entropy)."""
@@ -31,22 +31,45 @@ KINDS = ("images", "tokens", "tensors")
 class Split:
     """Samples of the training or the test set; `users[i]` is the user number of sample i where that is known."""
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Any
+    """A tensor, a tuple or a dictionary of tensors, or a column that reads them (`Tree | Column`)."""
+    targets: Any
     users: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.inputs) if isinstance(self.inputs, Column) else count(self.inputs)
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether its samples are read when they are asked for."""
+        return isinstance(self.inputs, Column)
+
+    @cached_property
+    def labels(self) -> Any:
+        """The class labels of each sample, one [N] or several [N, …]; none [N, 0] where targets are not whole."""
+        targets = self.targets
+        if isinstance(targets, Column):
+            found = targets[:1]
+            return targets if isinstance(found, Tensor) and _is_whole(found) else _unlabelled(self)
+        return targets if isinstance(targets, Tensor) and _is_whole(targets) else _unlabelled(self)
+
+    def read(self, samples: Tensor | slice) -> tuple[Tree, Tree]:
+        """The inputs and targets of these samples, as they are stored."""
+        inputs, targets = self.inputs, self.targets
+        if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+            return inputs[samples], targets[samples]
+        if isinstance(inputs, Column) and isinstance(targets, Column):
+            return inputs.reader.read(inputs.numbers(samples))
+        return _rows(inputs, samples), _rows(targets, samples)
 
     def take(self, samples: Tensor) -> Split:
         """A split of these samples alone."""
-        chosen = samples.to(self.inputs.device)
         users = None if self.users is None else self.users[samples]
-        return Split(self.inputs[chosen], self.targets[chosen], users)
+        return Split(_taken(self.inputs, samples), _taken(self.targets, samples), users)
 
     def to(self, device: torch.device) -> Split:
-        """The same samples on a device; `users` stay where they are."""
-        return Split(self.inputs.to(device), self.targets.to(device), self.users)
+        """The same samples on a device; `users`, and what is read when it is asked for, stay where they are."""
+        return Split(_moved(self.inputs, device), _moved(self.targets, device), self.users)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,22 +80,38 @@ class Data:
     train: Split
     test: Split
     classes: int
+    """0 where targets are no classes."""
     kind: Kind = "tensors"
     transform: Transform = AS_STORED
     vocabulary: tuple[str, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
-        return tuple(self.train.inputs.shape[1:])
+        """The shape of one input, or of its first tensor."""
+        inputs = self.train.inputs
+        return tuple(inputs.shape[1:]) if isinstance(inputs, Tensor | Column) else tuple(leaves(inputs)[0].shape[1:])
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether training samples are read when they are asked for."""
+        return self.train.is_lazy
 
     def to(self, device: torch.device) -> Data:
         """The same data with its samples on a device."""
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
-    def example(self, samples: int = 2) -> Tensor:
+    def is_on(self, device: torch.device) -> bool:
+        """Whether training samples are on a device of this kind, or go there batch by batch."""
+        inputs = self.train.inputs
+        return isinstance(inputs, Column) or leaves(inputs)[0].device.type == device.type
+
+    def example(self, samples: int = 2) -> Any:
         """The first training inputs as a model takes them, to trace it with."""
-        return self.transform(self.train.inputs[:samples])
+        return self.transform(self.train.read(slice(samples))[0])
+
+    def example_targets(self, samples: int = 2) -> Any:
+        """The targets of the first training samples, as a loss takes them."""
+        return widened(self.train.read(slice(samples))[1])
 
     def batch(
         self,
@@ -82,110 +121,39 @@ class Data:
         train: bool = False,
         generator: torch.Generator | None = None,
         device: str | torch.device | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Inputs and int64 targets of these sample numbers, on `device`, as the model and the loss take them."""
-        inputs, targets = split.inputs[samples], split.targets[samples]
+    ) -> tuple[Any, Any]:
+        """Inputs and targets of these sample numbers, on `device`, as the model and the loss take them."""
+        inputs, targets = split.read(samples)
         if device is not None:
-            inputs, targets = inputs.to(device), targets.to(device)
-        return self.transform(inputs, train, generator), targets.long()
+            inputs, targets = moved(inputs, device), moved(targets, device)
+        return self.transform(inputs, train, generator), widened(targets)
 
 
-def from_tensors(
-    train_inputs: Tensor,
-    train_targets: Tensor,
-    test_inputs: Tensor,
-    test_targets: Tensor,
-    *,
-    name: str = "tensors",
-    classes: int | None = None,
-    kind: Kind = "tensors",
-    transform: Transform | None = None,
-    train_users: Tensor | None = None,
-    test_users: Tensor | None = None,
-) -> Data:
-    """Data from tensors already in memory; `classes` is the highest target (of tokens: number) + 1 unless given.
-
-    Unless a transform is given, bytes (uint8) are divided by 255 and all else is taken as it is.
-
-    >>> x, y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    >>> data = from_tensors(x, y, x, y)
-    >>> data.classes, data.shape, len(data.train)
-    (3, (4,), 6)
-    """
-    if kind not in KINDS:
-        raise unknown("kind of data", kind, KINDS)
-    train = _checked("training", train_inputs, train_targets, train_users)
-    test = _checked("test", test_inputs, test_targets, test_users)
-    if train.inputs.shape[1:] != test.inputs.shape[1:]:
-        shapes = f"{list(train.inputs.shape[1:])} and {list(test.inputs.shape[1:])}"
-        raise DataError(f"training and test inputs have different shapes: {shapes}")
-    if kind == "images" and train.inputs.dim() != 4:
-        raise DataError(f"images must be [samples, channels, height, width], not {list(train.inputs.shape)}")
-    if transform is None:
-        transform = Transform(scale=255) if train.inputs.dtype == torch.uint8 and kind != "tokens" else AS_STORED
-    counted = [train.targets, test.targets, *((train.inputs, test.inputs) if kind == "tokens" else ())]
-    found = 1 + max(int(numbers.max()) for numbers in counted)
-    if classes is not None and found > classes:
-        raise DataError(f"found the class {found - 1}, but {classes} classes go from 0 to {classes - 1}")
-    return Data(name, train, test, classes or found, kind=kind, transform=transform)
+def moved(tree: Tree, device: str | torch.device) -> Tree:
+    """The same tensors on a device."""
+    return tree.to(device) if isinstance(tree, Tensor) else mapped(lambda tensor: tensor.to(device), tree)
 
 
-def from_dataset(train: Dataset[Any], test: Dataset[Any], *, name: str = "dataset", **options: Any) -> Data:
-    """Data from two PyTorch data sets of (input, target) pairs, each read once; options as in `from_tensors`.
-
-    Their own transforms run once, while reading: give random augmentation as `transform=` instead.
-    """
-    train_inputs, train_targets = _read(train, "training")
-    test_inputs, test_targets = _read(test, "test")
-    return from_tensors(train_inputs, train_targets, test_inputs, test_targets, name=name, **options)
+def _rows(column: Tree | Column, samples: Tensor | slice) -> Tree:
+    if isinstance(column, Column):
+        found: Tree = column[samples]
+        return found
+    return mapped(lambda tensor: tensor[samples], column)
 
 
-def _checked(which: str, inputs: Tensor, targets: Tensor, users: Tensor | None) -> Split:
-    for what, tensor in (("inputs", inputs), ("targets", targets), ("users", users)):
-        if tensor is not None and not isinstance(tensor, Tensor):
-            raise DataError(f"the {which} {what} must be a tensor, not {type(tensor).__name__}")
-    if inputs.dim() == 0 or len(inputs) == 0:
-        raise DataError(f"the {which} set has no samples")
-    if targets.dim() == 0 or len(inputs) != len(targets):
-        found = len(targets) if targets.dim() else "one number for all"
-        raise DataError(f"the {which} set has {len(inputs)} inputs but {found} targets")
-    if users is not None and users.shape != (len(inputs),):
-        raise DataError(f"the {which} set has {len(inputs)} inputs but users of shape {list(users.shape)}")
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise DataError(f"the {which} targets must be whole numbers (class labels), not {targets.dtype}")
-    targets = targets.detach().cpu().long()
-    if bool(((targets < 0) & (targets != IGNORE)).any()):
-        raise DataError(
-            f"the {which} targets must not be negative (but {IGNORE} for ignored), found {int(targets.min())}"
-        )
-    inputs = inputs.detach().cpu()
-    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
-        raise DataError(f"the {which} inputs hold values that are not finite")
-    return Split(inputs, targets, None if users is None else users.detach().cpu().long())
+def _taken(column: Tree | Column, samples: Tensor) -> Tree | Column:
+    if isinstance(column, Column):
+        return column.take(samples)
+    return mapped(lambda tensor: tensor[samples.to(tensor.device)], column)
 
 
-def _read(dataset: Dataset[Any], which: str) -> tuple[Tensor, Tensor]:
-    try:
-        samples = len(dataset)  # type: ignore[arg-type]
-    except TypeError:
-        raise OptionError(f"the {which} data set must have a length and be indexed by number") from None
-    if samples == 0:
-        raise DataError(f"the {which} set has no samples")
-    inputs: list[Tensor] = []
-    targets: list[int | Tensor] = []
-    for number in range(samples):
-        pair = dataset[number]
-        if not isinstance(pair, Sequence) or len(pair) != 2:
-            raise DataError(f"sample {number} of the {which} data set is not an (input, target) pair")
-        value, target = pair
-        if not isinstance(value, Tensor | np.ndarray | float | int):
-            raise DataError(
-                f"sample {number} of the {which} data set is a {type(value).__name__}, not a tensor:"
-                " give the data set a transform that makes one"
-            )
-        inputs.append(torch.as_tensor(value))
-        targets.append(target)
-    try:
-        return torch.stack(inputs), torch.stack([torch.as_tensor(target) for target in targets])
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise DataError(f"the samples of the {which} data set do not have one shape: {error}") from None
+def _moved(column: Tree | Column, device: torch.device) -> Tree | Column:
+    return column if isinstance(column, Column) else moved(column, device)
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _unlabelled(split: Split) -> Tensor:
+    return torch.empty(len(split), 0, dtype=torch.long)

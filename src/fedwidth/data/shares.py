@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ class Labels:
     """The labels each client has in training: `labels[i]` is a sorted LongTensor, worked out when asked for."""
 
     shares: Shares
-    targets: Tensor = field(repr=False)
+    targets: Any = field(repr=False)
     _known: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -92,12 +92,15 @@ class Partition:
     name: str
     train: Shares
     test: Shares
-    targets: Tensor = field(repr=False)
+    targets: Any = field(repr=False)
+    """The labels of the training samples (`data.train.labels`); targets that are no labels count as none, [N, 0]."""
     tested_on: Literal["train", "test"] = "test"
     validation: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long), repr=False)
     """Training samples that no client has, held out to choose settings by."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.targets, Tensor) and (self.targets.is_floating_point() or self.targets.dtype == torch.bool):
+            object.__setattr__(self, "targets", torch.empty(len(self.targets), 0, dtype=torch.long))
         empty = torch.nonzero(self.train.sizes == 0)
         if len(empty):
             raise DataError(f"client {int(empty[0])} would have no data ({len(empty)} of {len(self.train)} clients)")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedwidth.data.trees import widened
 from fedwidth.errors import OptionError
 
 
@@ -21,6 +23,7 @@ class Transform:
     """Images: (x / scale - mean) / std per channel, and in training a random crop after padding and a random flip.
 
     Without mean and std the batch keeps its values; integers become int64 (tokens), or floats where `scale` is set.
+    Inputs of several tensors are no images: they keep their values.
 
     >>> halves = Transform(mean=(0.5,), std=(0.5,), scale=255)
     >>> halves(torch.tensor([[[[0, 255]]]], dtype=torch.uint8)).tolist()
@@ -47,13 +50,15 @@ class Transform:
 
     def __call__(
         self,
-        batch: Tensor,
+        batch: Any,
         train: bool = False,
         generator: torch.Generator | None = None,
         *,
         draws: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Any:
         """The batch as the model takes it; in training, `draws` (or a generator to draw with) say how to augment."""
+        if not isinstance(batch, Tensor):
+            return widened(batch)
         if train and self.augments:
             if draws is None:
                 if generator is None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.data.ownership import proportional
+from fedwidth.data.reading import Column
 from fedwidth.data.records import Data, Split
 from fedwidth.data.shares import Partition, Shares
 from fedwidth.errors import DataError
@@ -53,7 +54,9 @@ def without(data: Data, held: Tensor) -> tuple[Data, Tensor]:
     left[held] = False
     numbers = torch.nonzero(left).flatten()
     users = None if data.train.users is None else data.train.users[numbers]
-    return replace(data, train=Split(numbers, data.train.targets.cpu()[numbers], users)), numbers
+    labels = data.train.labels
+    left_labels = labels.take(numbers) if isinstance(labels, Column) else labels.cpu()[numbers]
+    return replace(data, train=Split(numbers, left_labels, users)), numbers
 
 
 def in_the_whole(partition: Partition, data: Data, numbers: Tensor, held: Tensor) -> Partition:
@@ -66,7 +69,7 @@ def in_the_whole(partition: Partition, data: Data, numbers: Tensor, held: Tensor
         partition,
         train=renumber(partition.train),
         test=renumber(partition.test) if partition.tested_on == "train" else partition.test,
-        targets=data.train.targets.cpu(),
+        targets=data.train.labels.cpu(),
         validation=held,
     )
 
@@ -75,5 +78,5 @@ def _strata(data: Data, by_user: bool) -> np.ndarray:
     """The group of each training sample that gives its share: its user, its label, or one group for all."""
     if by_user and data.train.users is not None:
         return data.train.users.numpy()
-    targets = data.train.targets
-    return targets.cpu().numpy() if targets.dim() == 1 else np.zeros(len(targets), np.int64)
+    labels = data.train.labels
+    return labels.cpu().numpy() if labels.dim() == 1 else np.zeros(len(labels), np.int64)

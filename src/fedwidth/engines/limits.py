@@ -17,6 +17,8 @@ def why_not(trainer: Trainer, *, stacked: bool = True) -> str | None:
     draw nor keep anything.
     """
     model = trainer.model
+    if trainer.data.is_lazy:
+        return "its samples are read as they are needed, and these engines hold all of them on the device"
     if not trainer.method.slices:
         return f"the sub-models of {trainer.method.title} are no slices of the model"
     if trainer.rule.local.loss is not None and not trainer.rule.local.steady:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.errors import FedwidthError, OptionError, unknown
+from fedwidth.importing import import_function, one_line
 from fedwidth.models.cnn import Cnn
 from fedwidth.models.mlp import Mlp
 from fedwidth.models.preresnet import PreResNet18
@@ -91,18 +91,7 @@ def find(name: str) -> Factory:
         return FACTORIES[name]
     if ":" not in name:
         raise unknown("model", name, [*FACTORIES, "package.module:factory"])
-    module_name, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises while it is imported
-        raise OptionError(f"model '{name}': cannot import '{module_name}': {one_line(error)}") from error
-    for attribute in path.split("."):
-        if not hasattr(found, attribute):
-            raise OptionError(f"model '{name}': '{module_name}' has no '{path}'")
-        found = getattr(found, attribute)
-    if not callable(found):
-        raise OptionError(f"model '{name}': '{path}' is a {type(found).__name__}, not a function or class")
-    factory: Factory = found
+    factory: Factory = import_function("model", name)
     return factory
 
 
@@ -128,8 +117,3 @@ def accepted(factory: Factory) -> dict[str, inspect.Parameter]:
     except (TypeError, ValueError):  # some C functions have no signature
         return {}
     return {key: parameter for key, parameter in parameters.items() if parameter.kind not in by_position}
-
-
-def one_line(error: Exception) -> str:
-    """The first line of an error message, or the type of the error if it has no message."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -50,4 +50,6 @@ class Shelf:
     @staticmethod
     def source(settings: Settings) -> str:
         """What the data depend on."""
-        return json.dumps([settings.data.name, settings.data.root, settings.data.options], sort_keys=True)
+        return json.dumps(
+            [settings.data.name, settings.data.root, settings.data.options, settings.data.cache], sort_keys=True
+        )

@@ -54,7 +54,7 @@ class Own:
     @cached_property
     def labels(self) -> Mapping[int, Tensor]:
         """The labels there are, for every client."""
-        found = torch.unique(self.data.train.targets)
+        found = torch.unique(self.data.train.labels[:])
         known = found[found != IGNORE].long()
         return defaultdict(lambda: known)
 

@@ -1,0 +1,44 @@
+"""Things of the user's own by name: `package.module:attribute`, as recipes say it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from fedwidth.errors import OptionError
+
+
+def import_object(kind: str, name: str) -> Any:
+    """What `package.module:attribute` names; `kind` is what it is to be, for messages.
+
+    >>> import_object("function", "math:sqrt")(4.0)
+    2.0
+    """
+    module_name, _, path = name.partition(":")
+    if (here := os.getcwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # where `python -m` would look too
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module raises while it is imported
+        raise OptionError(f"{kind} '{name}': cannot import '{module_name}': {one_line(error)}") from error
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            raise OptionError(f"{kind} '{name}': '{module_name}' has no '{path}'")
+        found = getattr(found, attribute)
+    return found
+
+
+def import_function(kind: str, name: str) -> Any:
+    """The same, which must be a function or class."""
+    found = import_object(kind, name)
+    if not callable(found):
+        path = name.partition(":")[2]
+        raise OptionError(f"{kind} '{name}': '{path}' is a {type(found).__name__}, not a function or class")
+    return found
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
