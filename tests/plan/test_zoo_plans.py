@@ -10,7 +10,7 @@ import torch
 import zoo
 from fedwidth.errors import PlanError
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units, groups_of
-from fedwidth.plan.check import PermutationLaw
+from fedwidth.plan.permutation import PermutationLaw
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import trace
 

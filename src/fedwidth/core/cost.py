@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedwidth.core.index import Index
 from fedwidth.core.narrow import narrow, skeleton
 from fedwidth.errors import CapacityError, OptionError
 from fedwidth.plan import Plan
-from fedwidth.plan.isolation import call
+from fedwidth.plan.isolation import at_least_two, batch_size, call
 
 CAPACITIES = (1, Fraction(1, 2), Fraction(1, 4), Fraction(1, 8), Fraction(1, 16))
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -193,15 +193,3 @@ def saved_bytes(model: nn.Module, inputs: Any) -> int:
         total = sum(t.untyped_storage().nbytes() for storage, t in kept.items() if storage not in own)
         del result
     return total
-
-
-def at_least_two(inputs: Any) -> Any:
-    """The inputs with a single sample repeated, because a norm in training needs two."""
-    if batch_size(inputs) > 1:
-        return inputs
-    return tree_map(lambda x: torch.cat([x, x]) if isinstance(x, Tensor) and x.dim() and len(x) == 1 else x, inputs)
-
-
-def batch_size(inputs: Any) -> int:
-    """The number of samples in a batch: the length of the first dimension of its first tensor."""
-    return next((len(x) for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.dim()), 1)

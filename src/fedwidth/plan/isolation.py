@@ -1,4 +1,4 @@
-"""Run a model and leave no trace in it: attributes, training flags and random numbers as they were."""
+"""Run a model and leave no trace in it: attributes, training flags and random numbers are as they were afterwards."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedwidth.errors import PlanError
 
@@ -29,7 +31,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     ]
     empty = [v for _, attributes in modules for v in attributes.values() if type(v) in CONTAINERS and not v]
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    cpu, python = torch.get_rng_state(), random.getstate()
+    cpu, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         yield
     finally:
@@ -43,6 +45,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
             _refill(container, content)
         torch.set_rng_state(cpu)
         random.setstate(python)
+        np.random.set_state(numpy)
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
 
@@ -55,11 +58,25 @@ def _refill(container: Any, content: Any) -> None:
         container.update(content)
 
 
+def set_mode(model: nn.Module, *, training: bool) -> None:
+    """Put the model into training mode in its own way, or every module of it into evaluation mode."""
+    if training:
+        model.train()
+    else:
+        for module in model.modules():
+            module.training = False
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators that a model's code may draw from: those of PyTorch, Python and NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 @contextmanager
 def plain_operators(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, and simple operators in place of fused ones that have no rules."""
-    for module in model.modules():
-        module.training = False
+    """No gradients, and simple operators in place of fused ones that have no rules."""
     # The public context managers for the last two also set, and warn about, flags that are not meant here.
     before = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     simple = not any(isinstance(module, nn.RNNBase) for module in model.modules())
@@ -92,3 +109,15 @@ def picked(result: Any, output: Callable[[Any], Any] | None) -> Any:
         return output(result)
     except Exception as error:
         raise PlanError(f"output= failed on what the model gave, a {type(result).__name__}: {error}") from error
+
+
+def at_least_two(inputs: Any) -> Any:
+    """The inputs, with a single sample repeated: in training, a norm over the batch needs two."""
+    if batch_size(inputs) > 1:
+        return inputs
+    return tree_map(lambda x: torch.cat([x, x]) if isinstance(x, Tensor) and x.dim() and len(x) == 1 else x, inputs)
+
+
+def batch_size(inputs: Any) -> int:
+    """The number of samples: the length of the first tensor's first dimension."""
+    return next((len(x) for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.dim()), 1)

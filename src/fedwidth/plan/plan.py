@@ -68,6 +68,8 @@ class Plan:
     looks_at_values: bool = False
     """Whether the model asked for values, as a branch or loop that depends on them does: the plan follows the path
     that the example inputs took."""
+    training_passes: int = 1
+    """How often the model was run in training mode: several times where it draws at random which way it goes."""
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -145,14 +147,14 @@ class Plan:
         ]
 
     def check(self, model: nn.Module, example_inputs: Any, *, output: Callable[[Any], Any] | None = None) -> None:
-        """Permutation self-test: permuting the units of any group everywhere must not change the output.
+        """Self-test: reordering the units of any group everywhere must not change the output, in either mode.
 
-        Raises `PlanError` naming the group and the tensor that breaks the law. `output` picks the part of the model's
-        output that counts, as in `trace`.
+        A model of half the width must run, and give outputs of the same shapes. Raises `PlanError` naming the group
+        and the tensor that breaks the law. `output` picks the part of the model's output that counts, as in `trace`.
         """
-        from fedwidth.plan.check import check_permutations
+        from fedwidth.plan.check import check_plan_on
 
-        check_permutations(self, model, example_inputs, output)
+        check_plan_on(self, model, example_inputs, output)
 
     def __str__(self) -> str:
         from fedwidth.plan.table import plan_table

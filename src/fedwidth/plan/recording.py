@@ -116,10 +116,12 @@ class Recording:
             self._overwritten.append((owner, owner.detach().clone()))
 
     def restore(self) -> None:
-        """Give overwritten tensors their values back."""
+        """Give overwritten tensors their values back, and protect them again."""
         with torch.no_grad():
             for tensor, value in self._overwritten:
                 tensor.copy_(value)
+        self.protect(tensor for tensor, _ in self._overwritten)
+        self._overwritten.clear()
 
     def meet_unknown(self, operator: str, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
         """An operator without a rule: freeze all it touches."""

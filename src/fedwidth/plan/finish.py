@@ -1,0 +1,124 @@
+"""From the nodes of a finished trace to the immutable plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from fedwidth.errors import PlanError
+from fedwidth.plan import axis as finished
+from fedwidth.plan.attributes import Attribute, roots
+from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units
+from fedwidth.plan.formulas import Formula, Held, Length, replace
+from fedwidth.plan.naming import name_groups
+from fedwidth.plan.node import LEAF, PRODUCT, Node, find
+from fedwidth.plan.passes import Passed
+from fedwidth.plan.plan import Coupling, Group, Plan
+from fedwidth.plan.recording import Recording
+from fedwidth.plan.solve import Solution, groups_in
+
+
+class Finish:
+    """Turns the nodes of a finished trace into the immutable plan."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        axes: dict[str, list[Node]],
+        tied: dict[str, str],
+        values: dict[Held, int],
+        solution: Solution,
+    ) -> None:
+        self.model, self.axes, self.tied, self.values, self.solution = model, axes, tied, values, solution
+        self.parameters = frozenset(dict(model.named_parameters(remove_duplicate=False)))
+        self.names = name_groups(model, axes, solution.groups, self.parameters)
+
+    def plan(self, recording: Recording, passes: Sequence[Passed]) -> Plan:
+        """The plan of what the passes showed, the first of them in evaluation mode."""
+        axes = {name: tuple(self.axis(node) for node in nodes) for name, nodes in self.axes.items()}
+        members: dict[str, list[tuple[str, int]]] = {name: [] for name in self.names.values()}
+        for name, tensor_axes in axes.items():
+            for dim, tensor_axis in enumerate(tensor_axes):
+                for group in finished.groups_of(tensor_axis):
+                    members[group].append((name, dim))
+        if not members:
+            raise PlanError(f"the model has nothing to slice: {_why(axes)}")
+        return Plan(
+            axes=axes,
+            groups={name: Group(name, leaf.size, tuple(members[name])) for leaf, name in self.names.items()},
+            tied=self.tied,
+            parameters=self.parameters,
+            optional=_unsaved_buffers(self.model),
+            attributes=tuple(self.attributes()),
+            couplings=tuple(
+                Coupling(self.names[r.whole], r.factor, self.names[r.part]) for r in self.solution.relations
+            ),
+            label_axes=self.label_axes(recording, passes[0].outputs),
+            unknown_operators=dict(recording.unknown),
+            looks_at_values=recording.looked,
+            training_passes=len(passes) - 1,
+        )
+
+    def axis(self, node: Node) -> Axis:
+        """The immutable form; parts none of which is sliced become one."""
+        node = find(node)
+        if node.kind == LEAF:
+            if node in self.names:
+                return Units(self.names[node], node.size)
+            return Fixed(node.size, node.reason or self.solution.held_back.get(node, ""))
+        parts = tuple(self.axis(part) for part in node.parts)
+        if all(isinstance(part, Fixed) for part in parts):
+            reason = next(leaf.reason for leaf in finished.leaves(parts[0]) if isinstance(leaf, Fixed))
+            return Fixed(node.size, reason)
+        return Product(parts) if node.kind == PRODUCT else Concat(parts)
+
+    def formula(self, formula: Formula) -> Formula:
+        """The formula over the plan's axes in place of nodes."""
+        return replace(formula, lambda atom: Length(self.axis(atom.axis)) if isinstance(atom, Length) else atom)
+
+    def attributes(self) -> list[Attribute]:
+        """The module attributes that follow the width, in the order of the modules."""
+        groups = set(self.solution.groups)
+        found = [
+            Attribute(held.module, held.name, held.place, self.values[held], self.formula(formula))
+            for held, formula in self.solution.formulas.items()
+            if groups_in(formula, groups)
+        ]
+        for held, value, formula, power in roots(self.model, self.axes, self.solution, self.values):
+            found.append(Attribute(held.module, held.name, None, value, self.formula(formula), power))
+        order = {name: place for place, (name, _) in enumerate(self.model.named_modules())}
+        return sorted(found, key=lambda attribute: (order[attribute.module], attribute.name))
+
+    def label_axes(self, recording: Recording, outputs: list[Tensor]) -> tuple[tuple[str, int], ...]:
+        """Where the classes of the first output are: tensors that share its class axis, and input vocabularies."""
+        of_weights = {node for nodes in self.axes.values() for node in nodes if node.size > 1}
+        for tensor in outputs:
+            nodes = [find(node) for node in recording.axes(tensor)]
+            # [batch, class], [batch, position, class] or [batch, class, height, width]
+            usual = nodes[1:2] if len(nodes) > 3 else nodes[-1:]
+            classes = next((node for node in [*usual, *nodes] if node in of_weights), None)
+            if classes is None:
+                continue
+            same = {classes}
+            if len(nodes) == 3:  # a language model: the words it reads are the words it predicts
+                same |= {find(node) for node in recording.vocabularies if find(node).size == classes.size}
+            return tuple((n, dim) for n, own in self.axes.items() for dim, node in enumerate(own) if node in same)
+        return ()
+
+
+def _unsaved_buffers(model: nn.Module) -> frozenset[str]:
+    return frozenset(
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    )
+
+
+def _why(axes: Mapping[str, tuple[Axis, ...]]) -> str:
+    fixed = (leaf for nodes in axes.values() for node in nodes for leaf in finished.leaves(node))
+    reasons = Counter(leaf.reason for leaf in fixed if isinstance(leaf, Fixed))
+    if not reasons:
+        return "it has no parameters"
+    return "; ".join(f"{count} {'axis' if count == 1 else 'axes'}: {reason}" for reason, count in reasons.most_common())
