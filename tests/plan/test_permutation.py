@@ -41,7 +41,7 @@ def test_one_group_taken_for_two_is_noticed(width: int, layers: int) -> None:
     plan.check(model, inputs)
     assert len(plan.groups) == layers
     for name in plan.groups:
-        with pytest.raises(PlanError, match=f"group '{name}' breaks the permutation law"):
+        with pytest.raises(PlanError, match=f"group '({name}|other)' breaks the permutation law"):
             split(plan, name).check(model, inputs)
 
 
