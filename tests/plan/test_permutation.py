@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ def chain(width: int, layers: int) -> nn.Sequential:
     """Layers of one width, each with a group of its own."""
     torch.manual_seed(0)
     widths = [4, *[width] * layers]
-    found = [layer for a, b in zip(widths, widths[1:], strict=False) for layer in (nn.Linear(a, b), nn.Tanh())]
+    found = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())]
     return nn.Sequential(*found, nn.Linear(width, 3))
 
 
