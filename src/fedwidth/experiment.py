@@ -34,11 +34,13 @@ from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
 from fedwidth.evaluation.evaluator import Evaluator, Measured
 from fedwidth.methods import Beginning, Method, Task
+from fedwidth.plan import Plan
 from fedwidth.randomness import torch_seed
 from fedwidth.run.metrics import Line
 from fedwidth.run.recorder import Recorder, Result, Stopped
 from fedwidth.run.start import begin
 from fedwidth.run.task_costs import TaskCosts
+from fedwidth.run.warm_start import fits, read_weights, warm_start
 from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
 from fedwidth.training.client_memory import ClientMemory, Files
@@ -102,7 +104,7 @@ class Experiment:
             set_precision(settings.precision)
         # It is traced on the CPU, wherever a model of the user's own lies.
         whole = copy.deepcopy(model).cpu() if model is not None else build_model(settings, self.data)
-        self.model, self.plan = plan_model(whole, settings, self.data)
+        self.model, self.plan = self._with_weights(whole)
         self.model.to(self.device)
         self.cohorts = Cohorts(self.capacities, len(self.partition), devices, settings.seed)
         enrolled = self.capacities.enrolled(settings.devices.excluded)
@@ -138,6 +140,20 @@ class Experiment:
         )
         if devices.deadline:
             self.costs.check_deadline(self.rounds, self.first_server())
+
+    def _with_weights(self, whole: nn.Module) -> tuple[nn.Module, Plan]:
+        """The model at the width the server holds, and its plan; with the weights that the settings name."""
+        wanted = self.settings.model
+        weights = read_weights(wanted.weights) if wanted.weights else None
+        first = weights is not None and (
+            wanted.width == 1 or fits(whole, weights)
+        )  # or they are as narrow as it will be
+        if weights is not None and first:
+            warm_start(whole, weights, wanted.weights, wanted.fresh)
+        model, plan = plan_model(whole, self.settings, self.data)
+        if weights is not None and not first:
+            warm_start(model, weights, wanted.weights, wanted.fresh)
+        return model, plan
 
     def use_engine(self, engine: str) -> None:
         """Train with this engine where the settings leave the choice; what is saved names it."""

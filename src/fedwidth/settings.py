@@ -45,6 +45,10 @@ class ModelSettings:
     name: str = key("cnn", "mlp, cnn, preresnet18, transformer, or package.module:factory")
     options: dict[str, Any] = key({}, "keyword arguments of the model's factory")
     width: float = key(1.0, 'share of the model\'s width the server holds, e.g. "1/16" for the smallest', share=True)
+    weights: str = key(
+        "", "weights to begin with: a file of safetensors, or the folder of an earlier run; empty: new ones"
+    )
+    fresh: str = key("", "tensors that begin anew all the same, with commas between: 'classifier.*'")
     heads: str = key("within", "slice inside attention heads, or whole heads", choices=("within", "whole"))
 
 

@@ -39,7 +39,7 @@ ADDED = (
     *("server.lr_every", "server.lr_until", "server.holders_exponent"),
     *("server.clip", "server.screen", "server.strikes", "server.quarantine"),
     *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),
-    *("data.cache",),
+    *("data.cache", "model.weights", "model.fresh"),
 )
 """Settings that version 0.1.0 lacked. At their default they are no part of a fingerprint, and earlier ones hold."""
 

@@ -118,6 +118,8 @@ def check(settings: Settings, method: Method | None = None) -> None:
         raise OptionError(f"data.validation must be a share from 0 to below 1, not {settings.data.validation:g}")
     if not settings.evaluation.test and not settings.data.validation:
         raise OptionError("evaluation.test is false, so data.validation must be above 0: nothing would be measured")
+    if settings.model.fresh and not settings.model.weights:
+        raise OptionError("model.fresh names tensors that are not read from model.weights, which is empty")
     if not _DEVICE.fullmatch(settings.device):
         raise OptionError(f"device must be cpu, cuda or cuda:N, not '{settings.device}'")
     check_devices(settings, settings.data.clients)

@@ -104,6 +104,12 @@ def load_server(
     return Server(dict(part("state.")), facts["round"], memory, dict(part("moment.")), clients, conduct), facts
 
 
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The global state that a checkpoint holds, by name; refuses another version's or a damaged one."""
+    _, tensors = _read(path)
+    return {name.removeprefix("state."): tensor for name, tensor in tensors.items() if name.startswith("state.")}
+
+
 def rounds_done(folder: Path) -> int:
     """How many rounds the folder's checkpoint has done, 0 without one; refuses another version's or a damaged one."""
     if not (folder / NAME).exists():
