@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -62,36 +63,43 @@ PLAN = fedwidth.trace(MODEL, torch.zeros(2, UNITS))
 
 def rounds_of(method: Method, capacities: tuple[float, ...]) -> Iterator[list[Task]]:
     """The tasks of one round after the other."""
-    cohort = list(enumerate(capacities))
-    return rounds_trained(method, cohort) if "state" in method.reads else replay(method, PLAN, [cohort] * ROUNDS)
+    if "state" in method.reads:
+        return iter(rounds_trained(method.name, capacities))
+    return replay(method, PLAN, [list(enumerate(capacities))] * ROUNDS)
 
 
-def rounds_trained(method: Method, cohort: list[tuple[int, float]]) -> Iterator[list[Task]]:
+@cache
+def rounds_trained(name: str, capacities: tuple[float, ...]) -> list[list[Task]]:
     """The same where it depends on the weights: every client learns to give back its own 32 inputs."""
+    method, cohort, rounds = fedwidth.methods()[name], list(enumerate(capacities)), []
     random = torch.Generator().manual_seed(0)
     state = {
         name: torch.randn(shape, generator=random, dtype=torch.float64) / UNITS**0.5
         for name, shape in PLAN.shapes.items()
     }
     inputs = [torch.randn(32, UNITS, generator=random, dtype=torch.float64) for _ in cohort]
+    model, modules = deepcopy(MODEL).double(), {}
     for round in range(ROUNDS):
         tasks = method.assign(PLAN, cohort, round, state=state)
-        yield tasks
-        updates = [(_learn(state, task, inputs[task.client]), task.index, 1.0) for task in tasks]
+        rounds.append(tasks)
+        updates = []
+        for task in tasks:
+            size = task.index.size
+            small = modules[size] if size in modules else modules.setdefault(size, task.index.module(model, PLAN))
+            small.load_state_dict(fedwidth.extract(state, PLAN, task.index))
+            updates.append((_learn(small, inputs[task.client]), task.index, 1.0))
         state = fedwidth.merge(state, updates, PLAN)
+    return rounds
 
 
-def _learn(state: dict[str, Tensor], task: Task, inputs: Tensor) -> dict[str, Tensor]:
+def _learn(small: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
     """The client's weights after ten steps of SGD."""
-    model = deepcopy(MODEL).double()
-    model.load_state_dict(state)
-    small = fedwidth.narrow(model, PLAN, task.index)
     optimiser = torch.optim.SGD(small.parameters(), lr=0.1, weight_decay=0.01)
     for _ in range(10):
         optimiser.zero_grad()
         nn.functional.mse_loss(small(inputs), inputs).backward()
         optimiser.step()
-    return small.state_dict()
+    return fedwidth.state_of(small)
 
 
 def trained(method: Method, tasks: list[Task], round: int) -> Tensor:
