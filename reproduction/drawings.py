@@ -14,9 +14,9 @@ from fedwidth.analysis.replay import replay
 from fedwidth.methods import method
 from fedwidth.models import build, example_inputs
 from fedwidth.plan import Plan, trace
-from fedwidth.report.canvas import COLOURS, Line, heat_maps, new_panels, plot_lines
 from fedwidth.report.coverage_view import pool
-from fedwidth.reproduce.cells import Cell
+from fedwidth.report.plotting import COLOURS, Line, heat_maps, new_panels, plot_lines
+from reproduction.cells import Cell
 from reproduction.exact import METHODS, MODEL
 
 Tables = Mapping[str, Sequence[Cell]]

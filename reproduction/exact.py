@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -61,12 +62,12 @@ def agrees(published: str, ours: float) -> bool:
     return abs(float(published) - ours) <= tolerance
 
 
-def measure() -> dict[str, Any]:
-    """The share of convolution weights that clients of one capacity reach in 512 rounds, by method (a minute)."""
+def measure(methods: Sequence[str] = METHODS, capacities: Sequence[Fraction] = SHARES) -> dict[str, Any]:
+    """The share of convolution weights that clients of one capacity reach in 512 rounds, by method and capacity."""
     plan = trace(build(MODEL), example_inputs(MODEL))
     found: dict[str, Any] = {"model": MODEL, "rounds": ROUNDS, "convolutions": {}, WIDEST: {}}
-    for name in METHODS:
-        for capacity in SHARES:
+    for name in methods:
+        for capacity in capacities:
             measured = measure_coverage(plan, method(name), [float(capacity)], ROUNDS)
             wide = [tensor.share for tensor in measured.tensors if tensor.shape[:2] == (512, 512)]
             found["convolutions"].setdefault(name, {})[str(capacity)] = round(measured.share("convolutions"), 6)

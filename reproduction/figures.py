@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.methods import method
-from fedwidth.report.canvas import FORMATS, save
-from fedwidth.reproduce.cells import Cell
+from fedwidth.report.plotting import FORMATS, save
+from reproduction.cells import Cell
 from reproduction.drawings import (
     DATA,
     Tables,

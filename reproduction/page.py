@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedwidth.config.read import read_settings, recipe_names
-from fedwidth.reproduce.cells import Cell, find_cells
+from fedwidth.analysis.wording import over_seeds, with_spread
+from fedwidth.config.read import recipe_names
 from fedwidth.reproduce.records import UNFINISHED, Record, by_experiment, read_all
-from fedwidth.reproduce.started import read_started, started_texts
-from fedwidth.reproduce.words import markdown, over_seeds, percent, published, with_spread
+from fedwidth.reproduce.started import read_started
+from reproduction.cells import Cell, find_cells, read_table
 from reproduction.exact import METHODS, SHARES, WIDEST, agrees, cost_rows, coverage
 from reproduction.figures import figure_texts
+from reproduction.markdown import make_table, percent, published
 from reproduction.queue import queue_texts
 from reproduction.remaining import SMALL, Forecast, count_remaining, remaining_texts, unrun_texts
+from reproduction.started import started_texts
 from reproduction.summary import order_texts, summarise
-from reproduction.yardsticks import EXPLAINED, Asked, Yardsticks
+from reproduction.yardsticks import EXPLAINED, Measured, Yardsticks
 
 VERDICT, REMARKS = "verdict.md", "remarks.md"
 """Written by hand, beside the records: what holds up and what does not, and details by table."""
@@ -79,7 +81,7 @@ def _written(title: str, text: Path) -> list[str]:
 def find_tables(records: Sequence[Record], stopped: Sequence[Record] = ()) -> dict[str, list[Cell]]:
     """The cells of every recipe that answers to a paper."""
     done, parts = by_experiment(records), by_experiment(stopped)
-    names = [name for name in recipe_names() if read_settings(name).paper.table]
+    names = [name for name in recipe_names() if read_table(name).paper.table]
     return {name: find_cells(name, done, parts) for name in names}
 
 
@@ -89,7 +91,7 @@ def _exact(results: Path) -> Iterator[str]:
         [what, whose, printed, f"{ours:.7g}", "yes" if agrees(printed, ours) else "no"]
         for what, whose, printed, ours in cost_rows()
     ]
-    yield markdown(["per client", "clients", "paper", "ours", "equal"], rows, left=2)
+    yield make_table(["per client", "clients", "paper", "ours", "equal"], rows, left=2)
     yield "The paper's averages are means of rounded numbers, hence their last digits."
     found = coverage(results)
     yield (
@@ -102,7 +104,7 @@ def _exact(results: Path) -> Iterator[str]:
         [name, *(f"{percent(found['convolutions'][name][c])} ({percent(found[WIDEST][name][c])})" for c in columns)]
         for name in METHODS
     ]
-    yield markdown(["method, one client a round", *columns], rows)
+    yield make_table(["method, one client a round", *columns], rows)
     yield (
         "FedRolex covers units evenly, but input and output windows roll in lock-step: at 1/4 a weight between units i"
         " and j of 512 is trained if they are less than 128 apart around the circle, 255/512 of all. This is FedBRB's"
@@ -111,11 +113,11 @@ def _exact(results: Path) -> Iterator[str]:
 
 
 def _table(name: str, cells: Sequence[Cell], forecast: Forecast, yardsticks: Yardsticks) -> Iterator[str]:
-    yield f"### {read_settings(name).title}"
+    yield f"### {read_table(name).title}"
     yield f"Recipe `{name}`. {REPORTED[name.split('/')[0]]}"
     whole = len(cells) <= SMALL
     local = any(cell.paper.local is not None for cell in cells)
-    asked = [Asked(cell.run.settings, cell.by_seed, best=cell.paper.best) for cell in cells]
+    asked = [Measured(cell.run.settings, cell.by_seed, best=cell.paper.best) for cell in cells]
     more, measured = yardsticks.columns(asked)
     rows = []
     for cell, measures in zip(cells, measured, strict=True):
@@ -136,7 +138,7 @@ def _table(name: str, cells: Sequence[Cell], forecast: Forecast, yardsticks: Yar
             row.append("–" if cell.paper.local is None else with_spread(cell.paper.local, cell.paper.local_spread))
         rows.append([*row, *measures])
     columns = ["run", "paper", "ours, last round", "best round", "difference", "seeds", "clients' own data"]
-    yield markdown([*columns, *(["paper"] if local else []), *more], rows)
+    yield make_table([*columns, *(["paper"] if local else []), *more], rows)
     left = sum(not cell.records and not cell.unfinished for cell in cells)
     if left and not whole:
         yield f"{left} of its {len(cells)} runs are not run ([which](#not-run))."

@@ -18,9 +18,9 @@ from statistics import mean
 
 from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct
 from fedwidth.config.read import identity
-from fedwidth.reproduce.cells import Cell
 from fedwidth.reproduce.records import Record
 from fedwidth.settings import MethodSettings
+from reproduction.cells import Cell
 
 HOLDS, REVERSED, CLOSE, FEW_SEEDS = "as published", "the other way round", OPEN, "one seed"
 OUTCOMES = (HOLDS, REVERSED, EQUAL, CLOSE, FEW_SEEDS)
@@ -50,14 +50,14 @@ class Pair:
         return found or Difference(((self.better.ours or 0) - (self.worse.ours or 0),))
 
     @property
-    def settled(self) -> Difference | None:
-        """The same over the last evaluations both have, where they share seeds and that many."""
+    def late(self) -> Difference | None:
+        """The difference over the last evaluations of both, seed by seed; None where they share too few, or no seed."""
         others = {record.seed: record for record in self.worse.records}
-        found = [_settled(one, others[one.seed]) for one in self.better.records if one.seed in others]
+        found = [_late(one, others[one.seed]) for one in self.better.records if one.seed in others]
         known = tuple(value for value in found if value is not None)
         return Difference(known) if known else None
 
-    @property
+    @cached_property
     def outcome(self) -> str:
         """What our seeds say."""
         return outcome_of(self.differences)
@@ -153,7 +153,7 @@ def find_overall(columns: Iterable[Column]) -> list[Overall]:
     return sorted(rows, key=lambda row: -abs(row.ours.mean))
 
 
-def _settled(one: Record, other: Record) -> float | None:
+def _late(one: Record, other: Record) -> float | None:
     """The difference of two runs over the last evaluations both have; None where there are fewer, or no long run."""
     here, there = ({row[0]: row[1] for row in record.evaluations} for record in (one, other))
     rounds = [round for round in here if round in there][-LAST:]

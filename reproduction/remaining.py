@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from fedwidth.reproduce.cells import Cell
-from fedwidth.reproduce.durations import estimate_seconds
-from fedwidth.reproduce.forecast import show_time
+from fedwidth.analysis.wording import plural, show_time
+from fedwidth.reproduce.estimate import estimate_seconds
 from fedwidth.reproduce.records import Record
-from fedwidth.reproduce.started import Start
-from fedwidth.reproduce.words import folded, markdown, plural, published
+from fedwidth.reproduce.started import StartedRun
+from reproduction.cells import Cell
+from reproduction.markdown import folded, make_table, published
 
 WANTED = 3
 """Seeds of each run, in the end."""
@@ -34,7 +34,7 @@ class Expected:
 class Forecast:
     """How long runs will take, from what runs like them took."""
 
-    def __init__(self, records: Sequence[Record], started: Sequence[Start] = ()) -> None:
+    def __init__(self, records: Sequence[Record], started: Sequence[StartedRun] = ()) -> None:
         self.records, self.started = records, started
         self._known: dict[str, float | None] = {}
 
@@ -68,7 +68,7 @@ def remaining_texts(tables: Mapping[str, Sequence[Cell]], forecast: Forecast) ->
         if left[-1]:
             unrun = sum(not cell.records for cell in cells)
             rows.append([f"`{name}`", str(len(cells)), str(unrun), *map(_time, left)])
-    yield markdown(["recipe", "runs", "without any seed", *(f"{_seeds(n)} of each" for n in (1, WANTED))], rows)
+    yield make_table(["recipe", "runs", "without any seed", *(f"{_seeds(n)} of each" for n in (1, WANTED))], rows)
     totals = [f"{_seeds(seeds)} of each: {count_remaining(tables, forecast, seeds)}" for seeds in (1, WANTED)]
     yield f"In all, runs that several tables share counted once, to have {'; '.join(totals)}."
 
@@ -125,7 +125,7 @@ def unrun_texts(tables: Mapping[str, Sequence[Cell]]) -> Iterator[str]:
             continue
         if any(cell.paper.number is not None for cell in left):
             rows = [[cell.run.label, published(cell.paper)] for cell in left]
-            listed = markdown(["run", "paper"], rows)
+            listed = make_table(["run", "paper"], rows)
         else:
             listed = f"No numbers are published: {', '.join(f'`{cell.run.label}`' for cell in left)}."
         lists.append(folded(f"<code>{name}</code>: {len(left)} of {plural(len(cells), 'run')}", listed))

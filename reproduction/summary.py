@@ -8,9 +8,10 @@ from dataclasses import replace
 from statistics import mean
 
 from fedwidth.analysis.difference import EQUAL, MARGIN, correct
-from fedwidth.reproduce.cells import ABOVE, AGREEMENTS, AGREES, BELOW, Cell, count_once, name_trained
-from fedwidth.reproduce.words import markdown, plural
+from fedwidth.analysis.wording import plural
+from reproduction.cells import ABOVE, AGREEMENTS, AGREES, BELOW, Cell, count_once, name_trained
 from reproduction.exact import agrees, cost_rows
+from reproduction.markdown import make_table
 from reproduction.pairs import (
     FEW_SEEDS,
     LAST,
@@ -62,7 +63,7 @@ def summarise(tables: Mapping[str, Sequence[Cell]], begun: Mapping[str, Sequence
     done = {name: cells for name, cells in begun.items() if any(cell.records for cell in cells)}
     if done:
         columns = ["table", "cells run", "seeds", "mean absolute difference", *AGREEMENTS, "pairs", *OUTCOMES, "Holm"]
-        yield markdown(columns, [_line(name, cells) for name, cells in done.items()])
+        yield make_table(columns, [_line(name, cells) for name, cells in done.items()])
         yield (
             "Differences, and how many agree, are of the runs of a table counted once. The last columns count pairs of"
             f" methods. {HOW_JUDGED}"
@@ -113,7 +114,7 @@ def order_texts(cells: Sequence[Cell]) -> Iterator[str]:
     elif counts[REVERSED]:
         shown = [outcome for outcome in OUTCOMES if counts[outcome]]
         rows = [[column.name, *(str(column.counts[one]) for one in shown), _above(column)] for column in columns]
-        yield markdown(["column", *shown, "against the paper"], rows, last=1)
+        yield make_table(["column", *shown, "against the paper"], rows, last=1)
     yield from _overall_texts(columns)
 
 
@@ -128,13 +129,13 @@ def _pair_texts(column: Column) -> Iterator[str]:
             f"{pair.published:+.2f}",
             ", ".join(f"{value:+.2f}" for value in pair.differences.values),
             str(pair.differences),
-            str(pair.settled or "–"),
+            str(pair.late or "–"),
             pair.outcome,
         ]
         for pair in pairs
     ]
     columns = ["difference", "paper", "ours, by seed", "mean", f"over the last {LAST} evaluations", "order"]
-    yield markdown(columns, rows, last=1)
+    yield make_table(columns, rows, last=1)
     yield "In brackets: the 95 % interval of the mean over seeds."
 
 
@@ -158,7 +159,7 @@ def _overall_texts(columns: Sequence[Column]) -> Iterator[str]:
             "Over all columns, each the mean of its differences seed by seed; in brackets the 95 % interval over"
             f" columns, the verdict by Holm over the {plural(len(rows), 'comparison')}:"
         )
-        yield markdown(["difference", "paper", "ours", "columns above", "order"], rows, last=1)
+        yield make_table(["difference", "paper", "ours", "columns above", "order"], rows, last=1)
 
 
 def _above(column: Column) -> str:

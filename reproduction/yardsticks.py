@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedwidth.analysis.difference import correct
-from fedwidth.analysis.yardsticks import KINDS, Accuracies, find_gain, key_of, yardsticks
+from fedwidth.analysis.wording import over_seeds
+from fedwidth.analysis.yardsticks import KINDS, Accuracies, find_gain, yardstick_key, yardsticks
 from fedwidth.config.schema import build
 from fedwidth.reproduce.records import Record
-from fedwidth.reproduce.words import over_seeds
 from fedwidth.settings import Settings
 
 EXPLAINED = (
@@ -20,7 +20,7 @@ EXPLAINED = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class Measured:
     """A row of a table: a run, its accuracies by seed, and whether they are those of the best round."""
 
     settings: Settings
@@ -34,9 +34,9 @@ class Yardsticks:
     def __init__(self, records: Iterable[Record]) -> None:
         self._found: dict[str, dict[int, Record]] = {}
         for record in records:
-            self._found.setdefault(key_of(build(Settings, record.settings)), {})[record.seed] = record
+            self._found.setdefault(yardstick_key(build(Settings, record.settings)), {})[record.seed] = record
 
-    def columns(self, rows: Sequence[Asked]) -> tuple[list[str], list[list[str]]]:
+    def columns(self, rows: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
         """Titles of the columns that have something to show, and the cells of every row."""
         found = [self._of(row) for row in rows]
         kinds = [kind for kind in KINDS if any(kind in each for each in found)]
@@ -45,16 +45,16 @@ class Yardsticks:
             return [], [[] for _ in rows]
         corrected = iter(correct([gain.difference for gain in gains if gain]))
         said = [f"{next(corrected)} over {gain.kind}" if gain else "–" for gain in gains]
-        cells = [[over_seeds(list(each[kind].values())) if kind in each else "–" for kind in kinds] for each in found]
+        cells = [[over_seeds(each[kind].values()) if kind in each else "–" for kind in kinds] for each in found]
         if not any(gains):
             return kinds, cells
         return [*kinds, "gain"], [[*mine, gain] for mine, gain in zip(cells, said, strict=True)]
 
-    def _of(self, row: Asked) -> Mapping[str, Accuracies]:
+    def _of(self, row: Measured) -> Mapping[str, Accuracies]:
         """The accuracies of a row's yardsticks over its own seeds."""
         found = {}
         for kind, settings in yardsticks(row.settings).items():
-            records = self._found.get(key_of(settings), {})
+            records = self._found.get(yardstick_key(settings), {})
             mine = {
                 seed: 100 * (record.best_accuracy if row.best else record.final_accuracy)
                 for seed, record in sorted(records.items())

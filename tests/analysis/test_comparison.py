@@ -32,25 +32,25 @@ def test_the_best_of_a_sweep_is_chosen_by_validation_and_judged_on_the_test_set(
         row("B", 80.0, 81.0, validation=(75.0, 76.0)),
         row("yardstick: full for all", 99.0, 99.0, validation=(99.0, 99.0)),
     )
-    compared = Comparison(rows, chosen=True)
+    compared = Comparison(rows, best_leads=True)
     assert (compared.lead, compared.chosen_by, compared.measure) == (1, VALIDATION, TEST)
-    assert compared.leading() == (
+    assert compared.leading_sentence() == (
         "Best by validation accuracy: B, 75.5 ± 0.7 % (two seeds). On the test set it has 80.5 ± 0.7 % (two seeds)."
     )
-    assert compared.standing() == ["B is 10.0 points below A (95 %: 10.0 to 10.0, two seeds)."]
+    assert compared.difference_sentences() == ["B is 10.0 points below A (95 %: 10.0 to 10.0, two seeds)."]
 
 
 def test_runs_without_a_test_set_are_compared_by_validation():
-    compared = Comparison((row("A", validation=(70.0, 72.0)), row("B", validation=(71.0, 74.0))), chosen=True)
+    compared = Comparison((row("A", validation=(70.0, 72.0)), row("B", validation=(71.0, 74.0))), best_leads=True)
     assert compared.measure == VALIDATION
     assert compared.lead == 1
-    assert compared.leading() == "Best by validation accuracy: B, 72.5 ± 2.1 % (two seeds)."
-    assert "difference +1.5" in compared.standing()[0]
+    assert compared.leading_sentence() == "Best by validation accuracy: B, 72.5 ± 2.1 % (two seeds)."
+    assert "difference +1.5" in compared.difference_sentences()[0]
 
 
 def test_a_sweep_that_looks_at_the_test_set_says_what_that_means():
-    compared = Comparison((row("A", 90.0), row("B", 95.0)), chosen=True)
-    assert compared.leading().endswith(
+    compared = Comparison((row("A", 90.0), row("B", 95.0)), best_leads=True)
+    assert compared.leading_sentence().endswith(
         "Chosen on the test set it looks better there than it is: data.validation sets samples aside."
     )
 
@@ -58,7 +58,7 @@ def test_a_sweep_that_looks_at_the_test_set_says_what_that_means():
 def test_many_differences_are_counted():
     others = [row(f"run {n}", 80.0 - n, 80.5 - n, 79.5 - n) for n in range(12)]
     compared = Comparison((row("A", 80.0, 80.5, 79.5), *others))
-    (said,) = compared.standing()
+    (said,) = compared.difference_sentences()
     # Against run 0 nothing differs, against the others n points in every seed.
     assert said == (
         "Of 12 others, A is equal within ±1 with 1 (run 0); above 11 (run 1, run 2, run 3, run 4 and 7 more)"
@@ -79,6 +79,6 @@ def test_gains_are_over_the_yardsticks_among_the_rows():
     assert compared.yardsticks == [{EXCLUDE: 2, FULL: 3}] * 2 + [{}, {}]
     assert [gain and gain.difference.values for gain in compared.gains] == [(20.0, 22.0), (10.0, -2.0), None, None]
     assert [gain.difference.of for gain in compared.gains if gain] == [2, 2]
-    assert compared.measured() == [
+    assert compared.yardstick_sentences() == [
         "Yardsticks of A, H: exclude 61.0 ± 1.4 % (two seeds), full for all 91.0 ± 1.4 % (two seeds)."
     ]

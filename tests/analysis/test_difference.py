@@ -34,7 +34,7 @@ def test_student_s_own_example():
     sleep = Difference(SLEEP)
     assert sleep.mean == pytest.approx(1.58)
     assert sleep.mean / sleep.error == pytest.approx(4.0621, abs=5e-5)
-    assert sleep.plain_chance == pytest.approx(0.002833, abs=5e-7)
+    assert sleep.plain_p_value == pytest.approx(0.002833, abs=5e-7)
     assert sleep.interval == pytest.approx((0.7001142, 2.4598858), abs=5e-8)
     assert sleep.verdict == ABOVE
     assert str(sleep) == "+1.6 (+0.7 to +2.5)"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, FULL, SMALLEST, find_gain, key_of, yardsticks
+from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, FULL, SMALLEST, find_gain, yardstick_key, yardsticks
 from fedwidth.config.read import check, read_settings
 from fedwidth.devices.capacity import Capacities
 from fedwidth.experiment import Experiment
@@ -41,7 +41,7 @@ def test_where_nobody_has_full_width_the_server_is_capped_and_nobody_is_left_by_
 
 def test_where_all_have_one_size_capped_is_smallest_for_all():
     found = yardsticks(small("devices.capacities=c1", "method.name=fedmosaic"))
-    assert key_of(found[CAPPED]) == key_of(found[SMALLEST])
+    assert yardstick_key(found[CAPPED]) == yardstick_key(found[SMALLEST])
     assert found[CAPPED].method.name == "fedavg"
 
 
@@ -85,7 +85,7 @@ def test_capping_leaves_every_client_the_width_it_had(dynamic):
 def test_excluding_is_the_same_bits_for_every_choice_of_sub_models(tmp_path):
     run = small("devices.capacities=a1-b1", "method.name=heterofl")
     other = small("devices.capacities=a1-b1", "devices.excluded=[0.5]", "method.name=fedrolex")
-    assert key_of(other) == key_of(yardsticks(run)[EXCLUDE])
+    assert yardstick_key(other) == yardstick_key(yardsticks(run)[EXCLUDE])
     Experiment(other).run(tmp_path / "other")
     Experiment(yardsticks(run)[EXCLUDE]).run(tmp_path / "exclude")
     assert contents(tmp_path / "other")[1:] == contents(tmp_path / "exclude")[1:]  # metrics and state
@@ -94,16 +94,16 @@ def test_excluding_is_the_same_bits_for_every_choice_of_sub_models(tmp_path):
 def test_they_are_the_yardsticks_of_the_quick_start_and_of_the_queue():
     quick = {run.label: run.settings for run in read_settings("quickstart").runs}
     found = yardsticks(quick["fedbrb"])
-    assert key_of(found[SMALLEST]) == key_of(quick["smallest"])
-    assert key_of(found[FULL]) == key_of(quick["largest"])
+    assert yardstick_key(found[SMALLEST]) == yardstick_key(quick["smallest"])
+    assert yardstick_key(found[FULL]) == yardstick_key(quick["largest"])
     jobs = {
-        entry.name: entry.jobs([], Path("work"))[0].settings
-        for entry in read_queue(ROOT / "results" / "queue.toml", only=["mosaic-*"])
+        job.name: job.runs([], Path("work"))[0].settings
+        for job in read_queue(ROOT / "results" / "queue.toml", only=["mosaic-*"])
     }
     fixed, none, alike = (jobs[f"mosaic-{mix}-fedrolex"] for mix in ("fixed", "no-full", "all-4th"))
-    assert key_of(yardsticks(fixed)[EXCLUDE]) == key_of(jobs["mosaic-fixed-exclude"])
-    assert key_of(yardsticks(none)[CAPPED]) == key_of(jobs["mosaic-no-full-capped"])
-    assert key_of(yardsticks(alike)[CAPPED]) == key_of(jobs["mosaic-all-4th-capped"])
+    assert yardstick_key(yardsticks(fixed)[EXCLUDE]) == yardstick_key(jobs["mosaic-fixed-exclude"])
+    assert yardstick_key(yardsticks(none)[CAPPED]) == yardstick_key(jobs["mosaic-no-full-capped"])
+    assert yardstick_key(yardsticks(alike)[CAPPED]) == yardstick_key(jobs["mosaic-all-4th-capped"])
 
 
 def test_the_gain_is_over_the_best_of_three_seed_by_seed():
@@ -117,16 +117,16 @@ def test_the_gain_is_over_the_best_of_three_seed_by_seed():
 
 
 def test_what_has_no_influence_on_a_run_does_not_matter():
-    assert key_of(small("seed=4", "engine=serial", "evaluation.every=3")) == key_of(small())
-    assert key_of(small("rounds=9")) != key_of(small())
-    json.loads(key_of(small()))
+    assert yardstick_key(small("seed=4", "engine=serial", "evaluation.every=3")) == yardstick_key(small())
+    assert yardstick_key(small("rounds=9")) != yardstick_key(small())
+    json.loads(yardstick_key(small()))
 
 
 def test_where_all_have_one_size_it_does_not_matter_what_weak_devices_hold_or_how_slow_they_are():
     changes = ("devices.capacities=a0-b1-c1", "devices.correlate=labels", "devices.rates={'1/2'=2e9, '1/4'=1e9}")
     plain, timed = (yardsticks(small(changes[0], *more)) for more in ((), changes[1:]))
     for kind in (SMALLEST, FULL):
-        assert key_of(plain[kind]) == key_of(timed[kind])
+        assert yardstick_key(plain[kind]) == yardstick_key(timed[kind])
     assert timed[CAPPED].devices.correlate == "labels"
     for each in timed.values():
         check(each)

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
+from fedwidth.analysis.experiment_key import experiment_key
 from fedwidth.config.influence import MEASURING, PRECISION, ROUNDING, WITHOUT_INFLUENCE, identity, settings_hash
 from fedwidth.config.read import settings_toml
 from fedwidth.config.schema import keys
@@ -11,9 +12,8 @@ from fedwidth.errors import StateError
 from fedwidth.experiment import Experiment
 from fedwidth.report import read_runs
 from fedwidth.report.entries import group_runs
-from fedwidth.reproduce.jobs import list_jobs
-from fedwidth.reproduce.records import key_of
-from fedwidth.reproduce.runs import reproduce
+from fedwidth.reproduce.running import reproduce
+from fedwidth.reproduce.table_runs import list_table_runs
 from fedwidth.run import folder
 from fedwidth.run.checkpoint import write_whole
 from small_runs import small, write_recipe
@@ -77,7 +77,7 @@ def test_what_has_no_influence_is_the_same_run_everywhere(tmp_path, name, engine
     assert one != other
     assert identity(one) == identity(other)
     folder.check_same(write_config(tmp_path / "there", one), other)
-    assert key_of(asdict(one)) == key_of(asdict(other))
+    assert experiment_key(asdict(one)) == experiment_key(asdict(other))
     if name != "name":  # runs that are called differently are told apart
         assert entries(tmp_path, one, changed(name, engine, "seed=2")) == 1
 
@@ -88,7 +88,7 @@ def test_another_engine_or_processor_is_the_same_experiment_but_other_bits(tmp_p
     assert identity(one) != identity(other)
     with pytest.raises(StateError, match="holds a run with other settings: "):
         folder.check_same(write_config(tmp_path / "there", one), other)
-    assert key_of(asdict(one)) == key_of(asdict(other))
+    assert experiment_key(asdict(one)) == experiment_key(asdict(other))
     assert entries(tmp_path, one, changed(name, RAY, "seed=2")) == 1
 
 
@@ -106,7 +106,7 @@ def test_precision_and_measuring_fill_the_same_cell_but_are_other_lines_of_a_rep
     also = ALSO.get(name, [])
     one, other = small(*also), changed(name, *also)
     assert identity(one) != identity(other)
-    assert key_of(asdict(one)) == key_of(asdict(other))
+    assert experiment_key(asdict(one)) == experiment_key(asdict(other))
     assert entries(tmp_path, one, changed(name, *also, "seed=2")) == 2
 
 
@@ -119,7 +119,7 @@ def test_everything_else_is_another_experiment(tmp_path, change):
     assert settings_hash(one) != settings_hash(other)
     with pytest.raises(StateError, match="holds a run with other settings: "):
         folder.check_same(write_config(tmp_path / "there", one), other)
-    assert key_of(asdict(one)) != key_of(asdict(other))
+    assert experiment_key(asdict(one)) != experiment_key(asdict(other))
     assert entries(tmp_path, one, small(change, "seed=2")) == 2
 
 
@@ -142,8 +142,8 @@ def test_a_cell_is_filled_by_runs_on_any_number_of_ray_cpus(tmp_path):
     reproduce([recipe], changes=["ray.cpus=2"], results=results, work=tmp_path / "work", say=lambda _: None)
     outcome = reproduce([recipe], results=results, work=tmp_path / "work", say=lambda _: None)
     assert (outcome.skipped, outcome.remaining) == (1, ())
-    (job,) = list_jobs([recipe], only=[], seeds=[], changes=["data.root=elsewhere"], work=tmp_path)
-    (plain,) = list_jobs([recipe], only=[], seeds=[], changes=[], work=tmp_path)
+    (job,) = list_table_runs([recipe], only=[], seeds=[], changes=["data.root=elsewhere"], work=tmp_path)
+    (plain,) = list_table_runs([recipe], only=[], seeds=[], changes=[], work=tmp_path)
     assert job.folder == plain.folder
 
 

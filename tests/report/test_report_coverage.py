@@ -13,7 +13,7 @@ from fedwidth.experiment import Experiment
 from fedwidth.methods import methods
 from fedwidth.report import read_runs
 from fedwidth.report.coverage_view import Frame, best_layer, count_training, frame_rounds, layers, pack, pool
-from fedwidth.report.rebuild import Rebuilt, Workshop
+from fedwidth.report.rebuild import ModelRebuilder, Rebuilt
 from small_runs import small
 
 FORESEEN = sorted(name for name, method in methods().items() if "state" not in method.reads)
@@ -22,7 +22,7 @@ FORESEEN = sorted(name for name, method in methods().items() if "state" not in m
 
 @pytest.fixture(scope="module")
 def workshop():
-    return Workshop()
+    return ModelRebuilder()
 
 
 @pytest.mark.parametrize("name", FORESEEN)
@@ -178,8 +178,8 @@ def test_code_named_by_a_config_is_not_imported_unasked(tmp_path):
     text = (folder / "config.toml").read_text().replace('"mlp"', '"somewhere.else:factory"')
     (folder / "config.toml").write_text(text)
     (run,) = read_runs([folder])
-    assert "does not import" in Workshop().rebuild(run)
-    assert "somewhere" in Workshop(own_models=True).rebuild(run)
+    assert "does not import" in ModelRebuilder().rebuild(run)
+    assert "somewhere" in ModelRebuilder(own_models=True).rebuild(run)
 
 
 def test_a_checkpoint_of_another_model_is_noticed(tmp_path):
@@ -188,6 +188,6 @@ def test_a_checkpoint_of_another_model_is_noticed(tmp_path):
     folder = write_run(tmp_path / "a")
     save_file({"state.layer.weight": torch.zeros(2, 2)}, folder / "checkpoint.safetensors")
     (run,) = read_runs([folder])
-    assert Workshop().rebuild(run) == "the checkpoint holds another model than the settings name"
+    assert ModelRebuilder().rebuild(run) == "the checkpoint holds another model than the settings name"
     (folder / "checkpoint.safetensors").write_bytes(b"damaged")
-    assert isinstance(Workshop().rebuild(run), Rebuilt)
+    assert isinstance(ModelRebuilder().rebuild(run), Rebuilt)

@@ -6,10 +6,10 @@ from run_folders import lines, write_run
 
 from fedwidth.errors import OptionError
 from fedwidth.report import read_runs, write_figures
-from fedwidth.report.canvas import save
 from fedwidth.report.describe import describe
 from fedwidth.report.drawings import coverage, curves
 from fedwidth.report.entries import group_runs
+from fedwidth.report.plotting import save
 
 CURVES = ("accuracy", "local-accuracy", "loss", "train-loss")
 EVERY = {

@@ -6,37 +6,25 @@ import warnings
 from pathlib import Path
 
 import pytest
-from reproduction.queue import queue_texts
-from reproduction.yardsticks import Yardsticks
 
 from fedwidth.cli.entry import run_command
 from fedwidth.config.read import read_settings
 from fedwidth.errors import FellBack, OptionError
-from fedwidth.reproduce import queue as module
-from fedwidth.reproduce.queue import find_standing, work_through
+from fedwidth.reproduce.queue import find_progress, work_through
 from fedwidth.reproduce.queue_file import read_queue
-from fedwidth.reproduce.records import key_of, read_all, read_records
-from fedwidth.reproduce.runs import reproduce
-from fedwidth.reproduce.words import over_seeds
+from fedwidth.reproduce.records import read_all, read_records
+from fedwidth.reproduce.running import reproduce
 from fedwidth.run import provenance
 from fedwidth.run.provenance import find_commit, note_fallback
 from small_runs import write_recipe
+from two_runs import write_queue
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def queue(tmp_path):
-    """Three jobs: the recipe as it is, another experiment, and two runs of which one is recorded by then."""
-    recipe = write_recipe(tmp_path, '[[compare]]\nlabel = "heterofl"\nmethod.name = "heterofl"\n')
-    job = '[[job]]\nname = "{}"\nasks = "Why?"\nrecipe = "' + recipe + '"\n{}\n'
-    path = tmp_path / "queue.toml"
-    path.write_text(
-        job.format("as-it-is", 'only = ["fedrolex"]\nseconds = 20')
-        + job.format("steps", 'only = ["fedrolex"]\nset = ["method.options.step=2"]\nseeds = [1, 2]\nseconds = 40')
-        + job.format("both", "seconds = 30")
-    )
-    return path
+    return write_queue(tmp_path)
 
 
 @pytest.fixture
@@ -49,15 +37,6 @@ def go(queue, tmp_path):
 
     call.said = said
     return call
-
-
-class Clock:
-    """One that stands still but for what a test adds."""
-
-    now = 0.0
-
-    def monotonic(self):
-        return self.now
 
 
 def names(worked):
@@ -76,8 +55,8 @@ def test_jobs_run_in_order_and_what_is_no_cell_of_its_recipe_is_kept_apart(go, t
     assert go().done == (), "all of it is recorded"
     mine = read_records(tmp_path / "results", "queue/steps")
     assert [record.changes for record in mine] == [["method.options.step=2"]] * 2
-    cells = {key_of(record.settings) for record in read_records(tmp_path / "results", "small")}
-    assert not cells & {key_of(record.settings) for record in mine}
+    cells = {record.key for record in read_records(tmp_path / "results", "small")}
+    assert not cells & {record.key for record in mine}
     assert go.said[0] == "as-it-is (20 s expected): Why?"
     assert go.said[-1] == "queue: 0 runs finished, 0 jobs left"
 
@@ -89,16 +68,15 @@ def test_records_say_which_source_engine_and_hardware(go):
         assert record.torch
 
 
-def test_what_does_not_fit_is_left_and_what_is_behind_it_is_taken(go, monkeypatch):
-    monkeypatch.setattr(module, "time", clock := Clock())
-    take = module.run_jobs
+def test_what_does_not_fit_is_left_and_what_is_behind_it_is_taken(go):
+    now = [0.0]
 
-    def run_jobs(*arguments, **given):
-        clock.now += 15  # the first job takes 15 of 45 seconds: 30 are left, too few for the second
-        return take(*arguments, **{**given, "ends": None})
+    def say(text):
+        if text.startswith("small fedrolex, seed 1: round 3 of 3"):
+            now[0] += 15  # the first job takes 15 of 45 seconds: 30 are left, too few for the second
+        go.said.append(text)
 
-    monkeypatch.setattr(module, "run_jobs", run_jobs)
-    worked = go(max_minutes=0.75)
+    worked = go(max_minutes=0.75, say=say, clock=lambda: now[0])
     assert names(worked) == [("small", "fedrolex", 1), ("small", "heterofl", 1)]
     assert worked.left == ("steps",)
     assert "steps: not begun, 40 s are expected and 30 s are left" in go.said
@@ -113,10 +91,10 @@ def test_a_job_longer_than_a_whole_call_is_begun_and_goes_on_the_next_time(go, q
 
     stopped = go(only=["steps"], max_minutes=0.1, stop=stop)
     assert (stopped.done, stopped.left) == ((), ("steps",))
-    (entry,) = read_queue(queue, ["steps"])
-    standing = find_standing(entry, read_all(tmp_path / "results"), work=tmp_path / "work")
-    assert standing.state == "2 rounds of a run are saved"
-    assert standing.seconds_left == pytest.approx(40 * (1 - 2 / 6))
+    (job,) = read_queue(queue, ["steps"])
+    progress = find_progress(job, read_all(tmp_path / "results"), work=tmp_path / "work")
+    assert progress.state == "2 rounds of a run are saved"
+    assert progress.seconds_left == pytest.approx(40 * (1 - 2 / 6))
     assert names(go(only=["steps"])) == [("queue/steps", "fedrolex", 1), ("queue/steps", "fedrolex", 2)]
     whole = go(only=["steps"], results=tmp_path / "others", work=tmp_path / "elsewhere")
     assert [r.evaluations for r in whole.done] == [r.evaluations for r in read_all(tmp_path / "results")]
@@ -182,40 +160,27 @@ def test_a_queue_that_is_wrong_is_refused(tmp_path, text, said):
     assert said in str(refused.value)
 
 
-def test_the_page_shows_what_was_asked_and_what_is_left(go, queue, tmp_path):
-    assert list(queue_texts(tmp_path / "results", [], Yardsticks([]))) == []
-    done = go(only=["steps"]).done
-    (tmp_path / "results" / "queue.toml").write_text(queue.read_text())
-    title, _, table, left = queue_texts(tmp_path / "results", done, Yardsticks(done))
-    assert title == "## Asked beside the tables"
-    last = over_seeds([100 * record.final_accuracy for record in done])
-    (row,) = table.splitlines()[2:]
-    assert row.startswith(f"| `steps` | Why? | fedrolex | {last} | ")
-    assert row.endswith(" | 1, 2 |  |"), "nobody has answered yet"
-    assert left == "2 jobs left, about 50 s on one H200: `as-it-is`, `both`."
-
-
 def test_the_queue_of_the_project_can_be_built(tmp_path):
     """Every job names runs of recipes with settings that pass all checks, and no two ask for the same run."""
-    entries = read_queue(ROOT / "results" / "queue.toml")
-    assert len(entries) > 5
+    jobs = read_queue(ROOT / "results" / "queue.toml")
+    assert len(jobs) > 5
     seen = set()
-    for entry in entries:
-        jobs = entry.jobs(["device=cuda", "precision=bf16"], tmp_path)
-        assert jobs, entry.name
-        for job in jobs:
-            assert (job.key, job.settings.seed) not in seen, f"{entry.name} asks for what is asked above"
-            seen.add((job.key, job.settings.seed))
-            assert (job.table == f"queue/{entry.name}") == bool(entry.changes), job.title
+    for job in jobs:
+        runs = job.runs(["device=cuda", "precision=bf16"], tmp_path)
+        assert runs, job.name
+        for run in runs:
+            assert (run.key, run.settings.seed) not in seen, f"{job.name} asks for what is asked above"
+            seen.add((run.key, run.settings.seed))
+            assert (run.table == f"queue/{job.name}") == bool(job.changes), run.title
 
 
 def test_a_change_need_not_make_sense_for_the_other_runs(tmp_path):
     """`method.options.step` is refused for FedAvg, which is another row of the same table."""
     with pytest.raises(OptionError, match="unknown option of method"):
         read_settings("thesis/table3-1", ["method.options.step=0.05"])
-    (entry,) = read_queue(ROOT / "results" / "queue.toml", ["thesis-step-of-window"])
-    (job,) = entry.jobs([], tmp_path)
-    assert job.settings.method.options == {"stagger": True, "step": 0.05}
+    (job,) = read_queue(ROOT / "results" / "queue.toml", ["thesis-step-of-window"])
+    (run,) = job.runs([], tmp_path)
+    assert run.settings.method.options == {"stagger": True, "step": 0.05}
 
 
 def test_the_commit_is_the_one_given_or_the_source_s_own(tmp_path, monkeypatch):

@@ -1,31 +1,23 @@
-"""Job lists: what is recorded is skipped, what was stopped goes on, and nothing runs past its time."""
+"""`reproduce`: what is recorded is skipped, what was stopped goes on, and nothing runs past its time."""
 
 import json
-import re
-from pathlib import Path
+from itertools import count
 
 import pytest
 
-import fedwidth
 from fedwidth.cli.entry import run_command
 from fedwidth.config.read import read_settings
-from fedwidth.errors import OptionError, StateError
-from fedwidth.reproduce import runs as module
-from fedwidth.reproduce.jobs import list_jobs
+from fedwidth.errors import OptionError
 from fedwidth.reproduce.records import read_records
-from fedwidth.reproduce.runs import reproduce
-from fedwidth.reproduce.start import start
-from fedwidth.reproduce.started import read_started
+from fedwidth.reproduce.running import reproduce
+from fedwidth.reproduce.table_runs import list_table_runs
 from fedwidth.run.folder import locked
-from small_runs import write_recipe
+from two_runs import stop_after, write_two_runs
 
 
 @pytest.fixture
 def table(tmp_path):
-    path = write_recipe(tmp_path)
-    text = (tmp_path / "small.toml").read_text().replace("rounds = 3", "rounds = 8")
-    (tmp_path / "small.toml").write_text(text + '[[compare]]\nlabel = "heterofl"\nmethod.name = "heterofl"\n')
-    return path
+    return write_two_runs(tmp_path)
 
 
 @pytest.fixture
@@ -45,31 +37,20 @@ def seen(outcome):
     return [(record.label, record.seed) for record in outcome.done]
 
 
-def after(calls):
-    """A stop signal that comes after so many rounds."""
-    left = [calls]
-
-    def stop():
-        left[0] -= 1
-        return left[0] < 0
-
-    return stop
-
-
 def test_all_runs_with_the_first_seed_come_before_the_second(table, tmp_path):
-    jobs = list_jobs([table], only=[], seeds=[3, 1], changes=[], work=tmp_path)
-    assert [(job.label, job.settings.seed) for job in jobs] == [
+    runs = list_table_runs([table], only=[], seeds=[3, 1], changes=[], work=tmp_path)
+    assert [(run.label, run.settings.seed) for run in runs] == [
         ("fedrolex", 3),
         ("heterofl", 3),
         ("fedrolex", 1),
         ("heterofl", 1),
     ]
-    assert len({job.folder for job in jobs}) == 4
+    assert len({run.folder for run in runs}) == 4
 
 
 def test_checkpoints_are_the_settings_own_and_other_settings_have_other_folders(table, tmp_path):
     def first(*changes):
-        return list_jobs([table], only=["fedrolex"], seeds=[], changes=changes, work=tmp_path)[0]
+        return list_table_runs([table], only=["fedrolex"], seeds=[], changes=changes, work=tmp_path)[0]
 
     assert first("rounds=2500").settings.checkpoint_every == 0
     assert first("rounds=2500", "checkpoint_every=7").settings.checkpoint_every == 7
@@ -92,7 +73,7 @@ def test_what_is_recorded_is_skipped(go):
 
 
 def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(go, tmp_path):
-    first = go(stop=after(5))
+    first = go(stop=stop_after(5))
     assert (first.done, [job.label for job in first.remaining]) == ((), ["fedrolex", "heterofl"])
     (part,) = read_records(tmp_path / "results" / "unfinished", "small")
     assert part.evaluations[-1][0] == 4
@@ -104,16 +85,9 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(go, tmp_pa
     assert [r.evaluations for r in whole.done] == [r.evaluations for r in go.records()]
 
 
-def test_when_the_minutes_are_over_the_run_at_hand_is_saved_and_no_other_begins(go, monkeypatch):
-    class Clock:
-        now = 0.0
-
-        def monotonic(self):
-            self.now += 1.0
-            return self.now
-
-    monkeypatch.setattr(module, "time", Clock())
-    outcome = go(seeds=[1, 2], max_minutes=0.1)
+def test_when_the_minutes_are_over_the_run_that_trains_is_saved_and_no_other_begins(go):
+    seconds = count(1)
+    outcome = go(seeds=[1, 2], max_minutes=0.1, clock=lambda: float(next(seconds)))
     assert outcome.done == ()
     assert len(outcome.remaining) == 4
     assert "it goes on from there the next time" in go.said[-2]
@@ -121,9 +95,9 @@ def test_when_the_minutes_are_over_the_run_at_hand_is_saved_and_no_other_begins(
 
 
 def test_time_left_is_estimated_from_what_ran(go):
-    assert go(only=["fedrolex"], stop=after(0)).seconds_left is None, "nothing has run yet"
+    assert go(only=["fedrolex"], stop=stop_after(0)).seconds_left is None, "nothing has run yet"
     (done,) = go(only=["fedrolex"]).done
-    left = go(only=["fedrolex"], seeds=[1, 2, 3], stop=after(0)).seconds_left
+    left = go(only=["fedrolex"], seeds=[1, 2, 3], stop=stop_after(0)).seconds_left
     # Two runs of 6 clients with 4 batches each; the recorded run says what a step took.
     assert left == pytest.approx(2 * done.seconds, rel=0.01)
 
@@ -174,7 +148,7 @@ def test_what_cannot_be_run_is_one_line_and_leaves_nothing(table, tmp_path, caps
 
 def test_packed_runs_are_recorded_as_runs_one_by_one_are(go, tmp_path):
     single = go(seeds=[1, 2], changes=["engine=vectorised"], results=tmp_path / "single", work=tmp_path / "alone")
-    stopped = go(seeds=[1, 2], changes=["engine=auto"], packed=True, stop=after(4))
+    stopped = go(seeds=[1, 2], changes=["engine=auto"], packed=True, stop=stop_after(4))
     assert (stopped.done, len(stopped.remaining)) == ((), 4)
     assert "small, 4 runs as one batch: stopped after round 4 of 8" in go.said[-2]
     packed = go(seeds=[1, 2], changes=["engine=auto"], packed=True)
@@ -208,7 +182,7 @@ def said_of_engines(go):
 
 def test_every_run_says_once_what_trains_it_and_the_record_keeps_it(go, tmp_path):
     auto = ["engine=auto", "training.batch_size=16"]
-    first = go(changes=auto, stop=after(3))
+    first = go(changes=auto, stop=stop_after(3))
     assert first.done == ()
     (part,) = read_records(tmp_path / "results" / "unfinished", "small")
     done = go(changes=auto).done
@@ -243,7 +217,7 @@ def test_a_record_without_an_engine_is_read_and_counts_as_done(go, tmp_path):
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_second_call_on_the_same_work_is_told_of_the_right_option(go, table, tmp_path, packed):
     changes = ["engine=auto"]
-    (job,) = list_jobs([table], only=["fedrolex"], seeds=[], changes=changes, work=tmp_path / "work")
+    (job,) = list_table_runs([table], only=["fedrolex"], seeds=[], changes=changes, work=tmp_path / "work")
     with locked(job.folder), pytest.raises(OptionError, match="wait for it or give another --work") as refused:
         go(only=["fedrolex"], changes=changes, packed=packed)
     assert "--out" not in str(refused.value)
@@ -263,89 +237,6 @@ def test_of_many_runs_only_the_nearest_are_named():
         recipe.only("nope")
     with pytest.raises(OptionError, match="the nearest of .*fedrolex/table3-cifar10-high.*`fedwidth run --recipes`"):
         read_settings("fedrolex/table3-cifar10-hi")
-
-
-def test_a_start_notes_the_first_run_and_nothing_else(table, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    same = {"label": "fedrolex", "rounds": 1, "train_loss": None, "seconds": 1.0, "hardware": "h", "date": "d"}
-    older = [{"recipe": "small", **same}, {"recipe": "other", **same}, {"recipe": "small", "device": "cuda", **same}]
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "started.json").write_text(json.dumps(older))
-    recipe = Path(table)
-    recipe.write_text(recipe.read_text().replace("[training]", '[training]\nschedule = "cosine"'))
-    assert run_command(["reproduce", table, "--start", "3"]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "small fedrolex, seed 1: engine: serial (as set)"
-    assert "small fedrolex, seed 1: 3 rounds in " in printed[1]
-    other, on_gpu, mine = read_started(tmp_path / "results")
-    assert on_gpu.device == "cuda", "what is known of another kind of device stays"
-    assert (other.recipe, other.version) == ("other", ""), "an older entry without a version stays"
-    assert (mine.recipe, mine.label, mine.rounds, mine.device) == ("small", "fedrolex", 3, "cpu")
-    assert mine.hardware
-    assert mine.date
-    assert mine.version == fedwidth.__version__
-    assert sorted(path.name for path in tmp_path.rglob("*")) == [".lock", "results", "small.toml", "started.json"]
-    # The loss is that of the whole run's third round: by its schedule, not by one of three rounds.
-    assert run_command(["reproduce", table, "--only", "fedrolex", "--work", "work"]) == 0
-    (metrics,) = (tmp_path / "work").rglob("metrics.jsonl")
-    third = json.loads(metrics.read_text().splitlines()[2])
-    assert mine.train_loss == round(third["train_loss"], 4)
-
-
-def test_a_start_of_several_runs_notes_each(table, tmp_path):
-    given = {"only": ["*"], "results": tmp_path / "r", "say": lambda _: None}
-    for _ in range(2):
-        assert [(each.recipe, each.label) for each in start([table], 1, **given)] == [
-            ("small", "fedrolex"),
-            ("small", "heterofl"),
-        ]
-        assert [each.label for each in read_started(tmp_path / "r")] == ["fedrolex", "heterofl"]
-
-
-def test_a_start_that_is_stopped_is_not_noted(table, tmp_path):
-    said = []
-    assert start([table], 5, results=tmp_path / "r", say=said.append, stop=after(2)) == []
-    assert said[-1] == "small fedrolex, seed 1: stopped before round 5; not noted"
-    assert not (tmp_path / "r").exists()
-
-
-def test_a_stop_between_two_starts_is_heard(table, tmp_path):
-    said = []
-    found = start([table], 1, only=["*"], results=tmp_path / "r", say=said.append, stop=lambda: len(said) > 1)
-    assert [each.label for each in found] == ["fedrolex"]
-
-
-def test_a_start_of_another_experiment_is_refused(table, tmp_path):
-    with pytest.raises(OptionError, match="--start notes recipes as they are"):
-        start([table], 1, changes=["training.lr=0.5"], results=tmp_path, say=pytest.fail)
-
-
-def test_a_damaged_list_is_refused_before_the_start(table, tmp_path):
-    (tmp_path / "started.json").write_text("{")
-    with pytest.raises(StateError, match="must be a list of tables"):
-        start([table], 1, results=tmp_path, say=pytest.fail)
-
-
-def test_a_folder_of_results_that_is_not_there_is_refused(tmp_path, capsys):
-    page = tmp_path / "page.md"
-    page.write_text("as it was")
-    assert run_command(["results", "--results", str(tmp_path / "wrong"), "--out", str(page)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert page.read_text() == "as it was"
-    assert not (tmp_path / "wrong").exists()
-
-
-def test_the_page_of_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("reproduction.page.coverage", lambda results: FOUND)
-    assert run_command(["results", "--results", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 0
-    page = (tmp_path / "page.md").read_text()
-    assert re.search(r"- 0 of \d{4} cells with a published accuracy", page)
-    assert "| `thesis/table3-1` | 125 | 125 | not known |" in page
-
-
-SHARES = dict.fromkeys(("1/2", "1/4", "1/8", "1/16"), 0.5)
-METHODS = dict.fromkeys(("heterofl", "fedrolex", "feddropout", "fedbrb"), SHARES)
-FOUND = {"rounds": 512, "convolutions": METHODS, "512x512": METHODS}
 
 
 def test_unknown_tables_and_labels_are_refused_before_anything_runs(table, tmp_path):

@@ -1,23 +1,23 @@
-"""The runs of one table, compared: with a leading one, and with their yardsticks.
+"""The experiments of one table, compared: each with a leading one, and each with its yardsticks.
 
-What leads is the main run of a recipe; of a sweep it is the best, by validation where there are validation samples. The
-differences to it are one family, and so are the gains (`fedwidth.analysis.difference`).
+The main run of a recipe leads; in a sweep the best one does, by validation accuracy where there are validation samples.
+The differences to it are corrected together by Holm, and so are the gains (`fedwidth.analysis.difference`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import mean, stdev
+from statistics import mean
 
-from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct, count
-from fedwidth.analysis.yardsticks import KINDS, Accuracies, Gain, find_gain, is_yardstick, key_of, yardsticks
+from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct
+from fedwidth.analysis.wording import in_words, listed, over_seeds
+from fedwidth.analysis.yardsticks import KINDS, Accuracies, Gain, find_gain, is_yardstick, yardstick_key, yardsticks
 from fedwidth.settings import Settings
 
 TEST, VALIDATION = "test", "validation"
 MAX_SENTENCES = 8
-"""Differences that are told one by one; of more, how many came out how."""
+"""Up to so many differences are told one by one; of more it is said how many came out how."""
 
 WORDS = {
     ABOVE: ABOVE,
@@ -30,26 +30,26 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One experiment, with its accuracies in percent by seed."""
+    """One experiment: its accuracies in percent, by seed."""
 
     title: str
     settings: Settings | None
-    """None where they cannot be read: then it has no yardsticks."""
+    """None where the settings cannot be read; such a row has no yardsticks."""
     test: Accuracies
     validation: Accuracies
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows that may be compared, and which of them leads."""
+    """Experiments that share a table, and which of them leads."""
 
     rows: tuple[Row, ...]
-    chosen: bool = False
-    """Whether the best leads, not the first."""
+    best_leads: bool = False
+    """Whether the best row leads; otherwise the first one does."""
 
     @cached_property
     def measure(self) -> str:
-        """What is compared: test accuracies, unless a row has none."""
+        """Which accuracies are compared: those on the test set, unless a row has none."""
         return TEST if all(row.test for row in self.rows) or not self.has_validation else VALIDATION
 
     @cached_property
@@ -59,123 +59,115 @@ class Comparison:
 
     @property
     def chosen_by(self) -> str:
-        """What the best is chosen by."""
+        """Which accuracies the best row is chosen by."""
         return VALIDATION if self.has_validation else TEST
 
     @cached_property
     def lead(self) -> int:
-        """The place of the row that leads."""
-        found = {place: self.accuracies(place, self.chosen_by) for place in self.places}
-        candidates = [place for place in self.places if found[place] and not is_yardstick(self.rows[place].title)]
-        if not self.chosen or not candidates:
+        """The number of the row that leads."""
+        found = {number: self.accuracies(number, self.chosen_by) for number in self._compared()}
+        candidates = [number for number in found if found[number]]
+        if not self.best_leads or not candidates:
             return 0
-        return max(candidates, key=lambda place: mean(found[place].values()))
+        return max(candidates, key=lambda number: mean(found[number].values()))
 
-    @property
-    def places(self) -> range:
-        """Of all rows."""
-        return range(len(self.rows))
-
-    def accuracies(self, place: int, measure: str = "") -> Accuracies:
-        """Those of a row, on the samples that are compared or on others."""
-        row = self.rows[place]
+    def accuracies(self, number: int, measure: str = "") -> Accuracies:
+        """The accuracies of one row: those that are compared, unless another measure is asked for."""
+        row = self.rows[number]
         return row.test if (measure or self.measure) == TEST else row.validation
 
     @cached_property
     def differences(self) -> dict[int, Difference]:
-        """By how much the leading row is above each other one that shares a seed with it; gains tell of yardsticks."""
+        """By how much the leading row is above each other one that shares a seed with it, by the number of the row.
+
+        Yardsticks are left out: gains tell how rows stand to them.
+        """
         mine = self.accuracies(self.lead)
-        others = [place for place in self.places if place != self.lead and not is_yardstick(self.rows[place].title)]
-        found = {place: each for place in others if (each := compare(mine, self.accuracies(place)))}
+        others = [number for number in self._compared() if number != self.lead]
+        found = {number: each for number in others if (each := compare(mine, self.accuracies(number)))}
         return dict(zip(found, correct(list(found.values())), strict=True))
+
+    def _compared(self) -> list[int]:
+        """The numbers of the rows that are not there as yardsticks alone."""
+        return [number for number, row in enumerate(self.rows) if not is_yardstick(row.title)]
 
     @cached_property
     def yardsticks(self) -> list[dict[str, int]]:
-        """For each row the places of the rows that are its yardsticks, by kind."""
-        known = [(yardsticks(row.settings), key_of(row.settings)) if row.settings else ({}, "") for row in self.rows]
-        places: dict[str, int] = {}
-        for place, (_, key) in enumerate(known):
-            if key and self.accuracies(place):
-                places.setdefault(key, place)
+        """For each row the numbers of the rows that are its yardsticks, by kind."""
+        known = [
+            (yardsticks(row.settings), yardstick_key(row.settings)) if row.settings else ({}, "") for row in self.rows
+        ]
+        numbers: dict[str, int] = {}
+        for number, (_, key) in enumerate(known):
+            if key and self.accuracies(number):
+                numbers.setdefault(key, number)
         return [
-            {kind: places[key] for kind in KINDS if kind in asked and (key := key_of(asked[kind])) in places}
+            {kind: numbers[key] for kind in KINDS if kind in asked and (key := yardstick_key(asked[kind])) in numbers}
             for asked, _ in known
         ]
 
     @cached_property
     def gains(self) -> list[Gain | None]:
-        """The gain of each row over the best of its yardsticks, where one was run."""
+        """The gain of each row over the best of its yardsticks; None where none was run."""
         found = [
-            find_gain(self.accuracies(place), {kind: self.accuracies(other) for kind, other in mine.items()})
-            for place, mine in enumerate(self.yardsticks)
+            find_gain(self.accuracies(number), {kind: self.accuracies(other) for kind, other in mine.items()})
+            for number, mine in enumerate(self.yardsticks)
         ]
         corrected = iter(correct([gain.difference for gain in found if gain]))
         return [replace(gain, difference=next(corrected)) if gain else None for gain in found]
 
     def sentences(self) -> list[str]:
-        """What leads, how it stands to the others, and what the yardsticks are."""
-        return [*filter(None, [self.leading()]), *self.standing(), *self.measured()]
+        """All that is said: which row leads, how it stands to the others, and what the yardsticks reach."""
+        return [*filter(None, [self.leading_sentence()]), *self.difference_sentences(), *self.yardstick_sentences()]
 
-    def leading(self) -> str:
-        """Which is the best, and by what it was chosen; nothing where none was to be."""
-        if not self.chosen or len(self.rows) < 2 or not self.accuracies(self.lead, self.chosen_by):
+    def leading_sentence(self) -> str:
+        """Which row is the best, and by what it was chosen; empty where no best one was asked for."""
+        if not self.best_leads or len(self.rows) < 2 or not self.accuracies(self.lead, self.chosen_by):
             return ""
         row = self.rows[self.lead]
-        mine = over_seeds(self.accuracies(self.lead, self.chosen_by))
+        mine = accuracy_text(self.accuracies(self.lead, self.chosen_by))
         said = [f"Best by {self.chosen_by} accuracy: {row.title}, {mine}."]
         if self.chosen_by == VALIDATION:
             if row.test:
-                said.append(f"On the test set it has {over_seeds(row.test)}.")
+                said.append(f"On the test set it has {accuracy_text(row.test)}.")
         else:
             said.append("Chosen on the test set it looks better there than it is: data.validation sets samples aside.")
         return " ".join(said)
 
-    def standing(self) -> list[str]:
-        """The differences, as many sentences as can be read."""
+    def difference_sentences(self) -> list[str]:
+        """How the leading row stands to the others: a sentence for each, or one for all where they are many."""
         if not self.differences:
             return []
         title = self.rows[self.lead].title
         if all(each.verdict == ONE_SEED for each in self.differences.values()):
             return ["One seed: differences have no interval, and decide nothing. --seeds 1,2,3 compares."]
         if len(self.differences) <= MAX_SENTENCES:
-            return [each.sentence(title, self.rows[place].title) for place, each in self.differences.items()]
+            return [each.sentence(title, self.rows[number].title) for number, each in self.differences.items()]
         found: dict[str, list[str]] = {}
-        for place, each in sorted(self.differences.items(), key=lambda pair: pair[1].mean):
-            found.setdefault(each.verdict, []).append(self.rows[place].title)
+        for number, each in sorted(self.differences.items(), key=lambda pair: pair[1].mean):
+            found.setdefault(each.verdict, []).append(self.rows[number].title)
         parts = [f"{WORDS[verdict]} {len(names)} ({listed(names)})" for verdict, names in found.items()]
         return [f"Of {len(self.differences)} others, {title} is {'; '.join(parts)} (95 %, Holm)."]
 
-    def measured(self) -> list[str]:
-        """Which rows are yardsticks of which, those that share them together."""
+    def yardstick_sentences(self) -> list[str]:
+        """What the yardsticks of each row reach; rows that share their yardsticks share a sentence."""
         shared: dict[tuple[tuple[str, int], ...], list[str]] = {}
         for row, mine in zip(self.rows, self.yardsticks, strict=True):
             if mine:
                 shared.setdefault(tuple(mine.items()), []).append(row.title)
         return [
             f"Yardsticks of {listed(names)}: "
-            + ", ".join(f"{kind} {over_seeds(self.accuracies(place))}" for kind, place in mine)
+            + ", ".join(f"{kind} {accuracy_text(self.accuracies(number))}" for kind, number in mine)
             + "."
             for mine, names in shared.items()
         ]
 
 
-def over_seeds(accuracies: Accuracies) -> str:
-    """Mean and standard deviation in percent.
+def accuracy_text(accuracies: Accuracies) -> str:
+    """The accuracy of one experiment as sentences have it: mean, standard deviation, and how many seeds.
 
-    >>> over_seeds({1: 50.0, 2: 52.0}), over_seeds({1: 50.0})
+    >>> accuracy_text({1: 50.0, 2: 52.0}), accuracy_text({1: 50.0})
     ('51.0 ± 1.4 % (two seeds)', '50.0 % (one seed)')
     """
-    values = list(accuracies.values())
-    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{mean(values):.1f}{spread} % ({count(len(values))} seed{'s' * (len(values) != 1)})"
-
-
-def listed(names: Sequence[str], most: int = 4) -> str:
-    """Names, the first few of many.
-
-    >>> listed(["a", "b", "c"], 2), listed(["a, 1", "a, 2"])
-    ('a, b and 1 more', 'a, 1; a, 2')
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    between = "; " if any("," in name for name in names) else ", "
-    return between.join(names[:most]) + more
+    seeds = f"{in_words(len(accuracies))} seed{'s' * (len(accuracies) != 1)}"
+    return f"{over_seeds(accuracies.values(), digits=1)} % ({seeds})"

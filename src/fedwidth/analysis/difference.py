@@ -17,34 +17,34 @@ from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
 from fedwidth.analysis.student import quantile, share_above, share_within
+from fedwidth.analysis.wording import in_words, signed, unsigned
 
 CONFIDENCE = 0.95
 MARGIN = 1.0
 """Points within which two accuracies count as equal."""
 ABOVE, BELOW, EQUAL, OPEN, ONE_SEED = "above", "below", f"equal within ±{MARGIN:g}", "not decided", "one seed"
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """By how much one thing is above another, by seed (or by column of a table)."""
+    """By how many points one run is above another, seed by seed (or column by column of a table)."""
 
     values: tuple[float, ...]
     of: int = 1
-    """Comparisons that it is one of."""
-    chance: float | None = None
-    """The p-value of the mean against zero, corrected where it is one of several; None: not corrected."""
-    chance_apart: float | None = None
-    """That of a difference of the margin or more, likewise."""
+    """How many comparisons are made at once, this one included."""
+    p_value: float | None = None
+    """The p-value of the mean against zero after Holm's correction; None where no correction was made."""
+    equality_p_value: float | None = None
+    """The p-value against a true difference of the margin or more after Holm's correction, or None."""
 
     @property
     def mean(self) -> float:
-        """Their mean."""
+        """The mean difference over all seeds."""
         return mean(self.values)
 
     @property
     def error(self) -> float:
-        """The standard error of the mean; of one value nothing is known."""
+        """The standard error of the mean; infinite with one seed, which says nothing about the others."""
         return stdev(self.values) / math.sqrt(len(self.values)) if len(self.values) > 1 else math.inf
 
     @property
@@ -56,14 +56,14 @@ class Difference:
         return self.mean - reach, self.mean + reach
 
     @property
-    def plain_chance(self) -> float:
+    def plain_p_value(self) -> float:
         """The p-value of the mean against zero: how often seeds alone would show as much."""
         if len(self.values) < 2:
             return 1.0
         return 1 - share_within(_ratio(abs(self.mean), self.error), len(self.values) - 1)
 
     @property
-    def plain_chance_apart(self) -> float:
+    def plain_equality_p_value(self) -> float:
         """The p-value against a true difference of the margin or more, on the nearer side."""
         if len(self.values) < 2:
             return 1.0
@@ -71,17 +71,19 @@ class Difference:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the mean is not zero."""
-        return (self.plain_chance if self.chance is None else self.chance) < 1 - CONFIDENCE
+        """Whether the true difference is taken not to be zero, at the 5 % level."""
+        return (self.plain_p_value if self.p_value is None else self.p_value) < 1 - CONFIDENCE
 
     @property
     def is_equal(self) -> bool:
-        """Whether the mean is nearer to zero than the margin."""
-        return (self.plain_chance_apart if self.chance_apart is None else self.chance_apart) < 1 - CONFIDENCE
+        """Whether the true difference is taken to be nearer to zero than the margin, at the 5 % level."""
+        return (
+            self.plain_equality_p_value if self.equality_p_value is None else self.equality_p_value
+        ) < 1 - CONFIDENCE
 
     @property
     def verdict(self) -> str:
-        """What the seeds say."""
+        """What the seeds say: above, below, equal, not decided, or one seed."""
         if len(self.values) < 2:
             return ONE_SEED
         if self.is_decided:
@@ -93,7 +95,7 @@ class Difference:
         return signed(self.mean) + (f" ({signed(found[0])} to {signed(found[1])})" if found else "")
 
     def sentence(self, first: str, second: str) -> str:
-        """The same in words.
+        """How the first run stands to the second, as one English sentence.
 
         >>> print(Difference((1.0, 2.0, 3.0, 2.0, 2.0)).sentence("A", "B"))
         A is 2.0 points above B (95 %: 1.1 to 2.9, five seeds).
@@ -103,19 +105,17 @@ class Difference:
         size, side = abs(self.mean), ABOVE if self.mean > 0 else BELOW
         if self.interval is None:
             return f"{first} is {size:.1f} points {side} {second} (one seed: no interval)."
-        low, high = self.interval if side == ABOVE else (-self.interval[1], -self.interval[0])
-        seeds = f"{count(len(self.values))} seeds"
+        low, high = self.interval
+        seeds = f"{in_words(len(self.values))} seeds"
         if self.is_decided:
+            near, far = (low, high) if side == ABOVE else (-high, -low)
+            interval = f"(95 %: {unsigned(near)} to {unsigned(far)}, {seeds})"
             equal = f"; they are {EQUAL}" if self.is_equal else ""
-            return (
-                f"{first} is {size:.1f} points {side} {second} (95 %: {plain(low)} to {plain(high)}, {seeds}){equal}."
-            )
-        found = (
-            f"(difference {signed(self.mean)}, 95 %: {signed(self.interval[0])} to {signed(self.interval[1])}, {seeds})"
-        )
+            return f"{first} is {size:.1f} points {side} {second} {interval}{equal}."
+        found = f"(difference {signed(self.mean)}, 95 %: {signed(low)} to {signed(high)}, {seeds})"
         if self.is_equal:
             return f"{first} and {second} are {EQUAL} {found}."
-        among = f" among {count(self.of)} comparisons" if self.plain_chance < 1 - CONFIDENCE else ""
+        among = f" among {in_words(self.of)} comparisons" if self.plain_p_value < 1 - CONFIDENCE else ""
         return f"Between {first} and {second} it is {OPEN}{among} {found}."
 
 
@@ -128,46 +128,27 @@ def compare(first: Mapping[int, float], second: Mapping[int, float]) -> Differen
 def correct(differences: Sequence[Difference]) -> list[Difference]:
     """The same differences as members of one family, by Holm; those of one seed are not tested and do not count."""
     tested = [each for each in differences if len(each.values) > 1]
-    zero = iter(holm([each.plain_chance for each in tested]))
-    apart = iter(holm([each.plain_chance_apart for each in tested]))
+    zero = iter(holm([each.plain_p_value for each in tested]))
+    apart = iter(holm([each.plain_equality_p_value for each in tested]))
     return [
-        replace(each, of=len(tested), chance=next(zero), chance_apart=next(apart)) if len(each.values) > 1 else each
+        replace(each, of=len(tested), p_value=next(zero), equality_p_value=next(apart))
+        if len(each.values) > 1
+        else each
         for each in differences
     ]
 
 
-def holm(chances: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence[float]) -> list[float]:
     """P-values corrected for their number (Holm 1979): the smallest times all, the next times one fewer, never falling.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    corrected, least = [0.0] * len(chances), 0.0
-    for rank, place in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
-        least = max(least, min(1.0, (len(chances) - rank) * chances[place]))
-        corrected[place] = least
+    corrected, least = [0.0] * len(p_values), 0.0
+    for rank, number in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[number]))
+        corrected[number] = least
     return corrected
-
-
-def count(number: int) -> str:
-    """A number in words, up to ten."""
-    return NUMBERS[number] if number < len(NUMBERS) else str(number)
-
-
-def signed(points: float) -> str:
-    """Points with their sign.
-
-    >>> signed(1.25), signed(-0.31), signed(-0.01)
-    ('+1.2', '−0.3', '0.0')
-    """
-    text = plain(points)
-    return text if text == "0.0" or points < 0 else f"+{text}"
-
-
-def plain(points: float) -> str:
-    """Points with one digit, and a real minus."""
-    text = f"{points:.1f}".replace("-", "−")
-    return "0.0" if text == "−0.0" else text
 
 
 def _ratio(size: float, error: float) -> float:

@@ -1,9 +1,9 @@
-"""What devices of unequal sizes reach without a method for them: the yardsticks that such a method is measured with.
+"""Yardsticks: what devices of unequal sizes reach without a method made for them, which such a method has to beat.
 
 exclude     only the devices that can hold the server's model train it; where there is none, there is no such run
 smallest    every device trains a server model as narrow as the smallest device
 capped      the same method, the server's model as wide as the widest device; only where no device has full width
-full        every device trains the server's model, as if it could: not to be beaten, but the end of the scale
+full        every device trains the server's model, as if it could: the upper end of the scale, not to be beaten
 
 The gain of a run is its accuracy less that of the best of the first three. Where all that take part train the whole
 model, every choice of sub-models is FedAvg, bit for bit; so such runs are FedAvg's, and serve all methods.
@@ -11,7 +11,6 @@ model, every choice of sub-models is FedAvg, bit for bit; so such runs are FedAv
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -19,7 +18,7 @@ from statistics import mean
 from typing import Any
 
 from fedwidth.analysis.difference import Difference, compare
-from fedwidth.config.influence import MEASURING, PRECISION, ROUNDING, experiment_of
+from fedwidth.analysis.experiment_key import experiment_key
 from fedwidth.config.method_settings import method_of
 from fedwidth.devices.capacity import LETTERS, Capacities
 from fedwidth.methods import fedavg
@@ -29,23 +28,23 @@ EXCLUDE, SMALLEST, CAPPED, FULL = "exclude", "smallest for all", "capped", "full
 TO_BEAT = (EXCLUDE, SMALLEST, CAPPED)
 KINDS = (*TO_BEAT, FULL)
 PREFIX = "yardstick: "
-MAY_DIFFER = ("seed", *ROUNDING, *PRECISION, *MEASURING)
+"""How the titles of runs begin that were added as yardsticks."""
 
 Accuracies = Mapping[int, float]
-"""Of one experiment, in percent, by seed."""
+"""The accuracies of one experiment in percent, by seed."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """How much better a run is than what needs no method for unequal sizes."""
+    """How much better a run is than the best of its yardsticks that it has to beat."""
 
     kind: str
-    """The best yardstick."""
+    """Which yardstick is the best one."""
     difference: Difference
 
 
 def yardsticks(settings: Settings) -> dict[str, Settings]:
-    """The runs that a run is to be measured with, by kind; none for a run whose clients all train the whole model.
+    """The yardsticks of a run, by kind; none for a run whose clients all train the whole model.
 
     >>> found = yardsticks(Settings())
     >>> {kind: (each.method.name, each.model.width, each.devices.capacities) for kind, each in found.items()}
@@ -76,11 +75,11 @@ def missing(runs: Mapping[str, Settings]) -> dict[str, Settings]:
     >>> list(missing({"mine": Settings(), "all": next(reversed(yardsticks(Settings()).values()))}))
     ['yardstick: exclude', 'yardstick: smallest for all']
     """
-    known = {key_of(settings) for settings in runs.values()}
+    known = {yardstick_key(settings) for settings in runs.values()}
     found: dict[str, Settings] = {}
     for title, settings in runs.items():
         for each in yardsticks(settings).values():
-            if (key := key_of(each)) not in known:
+            if (key := yardstick_key(each)) not in known:
                 known.add(key)
                 name = f"{each.name} of {title}" if each.name in found else each.name
                 found[name] = replace(each, name=name)
@@ -88,13 +87,13 @@ def missing(runs: Mapping[str, Settings]) -> dict[str, Settings]:
 
 
 def is_yardstick(title: str) -> bool:
-    """Whether a run was added as a yardstick, by its title."""
+    """Whether a run was added as a yardstick, as its title tells."""
     return title.startswith(PREFIX)
 
 
-def key_of(settings: Settings) -> str:
-    """Equal for runs that are the same yardstick, whatever their seed, device, precision and evaluations."""
-    return json.dumps(experiment_of(asdict(_plain(settings)), without=MAY_DIFFER), sort_keys=True)
+def yardstick_key(settings: Settings) -> str:
+    """A text that is equal for runs that are the same yardstick: runs of one experiment, or FedAvg by another name."""
+    return experiment_key(asdict(_plain(settings)))
 
 
 def find_gain(mine: Accuracies, found: Mapping[str, Accuracies]) -> Gain | None:
@@ -131,7 +130,7 @@ def _cap(settings: Settings, mix: Capacities, widest: float) -> Settings:
 
 
 def _plain(settings: Settings) -> Settings:
-    """The run as FedAvg's, where everybody who takes part trains the whole model and nothing else is the method's."""
+    """The run as one of FedAvg, where all who take part train the whole model and the method changes nothing else."""
     devices = settings.devices
     mix = Capacities.parse(devices.capacities)
     if mix.enrolled(devices.excluded) != (1.0,):
@@ -147,7 +146,7 @@ def _plain(settings: Settings) -> Settings:
 
 
 def _alike(devices: DeviceSettings) -> DeviceSettings:
-    """Devices of one size: none is the weaker, whatever it holds."""
+    """The devices as those of one size: which data go to weak ones (`devices.correlate`) has no meaning there."""
     plain = DeviceSettings()
     return _untimed(replace(devices, correlate=plain.correlate, correlate_strength=plain.correlate_strength))
 

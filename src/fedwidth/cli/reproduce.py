@@ -44,9 +44,9 @@ def reproduce(
     """Run what the results of published tables lack, or what waits in a queue, and record it."""
     from fedwidth.cli.jobs import check_engine, stop_signal
     from fedwidth.cli.waiting import list_queue, run_queue
-    from fedwidth.reproduce.jobs import list_jobs
-    from fedwidth.reproduce.runs import reproduce as go
-    from fedwidth.reproduce.start import start as begin
+    from fedwidth.reproduce.running import reproduce as go
+    from fedwidth.reproduce.start import start_tables
+    from fedwidth.reproduce.table_runs import list_table_runs
     from fedwidth.run.provenance import find_commit
 
     if max_minutes is not None and not max_minutes > 0:
@@ -80,11 +80,11 @@ def reproduce(
             )
     if show or not tables:
         raise OptionError("--list shows a --queue" if show else "name the recipes to run, or a --queue")
-    for job in list_jobs(tables, only=only or [], seeds=[], changes=changes, work=work):
-        check_engine(job.settings)
+    for run in list_table_runs(tables, only=only or [], seeds=[], changes=changes, work=work):
+        check_engine(run.settings)
     with stop_signal() as stop:
         if start is not None:
-            begin(tables, start, only=only or [], changes=changes, results=results, say=_say, stop=stop)
+            start_tables(tables, start, only=only or [], changes=changes, results=results, say=_say, stop=stop)
             return 0
         go(
             tables,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import fedwidth
 from fedwidth.analysis.comparison import Comparison, Row
 from fedwidth.analysis.difference import Difference
+from fedwidth.analysis.wording import show_time
 from fedwidth.analysis.yardsticks import is_yardstick
 from fedwidth.cli.tables import print_table
 from fedwidth.devices.capacity import Capacities, describe_mix
-from fedwidth.reproduce.forecast import show_time
 from fedwidth.run.checkpoint import write_whole
 from fedwidth.settings import Settings
 
@@ -114,7 +114,7 @@ def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary
             whole |= {"method": summaries[0]["method"], "rounds": summaries[0]["rounds"], **means}
             whole["seed"] = table[0]["seeds"]
     facts: dict[str, Any] = {"runs": runs, "table": table, "comparisons": comparisons}
-    if compared.chosen:
+    if compared.best_leads:
         facts["best"] = {"label": labels[compared.lead], "by": compared.chosen_by}
     write_whole(folder / "summary.json", json.dumps({**whole, **facts}, indent=2) + "\n")
 
@@ -125,7 +125,7 @@ def describe(difference: Difference) -> dict[str, Any]:
         "mean": difference.mean,
         "interval": difference.interval,
         "values": difference.values,
-        "p": difference.chance,
+        "p": difference.p_value,
         "verdict": difference.verdict,
     }
 

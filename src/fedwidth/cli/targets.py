@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedwidth.analysis.target import Reached, reach
+from fedwidth.analysis.wording import show_time
 from fedwidth.cli.tables import print_table
 from fedwidth.errors import OptionError
 from fedwidth.report.entries import group_runs
 from fedwidth.report.runs import read_runs
-from fedwidth.reproduce.forecast import show_time
 
 
 def parse_target(text: str) -> float:

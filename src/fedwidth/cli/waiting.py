@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedwidth.analysis.wording import plural, show_time
 from fedwidth.cli.jobs import check_engine
 from fedwidth.cli.tables import print_table
-from fedwidth.reproduce.forecast import show_time
-from fedwidth.reproduce.queue import find_standing, work_through
+from fedwidth.reproduce.queue import find_progress, work_through
 from fedwidth.reproduce.queue_file import read_queue
 from fedwidth.reproduce.records import read_all
-from fedwidth.reproduce.words import plural
 
 
 def run_queue(path: Path, only: Sequence[str], **given: Any) -> int:
@@ -20,27 +19,27 @@ def run_queue(path: Path, only: Sequence[str], **given: Any) -> int:
 
     `given` are the arguments of `work_through`. The whole queue is checked before anything runs.
     """
-    entries = read_queue(path, only)
-    for entry in entries:
-        for job in entry.jobs(given["changes"], given["work"]):
-            check_engine(job.settings)
-    return 1 if work_through(entries, **given).failed else 0
+    jobs = read_queue(path, only)
+    for job in jobs:
+        for run in job.runs(given["changes"], given["work"]):
+            check_engine(run.settings)
+    return 1 if work_through(jobs, **given).failed else 0
 
 
 def list_queue(path: Path, only: Sequence[str], *, changes: Sequence[str], results: Path, work: Path) -> None:
     """Print what is done, what remains, and what that is expected to take."""
     records = read_all(results)
-    standings = [find_standing(entry, records, changes=changes, work=work) for entry in read_queue(path, only)]
+    found = [find_progress(job, records, changes=changes, work=work) for job in read_queue(path, only)]
     rows = [
         [
-            standing.entry.name,
-            standing.state,
-            f"{standing.entry.seconds:.0f}",
-            f"{sum(record.seconds for record in standing.records):.0f}" if standing.records else "–",
-            standing.entry.asks,
+            progress.job.name,
+            progress.state,
+            f"{progress.job.seconds:.0f}",
+            f"{sum(record.seconds for record in progress.records):.0f}" if progress.records else "–",
+            progress.job.asks,
         ]
-        for standing in standings
+        for progress in found
     ]
     print_table(["job", "state", "seconds expected", "taken", "asks"], rows)
-    left = [standing.seconds_left for standing in standings if len(standing.records) < len(standing.jobs)]
+    left = [progress.seconds_left for progress in found if not progress.is_done]
     print(f"{plural(len(left), 'job')} left, about {show_time(sum(left))}" if left else "nothing is left to do")

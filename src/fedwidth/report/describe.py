@@ -13,12 +13,12 @@ import fedwidth
 from fedwidth.devices.capacity import describe_mix
 from fedwidth.methods import methods
 from fedwidth.plan.plan import Plan
+from fedwidth.report.client_views import devices_view, gains_views, once, split_view, widths_views
+from fedwidth.report.comparison_views import classes_view, comparison_view, find_about, grid_view, reached_view
 from fedwidth.report.coverage_view import Frame, count_training, pack
 from fedwidth.report.entries import CURVES, Entry, curve_of, drawn, spread
-from fedwidth.report.rebuild import Rebuilt, Workshop, said
+from fedwidth.report.rebuild import ModelRebuilder, Rebuilt, said
 from fedwidth.report.runs import Run, number
-from fedwidth.report.standings import classes_view, find_about, grid_view, reached_view, standings_view
-from fedwidth.report.views import devices_view, gains_views, once, split_view, widths_views
 
 MAX_POINTS, MIN_POINTS, POINTS_IN_ALL = 400, 120, 12_000
 """Of one line, of one line of many, and of all lines of one metric: 50 lines still load at once."""
@@ -40,12 +40,12 @@ def describe(
     entries: Sequence[Entry],
     *,
     folders: Sequence[Path] = (),
-    workshop: Workshop | None = None,
+    workshop: ModelRebuilder | None = None,
     recall: Recall = make_now,
 ) -> Description:
     """Everything the page shows; `folders` are those that were asked for, which may say what their runs are about."""
     place_of_all, about = find_about(folders)
-    workshop = workshop or Workshop()
+    workshop = workshop or ModelRebuilder()
     most = max(MIN_POINTS, min(MAX_POINTS, POINTS_IN_ALL // max(1, len(entries))))
     late = f"only the first {MAX_REBUILT} entries are rebuilt"
     built = [
@@ -58,7 +58,7 @@ def describe(
         "points": most,
         "entries": [recall(("entry", e.label, most), e.runs, partial(_entry, e, most)) for e in entries],
         "runs": [_run(run, place) for place, entry in enumerate(entries) for run in entry.runs],
-        "standings": standings_view(entries, about),
+        "comparison": comparison_view(entries, about),
         "grid": grid_view(entries, place_of_all, about),
         "reached": reached_view(entries),
         "classes": classes_view(entries),

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedwidth.report.canvas import COLOURS, HEAT, clip, draw_lines, heat_maps, new_figure, new_panels
 from fedwidth.report.describe import Description
+from fedwidth.report.plotting import COLOURS, HEAT, clip, draw_lines, heat_maps, new_figure, new_panels
 
 METRICS = {
     "accuracy": "global_accuracy",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.report import drawings
-from fedwidth.report.canvas import save
 from fedwidth.report.describe import Description, describe
 from fedwidth.report.entries import group_runs
+from fedwidth.report.plotting import save
 from fedwidth.report.runs import read_runs
 
 

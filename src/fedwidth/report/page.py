@@ -16,7 +16,7 @@ from typing import Any
 from fedwidth.errors import OptionError
 from fedwidth.report.describe import Description, describe
 from fedwidth.report.entries import group_runs
-from fedwidth.report.rebuild import Workshop
+from fedwidth.report.rebuild import ModelRebuilder
 from fedwidth.report.runs import read_runs
 from fedwidth.run.checkpoint import write_whole
 
@@ -31,7 +31,7 @@ def write_report(folders: Sequence[Path], out: Path, *, own_models: bool = False
     runs = read_runs(folders)
     if not runs:
         raise OptionError("a report needs at least one run folder")
-    content = render(describe(group_runs(runs), folders=folders, workshop=Workshop(own_models=own_models)))
+    content = render(describe(group_runs(runs), folders=folders, workshop=ModelRebuilder(own_models=own_models)))
     try:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -51,8 +51,8 @@ def render(data: Description, *, live: str = "") -> str:
     js = f"(() => {{\n'use strict';\n{js}\n}})();"
     fetched = "; connect-src 'self'" if live else ""
     policy = f"default-src 'none'; script-src {_allowed(js)}; style-src {_allowed(css)}{fetched}; base-uri 'none'"
-    first = data["entries"][data["standings"]["lead"]]["label"] if data["entries"] else "waiting"
-    title = data["standings"]["title"] or first
+    first = data["entries"][data["comparison"]["lead"]]["label"] if data["entries"] else "waiting"
+    title = data["comparison"]["title"] or first
     parts = {
         "title": html.escape(f"{title} · fedwidth"),
         "policy": f"{policy}; form-action 'none'",

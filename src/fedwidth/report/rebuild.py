@@ -59,7 +59,7 @@ class Rebuilt:
         return counts
 
 
-class Workshop:
+class ModelRebuilder:
     """Builds models again, each distinct one once.
 
     A config may name a model as package.module:factory. Building that one imports code, which a page about somebody

@@ -12,7 +12,7 @@ from typing import Any
 from fedwidth.report.describe import Description, describe
 from fedwidth.report.entries import group_runs
 from fedwidth.report.page import embed
-from fedwidth.report.rebuild import Workshop
+from fedwidth.report.rebuild import ModelRebuilder
 from fedwidth.report.runs import Run, Stamp, find_places, read_run, stamp_of
 
 REST = 9
@@ -24,7 +24,7 @@ class Watch:
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder = Path(folder)
-        self._workshop = Workshop()
+        self._workshop = ModelRebuilder()
         self._memory = Memory(clock)
         self._runs: dict[Path, Run | None] = {}
         self._stamps: dict[Path, Stamp] | None = None

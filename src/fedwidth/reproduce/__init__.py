@@ -1,1 +1,1 @@
-"""Published tables run again: jobs, the queue, and the record of every finished run."""
+"""Published tables run again: which runs they have, the queue of experiments, and the record of every finished run."""

@@ -7,65 +7,71 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedwidth.analysis.wording import plural
 from fedwidth.errors import FedwidthError
-from fedwidth.reproduce.jobs import Job
-from fedwidth.reproduce.queue_file import Entry
-from fedwidth.reproduce.records import Record, key_of, read_all
-from fedwidth.reproduce.runs import find_open, run_jobs
-from fedwidth.reproduce.words import plural
+from fedwidth.reproduce.queue_file import Job
+from fedwidth.reproduce.records import Record, read_all
+from fedwidth.reproduce.running import Clock, find_missing, run_all
+from fedwidth.reproduce.table_runs import TableRun
 from fedwidth.run import folder as folders
 
 
 @dataclass(frozen=True)
-class Standing:
+class JobProgress:
     """How far a job of the queue is."""
 
-    entry: Entry
-    jobs: tuple[Job, ...]
+    job: Job
+    runs: tuple[TableRun, ...]
     records: tuple[Record, ...]
-    """Of its runs that are done."""
+    """The records of those of its runs that are done."""
     rounds: tuple[int, ...]
-    """That each of the others has behind it in its folder."""
+    """For each of the other runs, how many rounds are saved in its folder."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every run of the job is recorded."""
+        return len(self.records) == len(self.runs)
 
     @property
     def seconds_left(self) -> float:
-        """Expected of the runs that are not done: the entry's seconds, shared out by rounds."""
-        rounds = sum(job.settings.rounds for job in self.jobs)
+        """How long the rest is expected to take: the seconds of the job, shared out by rounds."""
+        rounds = sum(run.settings.rounds for run in self.runs)
         done = sum(record.rounds for record in self.records) + sum(self.rounds)
-        return self.entry.seconds * (1 - done / rounds)
+        return self.job.seconds * (1 - done / rounds)
 
     @property
     def state(self) -> str:
-        """For people."""
-        if len(self.records) == len(self.jobs):
+        """How far the job is, in words: done, open, or what there is of it."""
+        if self.is_done:
             return "done"
         begun = f"{max(self.rounds)} rounds of a run are saved" if any(self.rounds) else ""
-        done = f"{len(self.records)} of {plural(len(self.jobs), 'run')} done" if self.records else ""
+        done = f"{len(self.records)} of {plural(len(self.runs), 'run')} done" if self.records else ""
         return ", ".join(filter(None, (done, begun))) or "open"
 
 
 @dataclass(frozen=True)
-class Worked:
-    """What a call came to."""
+class QueueOutcome:
+    """What a call of `work_through` came to."""
 
     done: tuple[Record, ...]
     left: tuple[str, ...]
-    """Names of the jobs that are not done."""
+    """The names of the jobs that are not done."""
     failed: tuple[str, ...]
-    """Those of them that could not be run."""
+    """The names of those of them that could not be run."""
 
 
-def find_standing(entry: Entry, records: Sequence[Record], *, changes: Sequence[str] = (), work: Path) -> Standing:
-    """What is recorded of a job, and what lies in its folders."""
-    jobs = entry.jobs(changes, work)
-    left = find_open(jobs, records)
-    last = {(key_of(record.settings), record.seed): record for record in records}
-    done = [last[job.key, job.settings.seed] for job in jobs if job not in left]
-    return Standing(entry, tuple(jobs), tuple(done), tuple(len(folders.read_metrics(job.folder)) for job in left))
+def find_progress(job: Job, records: Sequence[Record], *, changes: Sequence[str] = (), work: Path) -> JobProgress:
+    """How far a job is, from the records and from what lies in the folders of its runs."""
+    runs = job.runs(changes, work)
+    missing = find_missing(runs, records)
+    last = {(record.key, record.seed): record for record in records}
+    done = [last[run.key, run.settings.seed] for run in runs if run not in missing]
+    saved = [len(folders.read_metrics(run.folder)) for run in missing]
+    return JobProgress(job, tuple(runs), tuple(done), tuple(saved))
 
 
 def work_through(
-    queue: Sequence[Entry],
+    queue: Sequence[Job],
     *,
     changes: Sequence[str] = (),
     results: Path = Path("results"),
@@ -75,7 +81,8 @@ def work_through(
     commit: str = "",
     say: Callable[[str], None] = print,
     stop: Callable[[], bool] = lambda: False,
-) -> Worked:
+    clock: Clock = time.monotonic,
+) -> QueueOutcome:
     """Run the jobs that are not recorded yet, in order, as `reproduce` runs tables.
 
     A job that is not expected to end in time is left for the next call, and one behind it that fits is taken; only
@@ -83,43 +90,44 @@ def work_through(
     want of its data, say, does not keep the others from running.
     """
     whole = None if max_minutes is None else 60 * max_minutes
-    ends = None if whole is None else time.monotonic() + whole
+    ends = None if whole is None else clock() + whole
     done: list[Record] = []
     left: list[str] = []
     failed: list[str] = []
-    for entry in queue:
+    for job in queue:
         try:
-            standing = find_standing(entry, read_all(results), changes=changes, work=work)
-            if len(standing.records) == len(standing.jobs):
+            progress = find_progress(job, read_all(results), changes=changes, work=work)
+            if progress.is_done:
                 continue
-            left.append(entry.name)
+            left.append(job.name)
             if stop():
                 continue
-            needed = standing.seconds_left
-            if ends is not None and whole is not None and ends - time.monotonic() < needed <= whole:
-                over = max(0.0, ends - time.monotonic())
-                say(f"{entry.name}: not begun, {needed:.0f} s are expected and {over:.0f} s are left")
+            needed = progress.seconds_left
+            if ends is not None and whole is not None and ends - clock() < needed <= whole:
+                over = max(0.0, ends - clock())
+                say(f"{job.name}: not begun, {needed:.0f} s are expected and {over:.0f} s are left")
                 continue
-            if ends is not None and time.monotonic() >= ends:
+            if ends is not None and clock() >= ends:
                 continue
-            say(f"{entry.name} ({needed:.0f} s expected): {entry.asks}")
-            outcome = run_jobs(
-                standing.jobs,
+            say(f"{job.name} ({needed:.0f} s expected): {job.asks}")
+            outcome = run_all(
+                progress.runs,
                 results=results,
                 commit=commit,
                 ends=ends,
-                packed=packed or entry.packed,
+                packed=packed or job.packed,
                 say=say,
                 stop=stop,
+                clock=clock,
             )
         except FedwidthError as error:
-            if entry.name not in left:
-                left.append(entry.name)
-            failed.append(entry.name)
-            say(f"{entry.name}: cannot be run: {error}")
+            if job.name not in left:
+                left.append(job.name)
+            failed.append(job.name)
+            say(f"{job.name}: cannot be run: {error}")
             continue
         done += outcome.done
         if not outcome.remaining:
-            left.remove(entry.name)
+            left.remove(job.name)
     say(f"queue: {plural(len(done), 'run')} finished, {plural(len(left), 'job')} left")
-    return Worked(tuple(done), tuple(left), tuple(failed))
+    return QueueOutcome(tuple(done), tuple(left), tuple(failed))

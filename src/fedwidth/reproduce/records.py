@@ -1,7 +1,6 @@
-"""Runs of published tables: one JSON line for each finished one in results/<table>.jsonl, appended by the runs.
+"""Records of runs of published tables: each finished run is one JSON line in results/<table>.jsonl.
 
-Runs that were stopped leave a line of the same form in results/unfinished/<table>.jsonl, so that the page can say how
-far they got.
+A run that was stopped leaves a line of the same form in results/unfinished/<table>.jsonl, which says how far it got.
 """
 
 from __future__ import annotations
@@ -11,28 +10,27 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import fedwidth
-from fedwidth.config.influence import MEASURING, PRECISION, ROUNDING, experiment_of, identity
+from fedwidth.analysis.experiment_key import experiment_key
+from fedwidth.config.influence import identity
 from fedwidth.errors import StateError
 from fedwidth.files import LOCK, append_line
-from fedwidth.reproduce.clients import Clients, read_clients
+from fedwidth.reproduce.client_accuracies import Clients, read_clients
 from fedwidth.settings import Settings
 
 UNFINISHED = "unfinished"
 MEASURED_BY_VALIDATION = ("validation_accuracy", "validation_loss")
 
-MAY_DIFFER = ("seed", *ROUNDING, *PRECISION, *MEASURING)
-"""What runs of one cell may differ in besides what has no influence at all: where, and how often it is looked at."""
-
 
 @dataclass(frozen=True)
 class Record:
-    """A run: what was run, what it measured, and where."""
+    """What is kept of a run: its settings, what it measured, and what it ran on."""
 
     recipe: str
     label: str
@@ -41,14 +39,14 @@ class Record:
     """Fingerprint of the resolved settings."""
     settings: dict[str, Any]
     changes: list[str]
-    """Settings changed with --set."""
+    """The settings that were changed with --set, as `key=value`."""
     rounds: int
     steps: int
-    """Local steps of all clients in all rounds."""
+    """How many local steps all clients took in all rounds."""
     evaluations: list[list[float | None]]
-    """[round, global accuracy, local accuracy, global loss] each."""
+    """A row for each evaluation: round, global accuracy, local accuracy, global loss."""
     final_accuracy: float
-    """The last that was measured: of the last round, unless the run is unfinished."""
+    """The global accuracy that was measured last: after the last round, unless the run is unfinished."""
     best_accuracy: float
     best_round: int
     local_accuracy: float | None
@@ -59,19 +57,24 @@ class Record:
     version: str
     date: str
     packed: int = 1
-    """Runs that trained as one batch with it, itself included; `seconds` are its share of their time."""
+    """How many runs trained as one batch, this one included; `seconds` is its share of their time."""
     same_as: str = ""
-    """A run of that batch that held the same sub-models in every round, so that the two were trained once."""
+    """The title of a run of that batch with the same sub-models in every round: the two were trained as one."""
     clients: Clients | None = None
-    """[accuracy on its own data, place of its capacity in the mix] of each client; None where they are many."""
+    """For each client, its accuracy on its own data and the number of its capacity in the mix; None where many."""
     engine: str = ""
-    """What trained it, also where the settings leave the choice; earlier records do not say."""
+    """The engine that trained the run, also where the settings leave the choice; earlier records do not say."""
     fell_back: str = ""
-    """Why it was not the engine that was chosen or asked for, where that one could not train the run."""
+    """Why the engine that was chosen or asked for could not train the run; empty where it did."""
     commit: str = ""
-    """Of the source, with a plus where that was changed since; earlier records do not say."""
+    """The commit of the source, with a plus where files were changed since; earlier records do not say."""
     samples: str = "test"
-    """What the global accuracies are of: the test set, or the validation samples where that was not looked at."""
+    """What the global accuracies were measured on: test, or validation where the test set was not looked at."""
+
+    @cached_property
+    def key(self) -> str:
+        """The key of its experiment: equal for all runs of it, wherever and with whatever seed they ran."""
+        return experiment_key(self.settings)
 
 
 def make_record(
@@ -91,7 +94,7 @@ def make_record(
 ) -> Record:
     """The record of a run that just ended, or of the part of it that is done, from the lines of its metrics.
 
-    What the run left in its `folder` says how it serves single clients.
+    How it serves single clients is read from its `folder`.
     """
     lines = list(metrics)
     samples = "test" if settings.evaluation.test else "validation"
@@ -130,12 +133,12 @@ def make_record(
 
 
 def path_of(results: Path, table: str) -> Path:
-    """Where the runs of a table are recorded."""
+    """The file in which the runs of a table are recorded."""
     return results / f"{table}.jsonl"
 
 
 def append_record(results: Path, record: Record) -> None:
-    """Add a line; several processes may do so at a time."""
+    """Write the record of a run at the end of the file of its table; several processes may do so at a time."""
     append_line(path_of(results, record.recipe), json.dumps(asdict(record)), lock=results / LOCK)
 
 
@@ -158,32 +161,25 @@ def read_records(results: Path, table: str) -> list[Record]:
 
 
 def read_all(results: Path) -> list[Record]:
-    """The finished runs of all tables."""
+    """The finished runs of all tables, in the order of the names of their files."""
     paths = sorted(path.relative_to(results).with_suffix("") for path in results.rglob("*.jsonl"))
     tables = [path.as_posix() for path in paths if path.parts[0] != UNFINISHED]
     return [record for table in tables for record in read_records(results, table)]
 
 
-def find_records(records: Iterable[Record], settings: Settings) -> list[Record]:
-    """The runs of one experiment, wherever they ran and whichever table asked: each seed's last, seeds in order."""
-    return by_experiment(records).get(key_of(asdict(settings)), [])
-
-
 def by_experiment(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Runs by what was run (`key_of` their settings): of each seed the last, seeds in order."""
+    """Runs by the key of their experiment, wherever they ran and whichever table asked for them.
+
+    Seeds are in order; of several runs with one seed the last one counts.
+    """
     found: dict[str, dict[int, Record]] = {}
     for record in records:
-        found.setdefault(key_of(record.settings), {})[record.seed] = record
+        found.setdefault(record.key, {})[record.seed] = record
     return {key: [mine[seed] for seed in sorted(mine)] for key, mine in found.items()}
 
 
-def key_of(settings: Mapping[str, Any]) -> str:
-    """A name for an experiment: equal for all its runs."""
-    return json.dumps(experiment_of(settings, without=MAY_DIFFER), sort_keys=True)
-
-
 def hardware(device: str) -> str:
-    """The name of the processor that trains on this device."""
+    """The name of the GPU or processor that this device stands for."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     try:
@@ -194,5 +190,5 @@ def hardware(device: str) -> str:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits: more than ten thousand test samples can tell."""
+    """A number with six digits, which is more than ten thousand test samples can tell."""
     return value if value is None or isinstance(value, int) else round(value, 6)

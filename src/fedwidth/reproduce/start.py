@@ -1,4 +1,4 @@
-"""Runs of published tables for a few rounds, to see that they run; results/started.json says what they came to."""
+"""`reproduce --start`: the first rounds of runs of published tables, to see that their recipes run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import fedwidth
+from fedwidth.analysis.wording import plural, show_time
 from fedwidth.config.build import find_device
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Stopped
-from fedwidth.reproduce.forecast import show_time
-from fedwidth.reproduce.jobs import Job, list_jobs
 from fedwidth.reproduce.records import hardware
-from fedwidth.reproduce.runs import settle
-from fedwidth.reproduce.started import Start, read_started, write_started
-from fedwidth.reproduce.words import plural
+from fedwidth.reproduce.running import name_engine
+from fedwidth.reproduce.started import StartedRun, read_started, write_started
+from fedwidth.reproduce.table_runs import TableRun, list_table_runs
 from fedwidth.run.cache import Shelf
 
 
-def start(
+def start_tables(
     tables: Sequence[str],
     rounds: int,
     *,
@@ -31,53 +30,54 @@ def start(
     results: Path = Path("results"),
     say: Callable[[str], None] = print,
     stop: Callable[[], bool] = lambda: False,
-) -> list[Start]:
-    """Run the first run of each table, else those of `only`, for so many rounds, and note them in started.json.
+) -> list[StartedRun]:
+    """Make so many rounds of the first run of each table, else of those of `only`, and note them in started.json.
 
-    The schedule is that of the whole run, of which nothing else is kept.
+    Learning rates follow the schedule of the whole run. Nothing else of these runs is kept.
     """
-    jobs = _choose(tables, rounds, only=only, changes=changes)
+    runs = _choose(tables, rounds, only=only, changes=changes)
     read_started(results)  # a damaged file is refused before anything runs
-    found: list[Start] = []
+    found: list[StartedRun] = []
     shelf = Shelf()
-    for job in jobs:
+    for run in runs:
         if stop():
             break
-        begun = _start(job, rounds, shelf, say=say, stop=stop)
-        if begun is None:
-            say(f"{job.title}: stopped before round {rounds}; not noted")
+        started = _start(run, rounds, shelf, say=say, stop=stop)
+        if started is None:
+            say(f"{run.title}: stopped before round {rounds}; not noted")
             break
-        found.append(begun)
-        write_started(results, begun)
+        found.append(started)
+        write_started(results, started)
     return found
 
 
-def _choose(tables: Sequence[str], rounds: int, *, only: Sequence[str], changes: Sequence[str]) -> list[Job]:
-    jobs = []
+def _choose(tables: Sequence[str], rounds: int, *, only: Sequence[str], changes: Sequence[str]) -> list[TableRun]:
+    """The runs to start; changes that would make another experiment are refused, and so are whole runs."""
+    runs = []
     for table in dict.fromkeys(tables):
-        mine = list_jobs([table], only=only, seeds=[], changes=changes, work=Path())
-        given = {job.label: job.key for job in list_jobs([table], only=only, seeds=[], changes=[], work=Path())}
+        mine = list_table_runs([table], only=only, seeds=[], changes=changes, work=Path())
+        given = {run.label: run.key for run in list_table_runs([table], only=only, seeds=[], changes=[], work=Path())}
         mine = mine if only else mine[:1]
-        if any(job.key != given[job.label] for job in mine):
+        if any(run.key != given[run.label] for run in mine):
             raise OptionError("--start notes recipes as they are: change only device, engine and the like with --set")
-        jobs += mine
-    for job in jobs:
-        find_device(job.settings.device)  # one this machine lacks is refused before anything is said
-        if rounds >= job.settings.rounds:
+        runs += mine
+    for run in runs:
+        find_device(run.settings.device)  # one this machine lacks is refused before anything is said
+        if rounds >= run.settings.rounds:
             raise OptionError(
-                f"--start must be less than the {plural(job.settings.rounds, 'round')} of {job.title}; leave it out to"
+                f"--start must be less than the {plural(run.settings.rounds, 'round')} of {run.title}; leave it out to"
                 " run and record them all"
             )
-    return jobs
+    return runs
 
 
 def _start(
-    job: Job, rounds: int, shelf: Shelf, *, say: Callable[[str], None], stop: Callable[[], bool]
-) -> Start | None:
-    """The first rounds of a run; None where it was stopped before."""
-    experiment = shelf.experiment(job.settings)
-    _, explained = settle([experiment])
-    say(f"{job.title}: {explained}")
+    run: TableRun, rounds: int, shelf: Shelf, *, say: Callable[[str], None], stop: Callable[[], bool]
+) -> StartedRun | None:
+    """Make the first rounds of a run; None where it was stopped before."""
+    experiment = shelf.experiment(run.settings)
+    _, explained = name_engine([experiment])
+    say(f"{run.title}: {explained}")
     lines: list[dict[str, Any]] = []
     done = count(1)
     with suppress(Stopped):
@@ -86,19 +86,16 @@ def _start(
         return None
     last = lines[-1]
     loss = last["train_loss"]
-    say(f"{job.title}: {plural(rounds, 'round')} in {show_time(last['seconds'])}, training loss {_shown(loss)}")
-    return Start(
-        recipe=job.table,
-        label=job.label,
+    shown = "unknown" if loss is None else f"{loss:.3f}"
+    say(f"{run.title}: {plural(rounds, 'round')} in {show_time(last['seconds'])}, training loss {shown}")
+    return StartedRun(
+        recipe=run.table,
+        label=run.label,
         rounds=rounds,
         train_loss=None if loss is None else round(loss, 4),
         seconds=last["seconds"],
-        hardware=hardware(job.settings.device),
+        hardware=hardware(run.settings.device),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        device=job.settings.device,
+        device=run.settings.device,
         version=fedwidth.__version__,
     )
-
-
-def _shown(loss: float | None) -> str:
-    return "unknown" if loss is None else f"{loss:.3f}"

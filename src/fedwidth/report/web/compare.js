@@ -1,6 +1,6 @@
 // What the comparison comes to: sentences, the grid of a sweep, what it took to reach an accuracy, accuracy by class.
 function standingSection() {
-  const { leading, sentences, yardsticks, rows } = data.standings;
+  const { leading, sentences, yardsticks, rows } = data.comparison;
   const gains = rows.map((row, entry) => ({ ...row, entry })).filter((row) => row.gain);
   const said = [leading, ...sentences].filter(Boolean);
   return [
@@ -26,7 +26,7 @@ function gridSection() {
     const mean = value(place);
     const td = h('td', { title: place === null ? 'not run' : data.entries[place].label }, known(mean) ? [show.percent(mean), show.spread(data.entries[place][by])] : '–');
     if (known(mean)) td.style.background = `color-mix(in srgb, var(--c0) ${Math.round(8 + (high > low ? (37 * (mean - low)) / (high - low) : 20))}%, transparent)`;
-    if (place === data.standings.lead) td.classList.add('best');
+    if (place === data.comparison.lead) td.classList.add('best');
     return td;
   };
   return [

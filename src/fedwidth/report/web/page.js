@@ -1,6 +1,6 @@
 // Puts the sections together.
 function headline() {
-  const { title, lead, leading, sentences, rows } = data.standings;
+  const { title, lead, leading, sentences, rows } = data.comparison;
   const first = data.entries[lead];
   const others = data.entries.filter((_, place) => place !== lead);
   const kinds = new Set(data.entries.map((entry) => entry.data));
@@ -88,7 +88,7 @@ function curvesSection() {
 
 // Each section: its id, what it is built by, and what of the data it depends on.
 const SECTIONS = [
-  ['compared', () => [rankingSection(), standingSection(), data.grid && gridSection(), reachedSection(), classesSection()], (d) => [d.entries.map(({ curves, ...others }) => others), d.standings, d.grid, d.reached, d.classes]],
+  ['compared', () => [rankingSection(), standingSection(), data.grid && gridSection(), reachedSection(), classesSection()], (d) => [d.entries.map(({ curves, ...others }) => others), d.comparison, d.grid, d.reached, d.classes]],
   ['curves', curvesSection, (d) => d.entries],
   ['coverage', coverageSection, (d) => [d.coverage.views.map(({ layers, ...others }) => [others, Object.entries(layers).map(([name, layer]) => [name, layer.frames])]), d.coverage.skipped, d.runs.map((run) => run.done)]],
   ['gains', gainsSection, (d) => [d.gains, d.widths]],

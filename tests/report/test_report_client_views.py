@@ -4,9 +4,9 @@ import pytest
 from run_folders import write_run
 
 from fedwidth.report import read_runs
+from fedwidth.report.client_views import devices_view, gains_views, once, split_view, widths_views
 from fedwidth.report.entries import group_runs
-from fedwidth.report.rebuild import Workshop
-from fedwidth.report.views import devices_view, gains_views, once, split_view, widths_views
+from fedwidth.report.rebuild import ModelRebuilder
 
 
 def entries(*folders):
@@ -36,7 +36,7 @@ def test_accuracy_at_each_width_over_seeds_and_none_for_whole_models(tmp_path):
     write_run(tmp_path / "a" / "seed-2", "x", seed=2)
     write_run(tmp_path / "b", "whole", method="fedavg")
     found = entries(tmp_path)
-    workshop = Workshop()
+    workshop = ModelRebuilder()
     views = widths_views(found, [workshop.rebuild(entry.first) for entry in found])
     (view,) = views["views"]
     assert [(level["capacity"], level["count"]) for level in view["levels"]] == [(0.25, 2), (1.0, 2)]
@@ -46,7 +46,7 @@ def test_accuracy_at_each_width_over_seeds_and_none_for_whole_models(tmp_path):
 
 def test_devices_mix_and_costs_of_an_mlp_by_hand(tmp_path):
     (entry,) = entries(write_run(tmp_path / "a"))
-    view = devices_view(entry, Workshop().rebuild(entry.first))
+    view = devices_view(entry, ModelRebuilder().rebuild(entry.first))
     assert [(level["capacity"], level["count"]) for level in view["levels"]] == [(1.0, 2), (0.5, 2), (0.25, 2)]
     # 64-12-6-10, and at a half 64-6-3-10: weights and biases; multiply-adds are the weights.
     assert [level["parameters"] for level in view["levels"][:2]] == [12 * 65 + 6 * 13 + 10 * 7, 6 * 65 + 3 * 7 + 10 * 4]

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedwidth.analysis.comparison import Comparison, Row, over_seeds
+from fedwidth.analysis.comparison import Comparison, Row, accuracy_text
 from fedwidth.config.schema import build
 from fedwidth.errors import FedwidthError
 from fedwidth.report.entries import Entry
@@ -36,10 +36,10 @@ def compare_entries(entries: Sequence[Entry], about: About) -> Comparison:
         Row(each.label, _settings(each.first), by_seed(each, "global_accuracy"), by_seed(each, "validation_accuracy"))
         for each in entries
     ]
-    return Comparison(tuple(rows), chosen=bool(about.over))
+    return Comparison(tuple(rows), best_leads=bool(about.over))
 
 
-def standings_view(entries: Sequence[Entry], about: About) -> View:
+def comparison_view(entries: Sequence[Entry], about: About) -> View:
     """Title, what leads, sentences about the others, and the gain and yardsticks of each entry."""
     if not entries:
         return {"title": about.title, "lead": 0, "leading": "", "sentences": [], "yardsticks": [], "rows": []}
@@ -47,16 +47,16 @@ def standings_view(entries: Sequence[Entry], about: About) -> View:
     return {
         "title": about.title,
         "lead": compared.lead,
-        "leading": compared.leading(),
-        "sentences": compared.standing(),
-        "yardsticks": compared.measured(),
+        "leading": compared.leading_sentence(),
+        "sentences": compared.difference_sentences(),
+        "yardsticks": compared.yardstick_sentences(),
         "rows": [
             {
                 "yardsticks": mine,
                 "gain": str(gain.difference) if gain else "",
                 "over": gain.kind if gain else "",
                 "verdict": gain.difference.verdict if gain else "",
-                "validation": over_seeds(row.validation) if row.validation else "",
+                "validation": accuracy_text(row.validation) if row.validation else "",
             }
             for row, mine, gain in zip(compared.rows, compared.yardsticks, compared.gains, strict=True)
         ],

@@ -1,6 +1,5 @@
 """The papers' figures: drawn from recorded runs alone, and what lacks its runs is said to lack them."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +9,10 @@ from reproduction.drawings import trained
 from reproduction.figures import FIGURES, figure_texts, write_figures
 from reproduction.page import find_tables
 
-from fedwidth.cli.entry import run_command
 from fedwidth.config.read import read_settings
 from fedwidth.models import build, example_inputs
 from fedwidth.plan import trace
 from fedwidth.reproduce.records import make_record
-from reproduction import exact as results_exact
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {figure.name: figure for figure in FIGURES}
@@ -169,24 +166,3 @@ def test_files_are_written_for_what_is_drawn(tmp_path):
     paths = write_figures(tables, tmp_path, figures=only)
     assert [path.name for path in paths] == ["fedrolex-figure6.png", "fedrolex-figure6.svg"]
     assert "overlap r" in paths[1].read_text()
-
-
-def test_the_command_writes_page_figures_and_coverage(tmp_path, capsys, monkeypatch):
-    kept = (ROOT / "results" / "coverage.json").read_text()
-    monkeypatch.setattr(results_exact, "measure", lambda: json.loads(kept))  # which takes a minute
-    page = tmp_path / "docs" / "results.md"
-    page.parent.mkdir()
-    given = ["results", "--results", str(tmp_path), "--out", str(page)]
-    assert run_command(given) == 0
-    text = page.read_text()
-    assert "![FedBRB Figure 3d](images/results/fedbrb-figure3d.png)" in text
-    assert (page.parent / "images" / "results" / "fedbrb-figure3d.png").exists()
-    svg = (page.parent / "images" / "results" / "fedbrb-figure3d.svg").read_text()
-    for words in ("HeteroFL, 6.25 %", "FedRolex, 49.8 %", "Federated Dropout, 100 %", "FedBRB, 100 %", "after 512"):
-        assert words in svg
-    assert str(page) in capsys.readouterr().out
-    assert (tmp_path / "coverage.json").read_text() == kept
-    assert "no time is known yet" in text
-    assert "about 0 s" not in text
-    assert run_command(["results", "--help"]) == 0
-    assert "coverage.json" in capsys.readouterr().out

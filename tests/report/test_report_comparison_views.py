@@ -5,10 +5,10 @@ import math
 
 from run_folders import lines, write_run
 
+from fedwidth.report.comparison_views import classes_view, comparison_view, grid_view, reached_view
 from fedwidth.report.describe import describe
 from fedwidth.report.entries import group_runs
 from fedwidth.report.runs import read_runs
-from fedwidth.report.standings import classes_view, grid_view, reached_view, standings_view
 from fedwidth.run.about import About, read_about
 
 
@@ -27,7 +27,7 @@ def test_differences_are_said_as_everywhere(tmp_path):
     write_entry(tmp_path / "a", "A", 0.81, 0.82, 0.83)
     write_entry(tmp_path / "b", "B", 0.80, 0.80, 0.80, method="heterofl")
     write_entry(tmp_path / "c", "C", 0.50, 0.51, 0.52, method="feddropout")
-    found = standings_view(entries_of(tmp_path), About())
+    found = comparison_view(entries_of(tmp_path), About())
     assert (found["lead"], found["leading"]) == (0, "")
     # 1, 2, 3: mean 2, error 0.577, times 4.30; 31 thrice.
     assert found["sentences"] == [
@@ -39,7 +39,7 @@ def test_differences_are_said_as_everywhere(tmp_path):
 def test_a_run_that_goes_on_is_not_compared_yet(tmp_path):
     write_entry(tmp_path / "a", "A", 0.8)
     write_run(tmp_path / "b", "B", finished=False, done=6, method="heterofl")
-    found = standings_view(entries_of(tmp_path), About())
+    found = comparison_view(entries_of(tmp_path), About())
     assert found["sentences"] == []
 
 
@@ -53,7 +53,7 @@ def test_the_gain_over_yardsticks_that_are_in_the_folder(tmp_path):
             path = tmp_path / name / f"seed-{seed}" / "config.toml"
             text = path.read_text().replace(devices.strip(), f'[devices]\ncapacities = "{capacities}"\nper_round = 3')
             path.write_text(text.replace("[model]\n", f"[model]\nwidth = {width}\n"))
-    found = standings_view(entries_of(tmp_path), About())
+    found = comparison_view(entries_of(tmp_path), About())
     mine = found["rows"][found["lead"]]
     assert (mine["gain"], mine["over"]) == ("+21.0 (+8.3 to +33.7)", "smallest for all")  # 20, 22: error 1, times 12.71
     labels = [entry.label for entry in entries_of(tmp_path)]
@@ -86,9 +86,9 @@ def test_a_sweep_opens_with_its_best_and_shows_a_grid(tmp_path):
     sweep(tmp_path)
     assert read_about(tmp_path).title == "A title"
     data = describe(entries_of(tmp_path), folders=[tmp_path])
-    assert data["standings"]["lead"] == 1
-    assert data["standings"]["leading"].startswith("Best by test accuracy: cell 1, 90.0 % (one seed). Chosen on the")
-    assert data["standings"]["sentences"] == [
+    assert data["comparison"]["lead"] == 1
+    assert data["comparison"]["leading"].startswith("Best by test accuracy: cell 1, 90.0 % (one seed). Chosen on the")
+    assert data["comparison"]["sentences"] == [
         "One seed: differences have no interval, and decide nothing. --seeds 1,2,3 compares."
     ]
     assert data["grid"] == {
@@ -102,7 +102,7 @@ def test_a_sweep_opens_with_its_best_and_shows_a_grid(tmp_path):
 
 def test_the_best_is_chosen_by_validation_where_there_is_one(tmp_path):
     about = sweep(tmp_path, validation=(0.6, 0.4, 0.8))
-    found = standings_view(entries_of(tmp_path), about)
+    found = comparison_view(entries_of(tmp_path), about)
     assert found["lead"] == 2
     assert found["leading"] == (
         "Best by validation accuracy: cell 2, 80.0 % (one seed). On the test set it has 70.0 % (one seed)."

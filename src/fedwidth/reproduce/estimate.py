@@ -1,4 +1,4 @@
-"""How long a run will take, from the finished runs most like it."""
+"""How long a run will take, judged by the finished runs most like it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedwidth.reproduce.records import Record
 from fedwidth.settings import Settings
 
 SAMPLES = {"digits": 1_442, "mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
-"""Training samples of data sets, for estimates of runs that have not begun."""
+"""How many training samples a data set has, for estimates of runs that have not loaded it."""
 
 ALIKE = (
     ("model", "sizes", "batch", "method"),
@@ -20,11 +20,11 @@ ALIKE = (
     ("model", "sizes"),
     ("model",),
 )
-"""What runs have in common whose steps may take as long, the best first."""
+"""What two runs must have in common for a local step to take about as long in both, the closest likeness first."""
 
 
 def count_steps(settings: Settings, samples: float | None = None) -> int | None:
-    """Local steps of a whole run, `samples` being those of a client on average; None where they are not known."""
+    """The local steps of a whole run whose clients have so many `samples` on average; None where that is not known."""
     training, data = settings.training, settings.data
     if samples is None and data.name in SAMPLES:
         samples = SAMPLES[data.name] * (1 - data.validation) / data.clients
@@ -37,8 +37,9 @@ def count_steps(settings: Settings, samples: float | None = None) -> int | None:
 def estimate_seconds(settings: Settings, records: Sequence[Record]) -> float | None:
     """How long a run will take, from what a local step took in the finished runs most like it; None without any.
 
-    The fastest of them counts: the others may have shared their device. Of runs of other sizes only those that trained
-    alone: what a pack of narrow clients takes says nothing about wide ones. Of other batch sizes the nearest.
+    Of several the fastest counts, because the others may have shared their device. Of runs with other sizes of
+    sub-models only those that trained alone count: what a batch of narrow clients takes says nothing about wide ones.
+    Of runs with other batch sizes the nearest count.
     """
     steps = count_steps(settings)
     if steps is None:
@@ -55,7 +56,7 @@ def estimate_seconds(settings: Settings, records: Sequence[Record]) -> float | N
 
 
 def _facts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the time of a step depends on."""
+    """The settings that the time of a local step depends on."""
     model = settings["model"]
     return {
         "model": model["name"],

@@ -1,0 +1,74 @@
+"""docs/results.md: up to date, made of runs of the recipes alone, and written by one command."""
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from shutil import copy
+
+import pytest
+from reproduction.__main__ import main
+from reproduction.page import write_page
+
+from fedwidth.analysis.experiment_key import experiment_key
+from fedwidth.config.read import read_settings
+from fedwidth.reproduce.records import read_all
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_in_the_repository_is_up_to_date():
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert page == write_page(ROOT / "results"), "run `make results`"
+
+
+def test_every_recorded_run_is_a_run_of_its_recipe_and_was_not_cut_short():
+    records = [made for made in read_all(ROOT / "results") if not made.recipe.startswith("queue/")]
+    recipes = {name: {run.label: run for run in read_settings(name).runs} for name in {r.recipe for r in records}}
+    for made in records:
+        run = recipes[made.recipe][made.label]
+        assert made.key == experiment_key(asdict(run.settings)), f"{made.recipe} {made.label}: the recipe has changed"
+        assert made.evaluations[-1][0] == made.rounds == run.settings.rounds
+        assert made.final_accuracy == pytest.approx(made.evaluations[-1][1], abs=1e-6)
+        assert made.best_accuracy == pytest.approx(max(each[1] for each in made.evaluations), abs=1e-6)
+        assert made.version
+        assert not made.settings["data"]["root"], "no path of a machine"
+
+
+def test_a_folder_of_results_that_is_not_there_is_refused(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("as it was")
+    assert main(["--results", str(tmp_path / "wrong"), "--out", str(page)]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: there is no folder {tmp_path}/wrong; give the one of the finished runs as --results\n"
+    )
+    assert page.read_text() == "as it was"
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_page_without_any_runs_says_so(tmp_path):
+    copy(ROOT / "results" / "coverage.json", tmp_path)  # else it is measured, which takes a minute
+    assert main(["--results", str(tmp_path), "--out", str(tmp_path / "page.md"), "--no-figures"]) == 0
+    page = (tmp_path / "page.md").read_text()
+    assert re.search(r"- 0 of \d{4} cells with a published accuracy", page)
+    assert "| `thesis/table3-1` | 125 | 125 | not known |" in page
+    assert "no time is known yet" in page
+    assert "about 0 s" not in page
+
+
+def test_the_command_writes_the_page_and_the_figures_it_shows(tmp_path, capsys):
+    copy(ROOT / "results" / "coverage.json", tmp_path)
+    page = tmp_path / "docs" / "results.md"
+    page.parent.mkdir()
+    assert main(["--results", str(tmp_path), "--out", str(page)]) == 0
+    assert "![FedBRB Figure 3d](images/results/fedbrb-figure3d.png)" in page.read_text()
+    drawn = page.parent / "images" / "results"
+    assert capsys.readouterr().out.split() == [
+        str(page),
+        *(str(drawn / f"fedbrb-figure3d.{kind}") for kind in ("png", "svg")),
+    ]
+    svg = (drawn / "fedbrb-figure3d.svg").read_text()
+    for words in ("HeteroFL, 6.25 %", "FedRolex, 49.8 %", "Federated Dropout, 100 %", "FedBRB, 100 %", "after 512"):
+        assert words in svg
+    assert main(["--help"]) == 0
+    assert "coverage.json" in capsys.readouterr().out
