@@ -25,7 +25,7 @@ NO_CODE = ("math",)
 LANGUAGES = ("python", "toml", *SHELLS, *NO_CODE)
 MARKS = {"quick"}
 """Run as it stands, and its output compared with the page's."""
-SLOW_TARGETS = {"check", "test-slow", "bench"}
+SLOW_TARGETS = {"check", "test-slow", "bench", "results"}
 
 SMALL = ("rounds=1", "model.name=mlp", "devices.per_round=2", "training.steps=1", "device=cpu")
 TRAINING = ("run", "sweep", "reproduce")

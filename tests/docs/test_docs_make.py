@@ -23,6 +23,8 @@ FEW = {
     "test-slow": "tests/contracts/test_every_engine.py -k 'every_method_on_every_model and mlp and fedrolex'",
 }
 """What a target that runs tests runs of them, so that it does not run itself."""
+NEEDS = {"run": (), "results": ("reproduction", "results")}
+"""Targets that write into the folder they are run in, and what of the repository they need there."""
 
 QUICK, SLOW = (
     sorted({command.words for _, _, command in commands_in(suite, "make")}) for suite in ("test", "test-slow")
@@ -34,6 +36,7 @@ EXPECTED = {
     "check": " passed",
     "test-slow": " passed",
     "bench": "extract",
+    "results": "docs/results.md",
 }
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -45,10 +48,13 @@ def run_make(words, tmp_path):
     stamp = tmp_path / "installed"
     stamp.touch()
     place, programs = ROOT, BIN
-    if target == "run":  # it writes into the folder it is run in
-        place, programs = tmp_path, tmp_path / "bin"
-        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    if target in NEEDS:
+        place = tmp_path
+        (place / "docs").mkdir()
+        for name in ("Makefile", "pyproject.toml", "constraints.txt", *NEEDS[target]):
             (place / name).symlink_to(ROOT / name)
+    if target == "run":
+        programs = tmp_path / "bin"
         programs.mkdir()
         less = " ".join(made_small(["run"])[1:])
         (programs / "fedwidth").write_text(f'#!/bin/sh\nexec {sys.executable} -m fedwidth "$@" {less}\n')
