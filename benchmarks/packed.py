@@ -22,8 +22,11 @@ from fedwidth.config.read import read_settings
 from fedwidth.data import Data, Transform, from_tensors
 from fedwidth.engines.packed import stacks as packed_stacks
 from fedwidth.experiment import Recorder, Stopped
-from fedwidth.run.cache import Shelf
-from fedwidth.run.lockstep import _Choices, _Judge, group_for_packing, run_together
+from fedwidth.run.cache import Cache
+from fedwidth.run.lockstep import run_in_lockstep
+from fedwidth.run.lockstep.choices import Choices
+from fedwidth.run.lockstep.evaluation import LockstepEvaluation
+from fedwidth.run.packing import group_for_packing
 from fedwidth.settings import Settings
 
 TABLES = ("thesis/table3-1", "thesis/table3-2")
@@ -40,8 +43,8 @@ def images() -> Data:
     )
 
 
-class Shared(Shelf):
-    """A shelf with random images on it, unless there is a folder to read from."""
+class Shared(Cache):
+    """A cache with random images on it, unless there is a folder to read from."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -87,13 +90,13 @@ class Clock:
 
     def watch_all(self) -> None:
         """Watch the parts of a round."""
-        self.watch(_Choices, "choose", "choose")
+        self.watch(Choices, "choose", "choose")
         self.watch(packed_stacks, "clients_of", "orders")
         self.watch(packed_stacks.StackPack, "_cut", "cut")
         self.watch(packed_stacks.Stacks, "hold", "copy orders")
         self.watch(packed_stacks.Stacks, "train_groups", "train")
         self.watch(packed_stacks, "average_runs", "average")
-        self.watch(_Judge, "measure", "evaluate")
+        self.watch(LockstepEvaluation, "measure", "evaluate")
         self.watch(Recorder, "record", "metrics")
 
 
@@ -102,14 +105,14 @@ def compare(arguments: argparse.Namespace, clock: Clock) -> dict[str, object]:
     every = settings_of(TABLES[1], arguments, f"rounds={arguments.rounds}", seeds=[1])
     narrow = [settings for settings in every if settings.devices.capacities in ("0.25:1", "0.50:1")]
     chosen = narrow[:: max(1, len(narrow) // arguments.runs)][: arguments.runs]
-    shelf = Shared(arguments.data)
+    cache = Shared(arguments.data)
     for settings in chosen[:1]:  # whatever is made on first use
-        shelf.experiment(replace(settings, rounds=1)).run()
+        cache.experiment(replace(settings, rounds=1)).run()
     began = clock.now()
-    single = [shelf.experiment(settings).run() for settings in chosen]
+    single = [cache.experiment(settings).run() for settings in chosen]
     alone = clock.now() - began
     began = clock.now()
-    packed = run_together([shelf.experiment(settings) for settings in chosen])
+    packed = run_in_lockstep([cache.experiment(settings) for settings in chosen])
     together = clock.now() - began
     state = max(
         float((one.server.state[name] - other.server.state[name]).abs().max())
@@ -129,12 +132,12 @@ def compare(arguments: argparse.Namespace, clock: Clock) -> dict[str, object]:
 def measure_grid(arguments: argparse.Namespace, clock: Clock) -> dict[str, object]:
     """A few rounds of every pack of both tables, and what all rounds will take."""
     clock.watch_all()
-    shelf, rows = Shared(arguments.data), []
+    cache, rows = Shared(arguments.data), []
     for table in TABLES:
         every = settings_of(table, arguments, seeds=[1, 2, 3])
         for numbers in group_for_packing(every):
             began = clock.now()
-            experiments = [shelf.experiment(every[number]) for number in numbers]
+            experiments = [cache.experiment(every[number]) for number in numbers]
             build = clock.now() - began
             rounds, laps, runs = every[numbers[0]].rounds, [clock.now()], len(numbers)
 
@@ -146,7 +149,7 @@ def measure_grid(arguments: argparse.Namespace, clock: Clock) -> dict[str, objec
                         clock.seconds.clear()  # the first round captures the graphs
 
             try:
-                run_together(experiments, on_round=after, stop=lambda laps=laps: len(laps) >= arguments.rounds)
+                run_in_lockstep(experiments, on_round=after, stop=lambda laps=laps: len(laps) >= arguments.rounds)
             except Stopped:
                 laps.append(clock.now())
             first, count = laps[1] - laps[0], len(laps) - 2

@@ -25,7 +25,7 @@ from engines import images
 from fedwidth.config.read import read_settings
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.run import checkpoint
-from fedwidth.run.lockstep import run_together
+from fedwidth.run.lockstep import run_in_lockstep
 
 TOML = """
 rounds = 1000000
@@ -76,7 +76,7 @@ def take_turn(experiments: list[Experiment], seconds: float) -> Turn:
             if len(experiments) == 1:
                 experiments[0].run(places[0], on_round=lambda _: turn.note(0), stop=turn.is_over)
             else:
-                run_together(experiments, places, on_round=lambda number, _: turn.note(number), stop=turn.is_over)
+                run_in_lockstep(experiments, places, on_round=lambda number, _: turn.note(number), stop=turn.is_over)
         except Stopped:
             pass
     return turn

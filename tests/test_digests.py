@@ -16,7 +16,7 @@ from torch import nn
 
 from fedwidth.config.read import read_settings
 from fedwidth.experiment import Experiment
-from fedwidth.run.lockstep import run_together
+from fedwidth.run.lockstep import run_in_lockstep as run_together
 
 REFERENCE = "be177a6706c67eb3"
 

@@ -21,9 +21,9 @@ from fedwidth.models import build, example_inputs
 from fedwidth.settings import Settings
 
 try:
-    from fedwidth.run.lockstep import run_together
+    from fedwidth.run.lockstep import run_in_lockstep
 except ImportError:  # where it stood until 0.2
-    from fedwidth.together import run_together
+    from fedwidth.together import run_together as run_in_lockstep
 
 Over = Callable[[object], None]
 
@@ -152,7 +152,7 @@ def run_pack(wanted: list[Settings], shape: tuple[int, ...] | None, over: Over) 
             over(losses.copy())
             losses.clear()
 
-    run_together(runs, on_round=after)
+    run_in_lockstep(runs, on_round=after)
 
 
 def extract(device: str, name: str, over: Over) -> None:

@@ -14,7 +14,7 @@ from fedwidth.config.read import read_settings
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Method, Reference, combine, method
-from fedwidth.run.lockstep import run_together
+from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.settings import MethodSettings
 from small_runs import contents, same, small
 
@@ -56,7 +56,7 @@ def test_packed_runs_in_slots_agree_with_runs_alone():
     others = [run_of("cnn", "cuda")]
     for other in others:
         other.data = other.trainer.data = first.data
-    for one, packed in zip(alone, run_together([first, *others]), strict=True):
+    for one, packed in zip(alone, run_in_lockstep([first, *others]), strict=True):
         assert same(dict(one.state), dict(packed.server.state))
         assert same(one.memory, packed.server.memory)
 
@@ -65,7 +65,7 @@ def test_stacked_packs_say_why_they_cannot():
     runs = [run_of("zoo mlp", "vectorised") for _ in range(2)]
     runs[1].data = runs[1].trainer.data = runs[0].data
     with pytest.raises(OptionError, match="clients of Everything are sent or report more than a sub-model"):
-        run_together(runs)
+        run_in_lockstep(runs)
 
 
 def test_a_recipe_names_it_by_its_path(tmp_path):

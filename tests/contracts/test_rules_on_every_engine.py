@@ -13,7 +13,7 @@ from fedwidth.core.selection import prefix, rolling
 from fedwidth.errors import FedwidthError, OptionError, UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Local, Method, Need, fedavg, method, named, per_group
-from fedwidth.run.lockstep import run_together
+from fedwidth.run.lockstep import run_in_lockstep
 from small_runs import contents, same, small
 
 ENGINES = ["serial", "cuda", "vectorised"]
@@ -157,7 +157,7 @@ def test_packs_tell_methods_of_one_name_apart():
     alone = [Experiment(settings, method=each).run().server.state for each in both]
     runs = [Experiment(settings, method=each) for each in both]
     runs[1].data = runs[1].trainer.data = runs[0].data
-    for one, packed in zip(alone, run_together(runs), strict=True):
+    for one, packed in zip(alone, run_in_lockstep(runs), strict=True):
         assert same(dict(one), dict(packed.server.state))
 
 
@@ -288,4 +288,4 @@ def test_rules_that_only_differ_in_their_options_are_one_rule_each():
     runs = [Experiment(settings, method=each) for each in (one, other)]
     runs[1].data = runs[1].trainer.data = runs[0].data
     with pytest.raises(OptionError, match="their clients train by different local rules"):
-        run_together(runs)
+        run_in_lockstep(runs)

@@ -14,7 +14,7 @@ from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.correlation import correlate, weak_classes
 from fedwidth.errors import DataError, OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.run.lockstep import run_together
+from fedwidth.run.lockstep import run_in_lockstep
 from small_runs import same, small
 
 FOUR = Capacities.parse("1:1 1/2:1 1/4:1 1/8:1")
@@ -137,7 +137,7 @@ def test_every_engine_and_packs_give_the_same(tmp_path):
         first = Experiment(made[0])
         return [first, *(Experiment(settings, data=first.data) for settings in made[1:])]
 
-    for one, other in zip([run.run() for run in runs()], run_together(runs()), strict=True):
+    for one, other in zip([run.run() for run in runs()], run_in_lockstep(runs()), strict=True):
         for line, packed in zip(one.metrics, other.metrics, strict=True):
             assert (line["clients"], line["capacities"]) == (packed["clients"], packed["capacities"])
     assert len({str(line["capacities"]) for line in (run.run().metrics[0] for run in runs())}) > 1

@@ -7,7 +7,7 @@ from fedwidth.devices.time import FAILED, LATE, fails
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import method
-from fedwidth.run.lockstep import run_together
+from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.settings import DeviceSettings, TrainingSettings
 from fedwidth.training.batches import count_passes
 from small_runs import contents, same, small
@@ -158,7 +158,7 @@ class TestAbsence:
         if name != "scaffold":
             first = Experiment(small(*changes, "engine=vectorised"))
             twin = Experiment(small(*changes, "engine=vectorised", "devices.deadline=0.5"), data=first.data)
-            packed = run_together([first, twin])
+            packed = run_in_lockstep([first, twin])
             others.append(packed[0])
             alone = Experiment(twin.settings).run()
             assert any(LATE in line.get("absent", {}).values() for line in alone.metrics)

@@ -15,7 +15,7 @@ from fedwidth.engines.slots.batches import Gathered, batches_of
 from fedwidth.engines.slots.pool import Slots
 from fedwidth.experiment import Experiment
 from fedwidth.randomness import torch_generator
-from fedwidth.run.lockstep import run_together
+from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.training.batches import batches
 from small_runs import same
 
@@ -240,5 +240,5 @@ def test_a_pack_gathers_for_runs_that_train_and_not_for_their_equals(gathered):
     changes = ["devices.capacities=a1", "slots=2"]
     first = experiment(*changes)
     runs = [first, *(experiment(*changes, f"method.name={name}", data=first.data) for name in ("heterofl", "fedavg"))]
-    run_together(runs)
+    run_in_lockstep(runs)
     assert sum(gathered) == 4 * 5  # four rounds of five clients, once for all three

@@ -11,7 +11,7 @@ from fedwidth.data import from_tensors
 from fedwidth.engines.stacks.stack import Stack
 from fedwidth.experiment import Experiment
 from fedwidth.models import build
-from fedwidth.run.lockstep import run_together
+from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.settings import DataSettings, DeviceSettings, MethodSettings, Settings
 from small_runs import same
 
@@ -80,7 +80,7 @@ def test_in_stacks_up_to_roundings(model, data, monkeypatch):
     monkeypatch.setattr(
         Stack, "train", lambda stack, starts, lot: stacks.append((stack.rows, len(starts))) or train(stack, starts, lot)
     )
-    packed = run_together(runs)
+    packed = run_in_lockstep(runs)
     assert (20, 20) in stacks, "clients of several runs fill a stack; those of one run do not"
     for run, one, other in zip(runs, single, packed, strict=True):
         assert worst(run.first_state, one.server.state) > 0.001, "this run trains nothing"
@@ -96,7 +96,7 @@ def test_in_slots_bit_for_bit(model, data):
     devices = DeviceSettings("b1-c1", dynamic=True, per_round=6)
     runs = experiments(model, torch.float32, engine="cuda", slots=2, data=data, devices=devices)
     single = [run.run() for run in runs]
-    for run, one, other in zip(runs, single, run_together(runs), strict=True):
+    for run, one, other in zip(runs, single, run_in_lockstep(runs), strict=True):
         assert worst(run.first_state, one.server.state) > 0.001, "this run trains nothing"
         assert same(one.server.state, other.server.state)
         assert losses_of(one) == losses_of(other)

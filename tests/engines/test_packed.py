@@ -19,7 +19,8 @@ from fedwidth.engines.stacks.stack import Stack
 from fedwidth.errors import OptionError, UpdateError
 from fedwidth.evaluation.packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Experiment, Stopped, build_model
-from fedwidth.run.lockstep import check_for_packing, group_for_packing, run_together
+from fedwidth.run.lockstep import run_in_lockstep
+from fedwidth.run.packing import check_for_packing, group_for_packing
 from fedwidth.training.server import Server
 from small_runs import contents, same, small, write_recipe
 
@@ -49,7 +50,7 @@ VARIANTS = (
 def test_packed_runs_equal_single_runs(tmp_path):
     single = [run.run() for run in experiments(*VARIANTS)]
     together = experiments(*VARIANTS)
-    packed = run_together(together, [tmp_path / str(number) for number in range(len(together))])
+    packed = run_in_lockstep(together, [tmp_path / str(number) for number in range(len(together))])
     for one, other in zip(single, packed, strict=True):
         worst = max(float((one.server.state[n] - other.server.state[n]).abs().max()) for n in one.server.state)
         assert worst < 1e-10
@@ -68,7 +69,7 @@ def test_validation_samples_are_measured_together_as_one_by_one():
     )
     names = ("global_accuracy", "validation_accuracy", "local_accuracy", "capacity_accuracy", "class_accuracy")
     single = [run.run() for run in experiments(*variants)]
-    for one, other in zip(single, run_together(experiments(*variants)), strict=True):
+    for one, other in zip(single, run_in_lockstep(experiments(*variants)), strict=True):
         assert one.summary.keys() == other.summary.keys()
         for line, packed in zip(one.metrics, other.metrics, strict=True):
             assert line.keys() == packed.keys()
@@ -77,12 +78,12 @@ def test_validation_samples_are_measured_together_as_one_by_one():
 
 def test_runs_of_different_length_do_not_wait_for_ever():
     runs = experiments(["rounds=1"], ["rounds=3", "seed=2"])
-    results = run_together(runs)
+    results = run_in_lockstep(runs)
     assert [len(result.metrics) for result in results] == [1, 3]
 
 
 def test_no_memory_for_averaging_begins_the_round_again_with_fewer_stacks(monkeypatch):
-    expected = run_together(experiments(*VARIANTS))
+    expected = run_in_lockstep(experiments(*VARIANTS))
     real, calls = packed_stacks.average_runs, []
 
     def average(*given):
@@ -94,7 +95,7 @@ def test_no_memory_for_averaging_begins_the_round_again_with_fewer_stacks(monkey
     monkeypatch.setattr(Stacks, "_beside", property(lambda crew: crew.beside))  # on the CPU there is one at a time
     monkeypatch.setattr(packed_stacks, "average_runs", average)
     with pytest.warns(UserWarning, match="the vectorised engine goes on with fewer stacks, 4 at a time"):
-        found = run_together(experiments(*VARIANTS))
+        found = run_in_lockstep(experiments(*VARIANTS))
     assert len(calls) == 4, "three rounds, one of them twice"
     assert all(same(one.server.state, other.server.state) for one, other in zip(expected, found, strict=True))
 
@@ -104,16 +105,16 @@ def test_a_run_that_fails_fails_the_pack_with_its_error():
     with pytest.raises(
         UpdateError, match=r"^fedrolex with seed 2: client (.) sent a value .*round 0, client \1, capacity"
     ):
-        run_together(runs)
+        run_in_lockstep(runs)
 
 
 def test_runs_of_another_shape_are_refused():
     runs = experiments(["seed=1"], ["seed=2", "training.batch_size=8"])
     with pytest.raises(OptionError, match="cannot train as one batch: training.batch_size differs"):
-        run_together(runs)
+        run_in_lockstep(runs)
     strangers = experiments(["seed=1"]) + experiments(["seed=2"])
     with pytest.raises(OptionError, match="they do not share one data set in memory"):
-        run_together(strangers)
+        run_in_lockstep(strangers)
 
 
 class Looks(nn.Sequential):
@@ -129,11 +130,11 @@ def test_a_model_that_cannot_be_stacked_is_refused():
     model = Looks(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)).double()
     own = [Experiment(run.settings, model=model, data=run.data) for run in runs]
     with pytest.raises(OptionError, match="cannot train as one batch: the model cannot be stacked"):
-        run_together(own)
+        run_in_lockstep(own)
 
 
 def test_packed_runs_without_memory_go_on_with_smaller_stacks(monkeypatch):
-    expected = run_together(experiments(*VARIANTS[1:3]))
+    expected = run_in_lockstep(experiments(*VARIANTS[1:3]))
     make, trained, train = Stack.__init__, [], Stack.train
 
     def make_small(stack, *arguments, rows, **options):
@@ -148,7 +149,7 @@ def test_packed_runs_without_memory_go_on_with_smaller_stacks(monkeypatch):
     monkeypatch.setattr(Stack, "__init__", make_small)
     monkeypatch.setattr(Stack, "train", count)
     with pytest.warns(UserWarning, match="out of memory on cpu: the vectorised engine goes on with smaller stacks, "):
-        found = run_together(experiments(*VARIANTS[1:3]))
+        found = run_in_lockstep(experiments(*VARIANTS[1:3]))
     assert max(trained) == 2
     assert sum(trained) == 3 * 6 * 2, "three rounds of six clients of two runs, each trained once"
     for one, other in zip(expected, found, strict=True):
@@ -162,7 +163,7 @@ def test_packed_runs_equal_single_runs_with_batch_norm():
     changes += ["data.clients=100", "devices.per_round=3", "devices.capacities=a1-b1", "training.lr=0.01"]
     variants = ([*changes, "seed=1"], [*changes, "seed=2", "method.name=heterofl"])
     single = [run.run() for run in experiments(*variants)]
-    for one, other in zip(single, run_together(experiments(*variants)), strict=True):
+    for one, other in zip(single, run_in_lockstep(experiments(*variants)), strict=True):
         assert max(float((one.server.state[n] - other.server.state[n]).abs().max()) for n in one.server.state) < 1e-9
         assert one.summary["global_accuracy"] == other.summary["global_accuracy"]
 
@@ -183,7 +184,7 @@ def test_equal_work_is_done_once(monkeypatch):
     monkeypatch.setattr(
         Stack, "train", lambda stack, starts, lot: rows.append(len(starts)) or train(stack, starts, lot)
     )
-    packed = run_together(experiments(*variants))
+    packed = run_in_lockstep(experiments(*variants))
     assert sum(rows) == 3 * 6 * 4, "three rounds of six clients of four runs"
     first, same, other, stack, window, cover = (result.server.state for result in packed)
     assert (first is same, first is other, stack is window, stack is cover) == (True, False, True, False)
@@ -196,7 +197,7 @@ def test_what_each_run_writes_is_what_it_writes_alone(tmp_path):
     variants = ([*VARIANTS[0], "evaluation.every=2"], VARIANTS[2])
     for number, run in enumerate(experiments(*variants)):
         run.run(tmp_path / "alone" / str(number))
-    run_together(experiments(*variants), [tmp_path / "packed" / str(number) for number in range(2)])
+    run_in_lockstep(experiments(*variants), [tmp_path / "packed" / str(number) for number in range(2)])
     for number in ("0", "1"):
         folders = [tmp_path / how / number for how in ("alone", "packed")]
         assert {p.name for p in folders[0].iterdir()} == {p.name for p in folders[1].iterdir()}
@@ -213,11 +214,11 @@ def close(line):
 
 
 def test_a_stopped_pack_goes_on_as_if_it_had_not_been_stopped(tmp_path):
-    whole = run_together(experiments(*VARIANTS))
+    whole = run_in_lockstep(experiments(*VARIANTS))
     places = [tmp_path / str(number) for number in range(len(VARIANTS))]
     with pytest.raises(Stopped, match="after round 1 of 3"):
-        run_together(experiments(*VARIANTS), places, stop=lambda: True)
-    again = run_together(experiments(*VARIANTS), places, resume=True)
+        run_in_lockstep(experiments(*VARIANTS), places, stop=lambda: True)
+    again = run_in_lockstep(experiments(*VARIANTS), places, resume=True)
     for one, other in zip(whole, again, strict=True):
         assert all(torch.equal(one.server.state[name], other.server.state[name]) for name in one.server.state)
         assert [line["global_loss"] for line in one.metrics] == [line["global_loss"] for line in other.metrics]
@@ -228,7 +229,8 @@ def test_a_stopped_pack_goes_on_as_if_it_had_not_been_stopped(tmp_path):
 def test_stacked_evaluation_is_evaluation_one_by_one(mask, partition):
     changes = [f"training.mask={mask}", f"data.partition={partition}", "data.partition_options={per_client=3}"]
     runs = experiments([*changes, "seed=1"], [*changes, "seed=2"])
-    runs[1].partition = runs[0].partition
+    first, second = runs
+    runs[1] = Experiment(second.settings, model=second.model, data=first.data, partition=first.partition)
     servers = [Server(state_of(run.model)) for run in runs]
     judge = PackedEvaluation(runs[0].model, runs[0].data, mask=mask)
     states = stack_states([server.state for server in servers], {})
@@ -247,7 +249,7 @@ def test_engines_that_cannot_be_packed_are_refused():
     with pytest.raises(OptionError, match="need engine auto, vectorised or cuda, not serial"):
         check_for_packing(replace(settings, engine="serial"))
     with pytest.raises(OptionError, match="the loss of FjORD may do something else at every step"):
-        run_together(experiments(["seed=1"], ["seed=2", "method.name=fjord"]))
+        run_in_lockstep(experiments(["seed=1"], ["seed=2", "method.name=fjord"]))
 
 
 def test_runs_are_grouped_by_length_capacities_and_way_of_training():
@@ -288,7 +290,7 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
 
 
 def test_working_ahead_changes_no_bit_and_shuffles_once(monkeypatch):
-    expected = run_together(experiments(*VARIANTS))
+    expected = run_in_lockstep(experiments(*VARIANTS))
     shuffled, hold, drawn_by = [], Stacks.hold, packed_clients.drawn_by
 
     def as_on_a_gpu(crew, *arguments):
@@ -301,10 +303,10 @@ def test_working_ahead_changes_no_bit_and_shuffles_once(monkeypatch):
         return drawn_by(*arguments)
 
     monkeypatch.setattr(packed_clients, "drawn_by", order)
-    run_together(experiments(*VARIANTS))
+    run_in_lockstep(experiments(*VARIANTS))
     once = len(shuffled)
     monkeypatch.setattr(Stacks, "hold", as_on_a_gpu)
-    found = run_together(experiments(*VARIANTS))
+    found = run_in_lockstep(experiments(*VARIANTS))
     assert len(shuffled) == 2 * once
     assert all(same(one.server.state, other.server.state) for one, other in zip(expected, found, strict=True))
 
@@ -317,7 +319,7 @@ def test_auto_packs_large_steps_in_slots_on_a_gpu_and_stacks_otherwise(tmp_path)
     assert not in_slots(on_gpu)
     assert in_slots(replace(on_gpu, settings=large))
     assert not in_slots(replace(run.trainer, settings=large))
-    run_together([run, other], [tmp_path / "1", tmp_path / "2"])
+    run_in_lockstep([run, other], [tmp_path / "1", tmp_path / "2"])
     assert 'engine = "vectorised"' in (tmp_path / "1" / "config.toml").read_text()
 
 
@@ -331,7 +333,7 @@ def test_runs_with_excluded_devices_can_be_packed(engine):
     packed = [Experiment(each) for each in settings]
     for other in packed[1:]:
         other.data = other.trainer.data = packed[0].data
-    for one, together in zip(alone, run_together(packed), strict=True):
+    for one, together in zip(alone, run_in_lockstep(packed), strict=True):
         assert [line["clients"] for line in one.metrics] == [line["clients"] for line in together.metrics]
         for name, tensor in one.server.state.items():
             torch.testing.assert_close(together.server.state[name], tensor, rtol=0, atol=1e-6)

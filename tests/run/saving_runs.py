@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from fedwidth.experiment import Experiment
-from fedwidth.run.cache import Shelf
+from fedwidth.run.cache import Cache
 from fedwidth.run.saving import Saver
 from small_runs import small
 
@@ -20,8 +20,8 @@ def experiment(*changes):
 
 def pack():
     """Two runs to train as one batch."""
-    shelf = Shelf()
-    return [shelf.experiment(small("rounds=5", "engine=vectorised", f"seed={seed}")) for seed in (1, 2)]
+    cache = Cache()
+    return [cache.experiment(small("rounds=5", "engine=vectorised", f"seed={seed}")) for seed in (1, 2)]
 
 
 def stop_after(rounds):

@@ -8,7 +8,7 @@ from fedwidth.config.read import read_settings
 from fedwidth.engines import choose_engine
 from fedwidth.errors import DataError, OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.run.cache import Shelf
+from fedwidth.run.cache import Cache
 from own_data import write_files
 from small_runs import same
 
@@ -61,9 +61,9 @@ def test_tensors_and_pairs_of_data_sets():
 
 
 def test_runs_that_hold_other_samples_in_memory_do_not_share_them(files):
-    shelf = Shelf()
-    assert shelf.data(settings(files)) is shelf.data(settings(files))
-    assert shelf.data(settings(files, "data.cache=1")).is_lazy
+    cache = Cache()
+    assert cache.data(settings(files)) is cache.data(settings(files))
+    assert cache.data(settings(files, "data.cache=1")).is_lazy
 
 
 @pytest.mark.parametrize(

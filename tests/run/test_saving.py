@@ -15,7 +15,7 @@ from fedwidth.cli.entry import run_command
 from fedwidth.errors import StateError
 from fedwidth.experiment import Stopped
 from fedwidth.run import checkpoint, folder, saving, start
-from fedwidth.run.lockstep import run_together
+from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.run.saving import Saver
 from fedwidth.training.server import Server
 from small_runs import contents, same, small, write_recipe
@@ -197,7 +197,7 @@ def test_metrics_are_on_disk_before_the_checkpoint_that_needs_them(tmp_path, mon
     experiment().run(tmp_path / "alone")
     assert seen == [("alone", 1), ("alone", 3), ("alone", 5)]
     seen.clear()
-    run_together(pack(), [tmp_path / "one", tmp_path / "two"])
+    run_in_lockstep(pack(), [tmp_path / "one", tmp_path / "two"])
     assert sorted(seen) == [(name, round) for name in ("one", "two") for round in (1, 3, 5)]
 
 

@@ -16,7 +16,7 @@ from fedwidth.engines.serial import SerialEngine
 from fedwidth.errors import StateError
 from fedwidth.experiment import Stopped
 from fedwidth.run import checkpoint, folder, recorder
-from fedwidth.run.lockstep import run_together
+from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.run.saving import Saver
 from small_runs import contents, same
 
@@ -156,24 +156,24 @@ def real_until(function, calls, error):
 
 class TestPacks:
     def test_stopped_and_resumed(self, tmp_path):
-        whole = run_together(pack())
+        whole = run_in_lockstep(pack())
         places = [tmp_path / "one", tmp_path / "two"]
         with pytest.raises(Stopped):
-            run_together(pack(), places, on_round=lambda *_: None, stop=lambda: True)
+            run_in_lockstep(pack(), places, on_round=lambda *_: None, stop=lambda: True)
         assert [checkpoint.rounds_done(place) for place in places] == [1, 1]
-        again = run_together(pack(), places, resume=True)
+        again = run_in_lockstep(pack(), places, resume=True)
         assert all(same(dict(a.server.state), dict(b.server.state)) for a, b in zip(whole, again, strict=True))
 
     def test_killed_with_one_run_saved_later_than_the_other(self, tmp_path, monkeypatch):
-        whole = run_together(pack())
+        whole = run_in_lockstep(pack())
         places = [tmp_path / "one", tmp_path / "two"]
         with monkeypatch.context() as patch:
             rounds = {places[0]: (1, 3), places[1]: (1,)}
             patch.setattr(Saver, "is_due", lambda self, round: round in rounds[self._place])
             with pytest.raises(Killed):
-                run_together(pack(), places, on_round=lambda _, line: raising(Killed, 4)(line))
+                run_in_lockstep(pack(), places, on_round=lambda _, line: raising(Killed, 4)(line))
         assert [checkpoint.rounds_done(place) for place in places] == [3, 1]
-        again = run_together(pack(), places, resume=True)
+        again = run_in_lockstep(pack(), places, resume=True)
         for one, other in zip(whole, again, strict=True):
             for name, tensor in one.server.state.items():
                 torch.testing.assert_close(other.server.state[name], tensor)
@@ -183,7 +183,9 @@ class TestPacks:
         monkeypatch.setattr(recorder, "PACK_WRITES_AFTER", 0.0)
         seen = []
         places = [tmp_path / "one", tmp_path / "two"]
-        run_together(pack(), places, on_round=lambda number, _: seen.append(len(folder.read_metrics(places[number]))))
+        run_in_lockstep(
+            pack(), places, on_round=lambda number, _: seen.append(len(folder.read_metrics(places[number])))
+        )
         assert seen == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
     def test_a_save_that_fails_ends_the_pack_and_the_others_are_saved(self, tmp_path, monkeypatch):
@@ -198,6 +200,6 @@ class TestPacks:
         due_after(monkeypatch, 2)
         monkeypatch.setattr(checkpoint, "write_copy", write)
         with pytest.raises(StateError, match="cannot write one"):
-            run_together(pack(), places)
+            run_in_lockstep(pack(), places)
         assert checkpoint.rounds_done(places[0]) == 0
         assert checkpoint.rounds_done(places[1]) >= 2

@@ -13,7 +13,7 @@ from fedwidth.core.cohort import sum_cohorts
 from fedwidth.core.submodel import extract, state_of
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.run.lockstep import run_together
+from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.training.holders import damp
 from small_runs import same, small
 
@@ -66,7 +66,7 @@ def test_a_pack_gives_what_each_run_gives():
     settings = [small("rounds=3", "engine=vectorised", f"server.holders_exponent={number}") for number in (0, 0.5, 1)]
     data = Experiment(settings[0]).data
     alone = [Experiment(each, data=data).run() for each in settings]
-    together = run_together([Experiment(each, data=data) for each in settings])
+    together = run_in_lockstep([Experiment(each, data=data) for each in settings])
     for one, other in zip(alone, together, strict=True):
         for name, tensor in one.server.state.items():
             torch.testing.assert_close(tensor, other.server.state[name], rtol=1e-4, atol=1e-5)

@@ -27,8 +27,8 @@ from fedwidth.plan import Plan
 from fedwidth.report import write_report
 from fedwidth.run import folder as folders
 from fedwidth.run.about import About
-from fedwidth.run.cache import Shelf
-from fedwidth.run.lockstep import check_for_packing, group_for_packing, settle_engine
+from fedwidth.run.cache import Cache
+from fedwidth.run.packing import check_for_packing, group_for_packing, use_packed_engine
 from fedwidth.run.tracking import check_tracker
 from fedwidth.settings import Settings
 
@@ -40,7 +40,7 @@ class Parts:
     """What the jobs need, each distinct part made once; whatever cannot work is refused while they are made."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        self._shelf = Shelf()
+        self._cache = Cache()
         self._plans: dict[str, Plan] = {}
         for job in jobs:
             try:
@@ -52,13 +52,13 @@ class Parts:
 
     def experiment(self, job: Job) -> Experiment:
         """The experiment of a job."""
-        return self._shelf.experiment(job.settings)
+        return self._cache.experiment(job.settings)
 
     def _add(self, settings: Settings) -> None:
         find_device(settings.device)
-        data = self._shelf.data(settings)
-        self._shelf.partition(settings)
-        model = json.dumps([Shelf.source(settings), asdict(settings.model)], sort_keys=True)
+        data = self._cache.data(settings)
+        self._cache.partition(settings)
+        model = json.dumps([Cache.source(settings), asdict(settings.model)], sort_keys=True)
         if model not in self._plans:
             _, self._plans[model] = plan_model(build_model(settings, data), settings, data)
         chosen = method_of(settings)
@@ -142,7 +142,7 @@ def find_packs(jobs: Sequence[Job], parts: Parts) -> tuple[list[Pack], str]:
 
 def _try_pack(experiments: Sequence[Experiment]) -> tuple[Sequence[Experiment], str]:
     """These experiments with the engine that trains them as one batch; none, and the reason, where they cannot."""
-    settle_engine(experiments)
+    use_packed_engine(experiments)
     reason = why_not_pack([experiment.trainer for experiment in experiments])
     return ((), reason) if reason else (experiments, "")
 

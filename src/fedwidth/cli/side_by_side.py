@@ -23,7 +23,7 @@ from fedwidth.engines.processes import leave_with_parent
 from fedwidth.engines.sending import count_shared, script_unseen
 from fedwidth.errors import ClientError
 from fedwidth.experiment import Experiment, Stopped
-from fedwidth.run.cache import Shelf
+from fedwidth.run.cache import Cache
 from fedwidth.run.checkpoint import rounds_done
 
 MIN_ROUNDS = 100
@@ -35,7 +35,7 @@ EVERY = 0.1
 
 Outcome = tuple[Summary, Line]
 
-_shelf = Shelf()
+_cache = Cache()
 _said: Any = None
 _stop: Any = None
 """In a process that trains: the data it has loaded, where it tells what it does, and whether it is to stop."""
@@ -152,7 +152,7 @@ def _run(place: int, job: Job, resume: bool, overwrite: bool, track: str) -> Out
     wishes = Wishes(resume, overwrite, track, lambda _: None)
     return run_one(
         job,
-        _shelf.experiment(job.settings),
+        _cache.experiment(job.settings),
         wishes,
         lambda line: _said.put((place, "line", _numbers(line))),
         stop=_stop.is_set,

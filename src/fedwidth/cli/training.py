@@ -12,7 +12,8 @@ from fedwidth.cli.progress import Shown
 from fedwidth.core.cost import count_bytes
 from fedwidth.engines import choose_engine
 from fedwidth.experiment import Experiment, Stopped
-from fedwidth.run.lockstep import explain_engine, run_together
+from fedwidth.run.lockstep import run_in_lockstep
+from fedwidth.run.packing import explain_packed_engine
 from fedwidth.run.tracking import make_tracker
 
 Summary = dict[str, Any]
@@ -72,11 +73,11 @@ def run_pack(
 ) -> list[tuple[Summary, Line]]:
     """Run jobs as one batch."""
     trackers = [make_tracker(wishes.track, job.title, job.settings, job.folder) for job in jobs]
-    text = f"{len(jobs)} runs as one batch, engine: {explain_engine(experiments[0])}"
+    text = f"{len(jobs)} runs as one batch, engine: {explain_packed_engine(experiments[0])}"
     announce = once(lambda: say_aside(text))
     calls = [each(wishes.first, announce, one, tracker.log) for one, tracker in zip(tell, trackers, strict=True)]
     try:
-        results = run_together(
+        results = run_in_lockstep(
             experiments,
             [job.folder for job in jobs],
             resume=wishes.resume,

@@ -19,8 +19,9 @@ from fedwidth.reproduce.progress import count_seconds_left, make_reporter, show_
 from fedwidth.reproduce.records import UNFINISHED, Record, append_record, make_record, read_all
 from fedwidth.reproduce.table_runs import TableRun, list_table_runs, title_of, without_root
 from fedwidth.run import folder as folders
-from fedwidth.run.cache import Shelf
-from fedwidth.run.lockstep import check_for_packing, explain_engine, group_for_packing, run_together, settle_engine
+from fedwidth.run.cache import Cache
+from fedwidth.run.lockstep import run_in_lockstep
+from fedwidth.run.packing import check_for_packing, explain_packed_engine, group_for_packing, use_packed_engine
 from fedwidth.run.provenance import note_fallback
 
 Clock = Callable[[], float]
@@ -90,7 +91,7 @@ def run_all(
     settings = [run.settings for run in missing]
     batches = group_for_packing(settings) if packed else [[number] for number in range(len(missing))]
     done: dict[Path, Record] = {}
-    shelf = Shelf()
+    cache = Cache()
 
     def should_stop() -> bool:
         return stop() or (ends is not None and clock() >= ends)
@@ -99,7 +100,7 @@ def run_all(
         if should_stop():
             break
         batch = [missing[number] for number in numbers]
-        experiments = [shelf.experiment(run.settings) for run in batch]
+        experiments = [cache.experiment(run.settings) for run in batch]
         engine, explained = name_engine(experiments, packed=packed)
         say(f"{title_of(batch)}: {explained}")
         fallen: list[str] = []
@@ -135,8 +136,8 @@ def find_missing(runs: Sequence[TableRun], records: Sequence[Record]) -> list[Ta
 def name_engine(experiments: Sequence[Experiment], *, packed: bool = False) -> tuple[str, str]:
     """The engine that will train one run, or several as one batch: its name, and a text with the reason."""
     if packed:
-        settle_engine(experiments)
-        return experiments[0].settings.engine, f"engine: {explain_engine(experiments[0])}"
+        use_packed_engine(experiments)
+        return experiments[0].settings.engine, f"engine: {explain_packed_engine(experiments[0])}"
     choice = choose_engine(experiments[0].trainer)
     return choice.name, str(choice)
 
@@ -153,7 +154,7 @@ def _train(
     """Train one run, or several as one batch, and make their records."""
     report = make_reporter(runs, say)
     if packed:
-        results = run_together(experiments, [run.folder for run in runs], resume=True, on_round=report, stop=stop)
+        results = run_in_lockstep(experiments, [run.folder for run in runs], resume=True, on_round=report, stop=stop)
     else:
         results = [experiments[0].run(runs[0].folder, resume=True, on_round=lambda line: report(0, line), stop=stop)]
     firsts: dict[int, str] = {}

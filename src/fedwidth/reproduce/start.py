@@ -18,7 +18,7 @@ from fedwidth.reproduce.records import hardware
 from fedwidth.reproduce.running import name_engine
 from fedwidth.reproduce.started import StartedRun, read_started, write_started
 from fedwidth.reproduce.table_runs import TableRun, list_table_runs
-from fedwidth.run.cache import Shelf
+from fedwidth.run.cache import Cache
 
 
 def start_tables(
@@ -38,11 +38,11 @@ def start_tables(
     runs = _choose(tables, rounds, only=only, changes=changes)
     read_started(results)  # a damaged file is refused before anything runs
     found: list[StartedRun] = []
-    shelf = Shelf()
+    cache = Cache()
     for run in runs:
         if stop():
             break
-        started = _start(run, rounds, shelf, say=say, stop=stop)
+        started = _start(run, rounds, cache, say=say, stop=stop)
         if started is None:
             say(f"{run.title}: stopped before round {rounds}; not noted")
             break
@@ -72,10 +72,10 @@ def _choose(tables: Sequence[str], rounds: int, *, only: Sequence[str], changes:
 
 
 def _start(
-    run: TableRun, rounds: int, shelf: Shelf, *, say: Callable[[str], None], stop: Callable[[], bool]
+    run: TableRun, rounds: int, cache: Cache, *, say: Callable[[str], None], stop: Callable[[], bool]
 ) -> StartedRun | None:
     """Make the first rounds of a run; None where it was stopped before."""
-    experiment = shelf.experiment(run.settings)
+    experiment = cache.experiment(run.settings)
     _, explained = name_engine([experiment])
     say(f"{run.title}: {explained}")
     lines: list[dict[str, Any]] = []

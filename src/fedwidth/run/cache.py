@@ -12,7 +12,7 @@ from fedwidth.experiment import Experiment
 from fedwidth.settings import Settings
 
 
-class Shelf:
+class Cache:
     """Data and partitions by the settings that name them."""
 
     def __init__(self) -> None:
