@@ -152,9 +152,10 @@ class TestAbsence:
     def test_engines_and_packs_agree(self, name, tmp_path):
         changes = [f"method.name={name}", "rounds=4", "devices.dropout=0.3", RATES, BANDWIDTH]
         serial = Experiment(small(*changes)).run(tmp_path / "serial")
-        processes = Experiment(small(*changes, "engine=processes")).run()
-        assert same(serial.server.state, processes.server.state)
         others = [Experiment(small(*changes, f"engine={engine}")).run() for engine in ("vectorised", "cuda")]
+        if name == "fedminoccurances":  # one that remembers will do: workers take seconds to start
+            others.append(Experiment(small(*changes, "engine=processes", "workers=1")).run())
+            assert same(serial.server.state, others[-1].server.state)
         if name != "scaffold":
             first = Experiment(small(*changes, "engine=vectorised"))
             twin = Experiment(small(*changes, "engine=vectorised", "devices.deadline=0.5"), data=first.data)
@@ -163,7 +164,7 @@ class TestAbsence:
             alone = Experiment(twin.settings).run()
             assert any(LATE in line.get("absent", {}).values() for line in alone.metrics)
             assert [line.get("absent") for line in alone.metrics] == [each.get("absent") for each in packed[1].metrics]
-        for other in (processes, *others):
+        for other in others:
             for line, found in zip(serial.metrics, other.metrics, strict=True):
                 names = ("clients", "absent", "cohort", "device_seconds", "bytes_up")
                 assert [line.get(key) for key in names] == [found.get(key) for key in names]
