@@ -17,7 +17,7 @@ from functools import cached_property
 from statistics import mean
 
 from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct
-from fedwidth.config.read import identity
+from fedwidth.config.influence import identity
 from fedwidth.reproduce.records import Record
 from fedwidth.settings import MethodSettings
 from reproduction.cells import Cell

@@ -12,19 +12,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedwidth.config.build import (
-    build_model,
-    check_validation,
-    check_values,
-    find_device,
-    load_data,
-    plan_model,
-    set_precision,
-    split_data,
-)
+from fedwidth.config.build import build_model, find_device, load_data, plan_model, set_precision, split_data
+from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.influence import identity
 from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs
-from fedwidth.config.read import check, check_devices
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, Partition
 from fedwidth.devices.cohorts import Cohorts
@@ -73,7 +64,7 @@ class Experiment:
             settings = name_method(settings, method)
         check_values(settings)
         if partition is None:
-            check(settings, method)
+            check_settings(settings, method)
         self.method = method or method_of(settings)
         check_exponent(settings, self.method)
         self.settings = settings = with_needs(settings, self.method)

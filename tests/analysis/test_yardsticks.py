@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, FULL, SMALLEST, find_gain, yardstick_key, yardsticks
-from fedwidth.config.read import check, read_settings
+from fedwidth.config.check import check_settings
+from fedwidth.config.read import read_settings
 from fedwidth.devices.capacity import Capacities
 from fedwidth.experiment import Experiment
 from fedwidth.reproduce.queue_file import read_queue
@@ -64,7 +65,7 @@ def test_a_local_rule_stays_and_every_yardstick_can_be_run():
     found = yardsticks(small("local.name=fedprox", "devices.capacities=b1-c1"))
     assert {each.local.name for each in found.values()} == {"fedprox"}
     for each in found.values():
-        check(each)
+        check_settings(each)
 
 
 @pytest.mark.parametrize("dynamic", ["true", "false"])
@@ -129,5 +130,5 @@ def test_where_all_have_one_size_it_does_not_matter_what_weak_devices_hold_or_ho
         assert yardstick_key(plain[kind]) == yardstick_key(timed[kind])
     assert timed[CAPPED].devices.correlate == "labels"
     for each in timed.values():
-        check(each)
+        check_settings(each)
         Experiment(each)

@@ -10,16 +10,11 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from fedwidth.config.read import (
-    check,
-    explain,
-    identity,
-    read_settings,
-    recipe_names,
-    settings_hash,
-    settings_toml,
-)
+from fedwidth.config.check import check_settings
+from fedwidth.config.influence import identity, settings_hash
+from fedwidth.config.read import read_settings, recipe_names
 from fedwidth.config.schema import build, keys
+from fedwidth.config.write import explain_settings, settings_toml
 from fedwidth.errors import OptionError
 from fedwidth.settings import Settings
 
@@ -346,7 +341,7 @@ def test_identity_is_the_same_on_every_machine():
 
 
 def test_explain_tells_every_key_its_default_and_what_is_allowed():
-    text = explain()
+    text = explain_settings()
     for key in keys().values():
         assert f"  {key.name} = " in text
         assert key.help in text
@@ -355,7 +350,7 @@ def test_explain_tells_every_key_its_default_and_what_is_allowed():
 
 
 def test_defaults_pass_their_own_checks():
-    check(Settings())
+    check_settings(Settings())
     for name, key in keys().items():
         assert key.help, name
 

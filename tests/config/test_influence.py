@@ -6,8 +6,8 @@ import pytest
 
 from fedwidth.analysis.experiment_key import experiment_key
 from fedwidth.config.influence import MEASURING, PRECISION, ROUNDING, WITHOUT_INFLUENCE, identity, settings_hash
-from fedwidth.config.read import settings_toml
 from fedwidth.config.schema import keys
+from fedwidth.config.write import settings_toml
 from fedwidth.errors import StateError
 from fedwidth.experiment import Experiment
 from fedwidth.report import read_runs

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedwidth.config.influence import identity
-from fedwidth.config.read import read_settings, settings_toml
+from fedwidth.config.read import read_settings
+from fedwidth.config.write import settings_toml
 from fedwidth.data import Partition, Shares, make_partition
 from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.correlation import correlate, weak_classes

@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 
-from fedwidth.config.read import read_settings, settings_toml
+from fedwidth.config.read import read_settings
+from fedwidth.config.write import settings_toml
 from fedwidth.flower.deployment.app_folder import ENVIRONMENT, PACKAGE, write_deployment
 from fedwidth.flower.deployment.plan import Plan
 

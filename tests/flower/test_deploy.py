@@ -22,7 +22,8 @@ import tomllib
 from cryptography import x509
 
 from fedwidth.cli.entry import run_command
-from fedwidth.config.read import read_settings, settings_toml
+from fedwidth.config.read import read_settings
+from fedwidth.config.write import settings_toml
 from fedwidth.flower.access.enrolment import Enrolled, read_enrolled
 from fedwidth.flower.access.keys import (
     hosts_of,

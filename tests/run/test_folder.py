@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedwidth.cli.entry import run_command
-from fedwidth.config.read import settings_toml
+from fedwidth.config.write import settings_toml
 from fedwidth.errors import OptionError, StateError
 from fedwidth.run import checkpoint, folder
 from small_runs import contents, small, write_recipe

@@ -51,10 +51,11 @@ def run(
     from fedwidth.cli.job import Job
     from fedwidth.cli.jobs import run_jobs
     from fedwidth.config import read as config
+    from fedwidth.config.write import explain_settings
     from fedwidth.run.about import About
 
     if explain:
-        print(config.explain())
+        print(explain_settings())
         return 0
     if recipes:
         print("\n".join(config.recipe_names()))

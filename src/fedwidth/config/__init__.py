@@ -1,6 +1,7 @@
 """Settings and recipes: read, checked, explained, and made into the parts of a run."""
 
-from fedwidth.config.read import read_settings, recipe_names, settings_toml
+from fedwidth.config.read import read_settings, recipe_names
 from fedwidth.config.recipe import Recipe, Variant
+from fedwidth.config.write import settings_toml
 
 __all__ = ["Recipe", "Variant", "read_settings", "recipe_names", "settings_toml"]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from fedwidth.config.schema import keys, read
 from fedwidth.core.narrow import narrow
 from fedwidth.data import Data, Partition, load, make_partition
 from fedwidth.errors import OptionError, PlanError
@@ -18,13 +14,6 @@ from fedwidth.plan import Plan, trace
 from fedwidth.plan.isolation import call, untouched
 from fedwidth.randomness import torch_seed
 from fedwidth.settings import Settings
-
-
-def check_values(settings: Settings) -> None:
-    """Every setting is of its type and within what is allowed, also where the record was made in Python."""
-    for key in keys().values():
-        if key.type != dict[str, Any]:
-            read(key, reduce(getattr, key.name.split("."), settings))
 
 
 def find_device(name: str) -> torch.device:
@@ -65,19 +54,6 @@ def split_data(settings: Settings, data: Data) -> Partition:
         validation=wanted.validation,
         **wanted.partition_options,
     )
-
-
-def check_validation(settings: Settings, partition: Partition) -> None:
-    """There are validation samples where the settings count on them, also in a partition made elsewhere."""
-    if len(partition.validation):
-        return
-    if settings.data.validation:
-        raise OptionError(
-            f"data.validation is {settings.data.validation:g}, but the partition given holds nothing out:"
-            " make it with make_partition(…, validation=…)"
-        )
-    if not settings.evaluation.test:
-        raise OptionError("evaluation.test is false and there are no validation samples: nothing would be measured")
 
 
 def build_model(settings: Settings, data: Data) -> nn.Module:

@@ -1,47 +1,19 @@
-"""Reading, checking, writing and explaining the settings of a run."""
+"""Reading settings: from a recipe file, a packaged recipe or text, with changes from the command line."""
 
 from __future__ import annotations
 
-import json
-import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from fedwidth.config.influence import identity, settings_hash
-from fedwidth.config.method_settings import check_exponent, method_of
-from fedwidth.config.recipe import PARTS, Paper, Recipe, Variant, read_recipe
-from fedwidth.config.schema import Key, keys, sections
-from fedwidth.data.load import options_of
-from fedwidth.data.partition import PARTITIONS, partition_options
-from fedwidth.devices.capacity import Capacities, describe_mix
-from fedwidth.devices.time import Paces
+from fedwidth.config.check import check_settings
+from fedwidth.config.recipe import Recipe, read_recipe
+from fedwidth.config.schema import Key, keys
 from fedwidth.errors import OptionError, unknown
-from fedwidth.methods import Method, method
-from fedwidth.models.catalogue import FACTORIES
 from fedwidth.settings import Settings
-
-__all__ = [
-    "Paper",
-    "Recipe",
-    "Variant",
-    "check",
-    "explain",
-    "identity",
-    "parse_override",
-    "read_config",
-    "read_settings",
-    "recipe_names",
-    "settings_hash",
-    "settings_toml",
-]
-
-_DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 def read_settings(source: str | Path, overrides: Sequence[str] = (), *, only: str = "", main: bool = False) -> Recipe:
@@ -58,7 +30,7 @@ def read_settings(source: str | Path, overrides: Sequence[str] = (), *, only: st
     recipe = read_recipe(_parse(source), [parse_override(text) for text in overrides], only=only, main=main)
     for run in recipe.runs:
         try:
-            check(run.settings)
+            check_settings(run.settings)
         except OptionError as error:
             if run.settings is recipe.main:
                 raise
@@ -102,114 +74,6 @@ def recipe_names() -> list[str]:
     return sorted(_packaged())
 
 
-def check(settings: Settings, method: Method | None = None) -> None:
-    """What needs no data to be seen as wrong; `method` is the one that trains, where the settings need not find it."""
-    milestones = settings.training.milestones
-    if any(later <= sooner for sooner, later in zip([0, *milestones], milestones, strict=False)):
-        raise OptionError(f"training.milestones must be rounds in rising order, not {milestones}")
-    if settings.training.schedule == "multistep" and not milestones:
-        raise OptionError("training.schedule is multistep, so training.milestones must name at least one round")
-    if settings.devices.per_round > settings.data.clients:
-        raise OptionError(
-            f"devices.per_round must be at most data.clients ({settings.data.clients}),"
-            f" not {settings.devices.per_round}"
-        )
-    if not settings.data.validation < 1:
-        raise OptionError(f"data.validation must be a share from 0 to below 1, not {settings.data.validation:g}")
-    if not settings.evaluation.test and not settings.data.validation:
-        raise OptionError("evaluation.test is false, so data.validation must be above 0: nothing would be measured")
-    if settings.model.fresh and not settings.model.weights:
-        raise OptionError("model.fresh names tensors that are not read from model.weights, which is empty")
-    if not _DEVICE.fullmatch(settings.device):
-        raise OptionError(f"device must be cpu, cuda or cuda:N, not '{settings.device}'")
-    check_devices(settings, settings.data.clients)
-    _check_names(settings)
-    if method is None:
-        _check_method(settings)
-
-
-def check_devices(settings: Settings, clients: int) -> Capacities:
-    """The capacities of so many clients, checked with what the settings do with them."""
-    devices = settings.devices
-    try:
-        capacities = Capacities.parse(devices.capacities)
-    except OptionError as error:
-        raise OptionError(f"devices.capacities: {error}") from None
-    listed = capacities.by_client
-    if listed is not None and len(listed) != clients:
-        raise OptionError(
-            f"devices.capacities lists {len(listed)} capacities for {clients} clients: give one for each client"
-        )
-    if not capacities.enrolled(devices.excluded):
-        raise OptionError(f"devices.excluded leaves no capacity of '{describe_mix(devices.capacities)}'")
-    anew, own = "devices.dynamic draws them anew each round", "devices.capacities lists each client's own"
-    if devices.dynamic and listed is not None:
-        raise OptionError(f"{own} capacity, but {anew}: choose one")
-    if devices.correlate != "none" and (devices.dynamic or listed is not None):
-        raise OptionError(f"devices.correlate deals fixed capacities, but {anew if devices.dynamic else own}")
-    if not devices.correlate_strength <= 1:
-        raise OptionError(f"devices.correlate_strength must be from 0 to 1, not {devices.correlate_strength:g}")
-    if not devices.dropout < 1:
-        raise OptionError(f"devices.dropout must be a probability from 0 to below 1, not {devices.dropout:g}")
-    Paces.of(devices, capacities.enrolled(devices.excluded))
-    return capacities
-
-
-def _check_names(settings: Settings) -> None:
-    """Names of models, data sets and partitions, and of their options (a model's are known to its factory)."""
-    data = settings.data
-    if ":" not in settings.model.name and settings.model.name not in FACTORIES:
-        raise unknown("model", settings.model.name, [*FACTORIES, "package.module:factory"])
-    _refuse_others("partition", [data.partition], PARTITIONS)
-    _refuse_others(f"option of data set '{data.name}'", data.options, options_of(data.name))
-    allowed = partition_options(data.partition)
-    _refuse_others(f"option of partition '{data.partition}'", data.partition_options, allowed)
-
-
-def _check_method(settings: Settings) -> None:
-    """The names of method and local rule, and their options."""
-    chosen = settings.method
-    found = method(chosen.name, local=settings.local.name or None)
-    kind = f"option of method '{chosen.name}'" + (f" with '{settings.local.name}'" if settings.local.name else "")
-    _refuse_others(kind, [*chosen.options, *settings.local.options], found.options)
-    check_exponent(settings, method_of(settings))  # which looks at the options' values too
-
-
-def _refuse_others(kind: str, given: Iterable[str], allowed: Iterable[str]) -> None:
-    names = list(allowed)
-    for name in given:
-        if name not in names:
-            raise unknown(kind, name, names)
-
-
-def settings_toml(settings: Settings) -> str:
-    """All settings as TOML; `read_settings` of it gives equal settings.
-
-    >>> read_settings(settings_toml(Settings())).main == Settings()
-    True
-    """
-    everything = asdict(settings)
-    lines = [f"{name} = {_toml(name, value)}" for name, value in everything.items() if name not in sections()]
-    for section in sections():
-        lines += ["", f"[{section}]"]
-        lines += [f"{name} = {_toml(f'{section}.{name}', value)}" for name, value in everything[section].items()]
-    return "\n".join(lines) + "\n"
-
-
-def explain() -> str:
-    """Every setting with what is allowed, its default and its meaning."""
-    lines = ["Settings of a run, for recipe files and `--set key=value`, with their defaults."]
-    about, section = {"": "The run as a whole.", **sections()}, None
-    for key in sorted(keys().values(), key=lambda key: "." in key.name):
-        here = key.name.rpartition(".")[0]
-        if here != section:
-            section = here
-            lines += ["", about[section]]
-        lines += [f"  {key.name} = {_toml(key.name, key.default)}", f"      {key.help} ({key.expected})"]
-    lines += ["", f"A recipe file may also hold {', '.join(PARTS)}: see docs/recipes.md."]
-    return "\n".join(lines)
-
-
 def _parse(source: str | Path) -> dict[str, Any]:
     packaged = _packaged()
     if isinstance(source, Path) or (source.endswith(".toml") and "\n" not in source):
@@ -246,27 +110,3 @@ def _packaged() -> dict[str, Traversable]:
                 yield prefix + entry.name.removesuffix(".toml"), entry
 
     return dict(sorted(walk(files("fedwidth") / "recipes", "")))
-
-
-def _toml(name: str, value: Any) -> str:
-    """A value in TOML's own notation."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_toml(name, each) for each in value) + "]"
-    if isinstance(value, Mapping):
-        inside = (f"{_toml_key(key)} = {_toml(f'{name}.{key}', each)}" for key, each in value.items())
-        return "{" + ", ".join(inside) + "}"
-    raise OptionError(f"{name} cannot be written down: {value!r}; allowed: text, numbers, true, false, lists, tables")
-
-
-def _toml_key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _quoted(key)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

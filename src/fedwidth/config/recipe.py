@@ -7,37 +7,26 @@ A recipe file holds the settings of its main run, and besides them
     label = "fedrolex"    the main run's label (else its method's name), for `--only`
     [paper]               the published number of the main run, see `Paper`
     [[compare]]           further runs: a `label`, a `[compare.paper]`, and the settings that differ
-    [grid]                or a whole published table: every row crossed with every column, see `_cells`
+    [grid]                or a whole published table: every row crossed with every column (`grid.py`)
 
 A run that names another method, model, data set or partition starts from that one's default options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
-from typing import Any
 
+from fedwidth.config.document import Document, change_all, overlay, tables_of, text_of
+from fedwidth.config.grid import cells_of
 from fedwidth.config.method_settings import method_of, with_needs
 from fedwidth.config.schema import build, keys, shown, unknown_key
 from fedwidth.errors import OptionError, unknown
 from fedwidth.settings import Settings, key
 
-Document = Mapping[str, Any]
-
-PARTS = ("title", "label", "yardsticks", "paper", "compare", "grid")
+RECIPE_KEYS = ("title", "label", "yardsticks", "paper", "compare", "grid")
 """What a recipe file holds besides settings."""
-
-OPTIONS_OF = {
-    "method.name": "options",
-    "local.name": "options",
-    "model.name": "options",
-    "data.name": "options",
-    "data.partition": "partition_options",
-}
-ABSENT, UNPUBLISHED = "-", "?"
-"""In the numbers of a grid: there is no such run; there is one, but no number was published."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +103,16 @@ def read_recipe(document: Document, changes: Sequence[Document] = (), *, only: s
     With `only`, it is the runs with this label (see `Recipe.only`), with `main` the main run alone: changes need not
     make sense for the others, which are not read.
     """
-    base = {name: value for name, value in document.items() if name not in PARTS}
-    title, yardsticks = _text(document, "title", ""), document.get("yardsticks", False)
+    base = {name: value for name, value in document.items() if name not in RECIPE_KEYS}
+    title, yardsticks = text_of(document, "title", ""), document.get("yardsticks", False)
     paper = build(Paper, document.get("paper", {}), "paper.")
     names = [part.name for part in fields(Settings)]
     for name in base:
         if name not in names:
-            raise unknown_key(name, [*names, *PARTS])
+            raise unknown_key(name, [*names, *RECIPE_KEYS])
     if not isinstance(yardsticks, bool):
         raise OptionError(f"yardsticks must be true or false, not {shown(yardsticks)}")
-    build(Settings, _change(base, changes))  # a value of the wrong type is wrong in all of them
+    build(Settings, change_all(base, changes))  # a value of the wrong type is wrong in all of them
     entries = _entries(document, base, changes)
     labels = [label for label, _ in entries]
     if main and not only:
@@ -145,14 +134,14 @@ def _entries(document: Document, base: Document, changes: Sequence[Document]) ->
     if "grid" in document:
         if "compare" in document:
             raise OptionError("a recipe holds [grid] or [[compare]], not both")
-        return [(_label(entry), entry) for entry in _cells(document["grid"])]
-    method = _change(base, changes).get("method", {}).get("name", keys()["method.name"].default)
-    main = _text(document, "label", "") or method
-    return [(main, None), *((_label(entry), entry) for entry in _tables(document, "compare"))]
+        return [(_label(entry), entry) for entry in cells_of(document["grid"])]
+    method = change_all(base, changes).get("method", {}).get("name", keys()["method.name"].default)
+    main = text_of(document, "label", "") or method
+    return [(main, None), *((_label(entry), entry) for entry in tables_of(document, "compare"))]
 
 
 def _label(entry: Document) -> str:
-    label = _text(entry, "label", "")
+    label = text_of(entry, "label", "")
     if not label:
         raise OptionError("every [[compare]], row and column of a recipe needs a label")
     return label
@@ -166,48 +155,17 @@ def _matching(labels: Sequence[str], patterns: Sequence[str]) -> set[str]:
     return {label for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)}
 
 
-def overlay(base: Document, change: Document) -> dict[str, Any]:
-    """The document with a change made: tables are merged, everything else is replaced.
-
-    >>> overlay({"method": {"name": "fedrolex", "options": {"step": 2}}}, {"method": {"name": "heterofl"}})
-    {'method': {'name': 'heterofl'}}
-    """
-    base = dict(base)
-    for dotted, options in OPTIONS_OF.items():
-        section, name = dotted.split(".")
-        old, new = base.get(section), change.get(section)
-        if isinstance(old, Mapping) and isinstance(new, Mapping) and options in old:
-            before = old.get(name, keys()[dotted].default)
-            if new.get(name, before) != before:
-                base[section] = {key: value for key, value in old.items() if key != options}
-    return _merge(base, change)
-
-
-def _merge(base: Document, change: Document) -> dict[str, Any]:
-    merged = dict(base)
-    for name, value in change.items():
-        old = merged.get(name)
-        merged[name] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
-
-
-def _change(base: Document, changes: Sequence[Document]) -> Document:
-    for change in changes:
-        base = overlay(base, change)
-    return base
-
-
 def _variant(base: Document, label: str, entry: Document | None, changes: Sequence[Document], main: Paper) -> Variant:
     """The main run, or a further one: the base with the entry's settings; name and published number are its own."""
     if entry is None:
-        settings = _settings(_change(base, changes))
+        settings = _settings(change_all(base, changes))
         return Variant(label, settings if settings.answers else replace(settings, answers=str(main)), main)
     own = {"name": label, "answers": ""} | {k: value for k, value in entry.items() if k not in ("label", "paper")}
     published = entry.get("paper", {})
     try:
         shared = {"table": main.table, "best": main.best}
         paper = build(Paper, {**shared, **published} if isinstance(published, Mapping) else published, "paper.")
-        settings = _settings(_change(overlay(base, own), changes))
+        settings = _settings(change_all(overlay(base, own), changes))
     except OptionError as error:
         raise OptionError(f"run '{label}': {error}") from None
     return Variant(label, settings if settings.answers else replace(settings, answers=str(paper)), paper)
@@ -221,49 +179,3 @@ def _settings(document: Document) -> Settings:
     except OptionError:  # what is wrong with it is said once the settings are checked
         return settings
     return with_needs(settings, method, document)
-
-
-def _cells(grid: Any) -> Iterator[Document]:
-    """The runs of a published table, laid out as it was printed.
-
-    `rows` and `columns` are lists of tables, each with a `label` and the settings it stands for; a row also has its
-    `numbers`, one for each column (and `spreads`, and a `note`). A cell's label is row/column.
-    """
-    if not isinstance(grid, Mapping) or set(grid) - {"rows", "columns", "note"}:
-        raise OptionError("[grid] must be a table of rows, columns and an optional note")
-    rows, columns = _tables(grid, "rows"), _tables(grid, "columns")
-    if not rows or not columns:
-        raise OptionError("[grid] needs at least one row and one column")
-    for row in rows:
-        row = dict(row)
-        numbers, spreads = (_numbers(row.pop(name, []), columns, name) for name in ("numbers", "spreads"))
-        note = row.pop("note", grid.get("note", ""))
-        for column, number, spread in zip(columns, numbers, spreads, strict=True):
-            if number == ABSENT:
-                continue
-            found = {"number": number, "spread": spread, "note": note}
-            labels = (_text(row, "label", ""), _text(column, "label", ""))
-            paper = {name: value for name, value in found.items() if value not in (UNPUBLISHED, "")}
-            yield {**overlay(row, column), "label": "/".join(filter(None, labels)), "paper": paper}
-
-
-def _numbers(given: Any, columns: Sequence[Document], name: str) -> list[Any]:
-    if not given:
-        return [UNPUBLISHED] * len(columns)
-    if not isinstance(given, list) or len(given) != len(columns):
-        raise OptionError(f"the {name} of a row must be a list of {len(columns)}, one for each column")
-    return given
-
-
-def _tables(document: Document, name: str) -> Sequence[Document]:
-    found = document.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(table, Mapping) for table in found):
-        raise OptionError(f"{name} must be a list of tables, not {shown(found)}")
-    return found
-
-
-def _text(document: Document, name: str, default: str) -> str:
-    found = document.get(name, default)
-    if not isinstance(found, str):
-        raise OptionError(f"{name} must be text, not {shown(found)}")
-    return found

@@ -8,7 +8,9 @@ from functools import cached_property
 from pathlib import Path
 
 from fedwidth.analysis.experiment_key import experiment_key
-from fedwidth.config.read import Variant, identity, read_settings, recipe_names
+from fedwidth.config.influence import identity
+from fedwidth.config.read import read_settings, recipe_names
+from fedwidth.config.recipe import Variant
 from fedwidth.settings import Settings
 
 

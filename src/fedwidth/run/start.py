@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedwidth.config.read import settings_toml
+from fedwidth.config.write import settings_toml
 from fedwidth.errors import OptionError
 from fedwidth.run import checkpoint
 from fedwidth.run.checkpoint_history import files_needed

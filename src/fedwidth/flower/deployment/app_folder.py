@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from fedwidth.config.read import settings_toml
+from fedwidth.config.write import settings_toml
 from fedwidth.errors import OptionError
 from fedwidth.flower.deployment.plan import MARK, Plan, check_plan, listens, read_plan, with_port
 from fedwidth.settings import Settings

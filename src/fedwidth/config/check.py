@@ -1,0 +1,122 @@
+"""What is wrong with settings, said before anything is written: with each alone, and with some of them together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import reduce
+from typing import Any
+
+from fedwidth.config.method_settings import check_exponent, method_of
+from fedwidth.config.schema import keys, read
+from fedwidth.data import Partition
+from fedwidth.data.load import options_of
+from fedwidth.data.partition import PARTITIONS, partition_options
+from fedwidth.devices.capacity import Capacities, describe_mix
+from fedwidth.devices.time import Paces
+from fedwidth.errors import OptionError, unknown
+from fedwidth.methods import Method, method
+from fedwidth.models.catalogue import FACTORIES
+from fedwidth.settings import Settings
+
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
+
+
+def check_values(settings: Settings) -> None:
+    """Every setting is of its type and within what is allowed, also where the record was made in Python."""
+    for key in keys().values():
+        if key.type != dict[str, Any]:
+            read(key, reduce(getattr, key.name.split("."), settings))
+
+
+def check_settings(settings: Settings, method: Method | None = None) -> None:
+    """What needs no data to be seen as wrong; `method` is the one that trains, where the settings need not find it."""
+    milestones = settings.training.milestones
+    if any(later <= sooner for sooner, later in zip([0, *milestones], milestones, strict=False)):
+        raise OptionError(f"training.milestones must be rounds in rising order, not {milestones}")
+    if settings.training.schedule == "multistep" and not milestones:
+        raise OptionError("training.schedule is multistep, so training.milestones must name at least one round")
+    if settings.devices.per_round > settings.data.clients:
+        raise OptionError(
+            f"devices.per_round must be at most data.clients ({settings.data.clients}),"
+            f" not {settings.devices.per_round}"
+        )
+    if not settings.data.validation < 1:
+        raise OptionError(f"data.validation must be a share from 0 to below 1, not {settings.data.validation:g}")
+    if not settings.evaluation.test and not settings.data.validation:
+        raise OptionError("evaluation.test is false, so data.validation must be above 0: nothing would be measured")
+    if settings.model.fresh and not settings.model.weights:
+        raise OptionError("model.fresh names tensors that are not read from model.weights, which is empty")
+    if not _DEVICE.fullmatch(settings.device):
+        raise OptionError(f"device must be cpu, cuda or cuda:N, not '{settings.device}'")
+    check_devices(settings, settings.data.clients)
+    _check_names(settings)
+    if method is None:
+        _check_method(settings)
+
+
+def check_devices(settings: Settings, clients: int) -> Capacities:
+    """The capacities of so many clients, checked with what the settings do with them."""
+    devices = settings.devices
+    try:
+        capacities = Capacities.parse(devices.capacities)
+    except OptionError as error:
+        raise OptionError(f"devices.capacities: {error}") from None
+    listed = capacities.by_client
+    if listed is not None and len(listed) != clients:
+        raise OptionError(
+            f"devices.capacities lists {len(listed)} capacities for {clients} clients: give one for each client"
+        )
+    if not capacities.enrolled(devices.excluded):
+        raise OptionError(f"devices.excluded leaves no capacity of '{describe_mix(devices.capacities)}'")
+    anew, own = "devices.dynamic draws them anew each round", "devices.capacities lists each client's own"
+    if devices.dynamic and listed is not None:
+        raise OptionError(f"{own} capacity, but {anew}: choose one")
+    if devices.correlate != "none" and (devices.dynamic or listed is not None):
+        raise OptionError(f"devices.correlate deals fixed capacities, but {anew if devices.dynamic else own}")
+    if not devices.correlate_strength <= 1:
+        raise OptionError(f"devices.correlate_strength must be from 0 to 1, not {devices.correlate_strength:g}")
+    if not devices.dropout < 1:
+        raise OptionError(f"devices.dropout must be a probability from 0 to below 1, not {devices.dropout:g}")
+    Paces.of(devices, capacities.enrolled(devices.excluded))
+    return capacities
+
+
+def _check_names(settings: Settings) -> None:
+    """Names of models, data sets and partitions, and of their options (a model's are known to its factory)."""
+    data = settings.data
+    if ":" not in settings.model.name and settings.model.name not in FACTORIES:
+        raise unknown("model", settings.model.name, [*FACTORIES, "package.module:factory"])
+    _refuse_others("partition", [data.partition], PARTITIONS)
+    _refuse_others(f"option of data set '{data.name}'", data.options, options_of(data.name))
+    allowed = partition_options(data.partition)
+    _refuse_others(f"option of partition '{data.partition}'", data.partition_options, allowed)
+
+
+def _check_method(settings: Settings) -> None:
+    """The names of method and local rule, and their options."""
+    chosen = settings.method
+    found = method(chosen.name, local=settings.local.name or None)
+    kind = f"option of method '{chosen.name}'" + (f" with '{settings.local.name}'" if settings.local.name else "")
+    _refuse_others(kind, [*chosen.options, *settings.local.options], found.options)
+    check_exponent(settings, method_of(settings))  # which looks at the options' values too
+
+
+def _refuse_others(kind: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    names = list(allowed)
+    for name in given:
+        if name not in names:
+            raise unknown(kind, name, names)
+
+
+def check_validation(settings: Settings, partition: Partition) -> None:
+    """There are validation samples where the settings count on them, also in a partition made elsewhere."""
+    if len(partition.validation):
+        return
+    if settings.data.validation:
+        raise OptionError(
+            f"data.validation is {settings.data.validation:g}, but the partition given holds nothing out:"
+            " make it with make_partition(…, validation=…)"
+        )
+    if not settings.evaluation.test:
+        raise OptionError("evaluation.test is false and there are no validation samples: nothing would be measured")
