@@ -1,3 +1,7 @@
+"""Sub-models cut out and put back."""
+
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedwidth.core.aggregation import merge
 from fedwidth.core.index import Index
-from fedwidth.core.submodel import extract
+from fedwidth.core.submodel import extract, with_ties
 from fedwidth.errors import CapacityError, PlanError, SelectionError, StateError
 from hand_plans import heads_plan, mlp_plan, random_state
 
@@ -37,6 +41,16 @@ def test_extract_shares_no_memory_with_the_state():
     for tensor in extract(state, plan, Index.whole(plan)).values():
         tensor.zero_()
     assert all(torch.equal(state[name], tensor) for name, tensor in random_state(plan).items())
+
+
+def test_tied_names_take_the_tensor_they_are_tied_to():
+    plan = replace(mlp_plan(), tied={"b.bias": "a.bias"})
+    state = random_state(plan)
+    tied = with_ties(state, plan)
+    assert tied["b.bias"] is state["a.bias"]
+    assert all(tied[name] is state[name] for name in state if name != "b.bias")
+    del state["b.bias"]
+    assert "b.bias" not in with_ties(state, plan)
 
 
 @given(st.data(), st.sampled_from(DTYPES), st.floats(0.01, 1e4))
