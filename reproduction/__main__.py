@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.files import write_whole
 from fedwidth.reproduce.records import read_all
-from fedwidth.run.checkpoint import write_whole
 from reproduction.figures import FOLDER, write_figures
 from reproduction.page import find_tables, write_page
 

@@ -1,9 +1,9 @@
-"""Published figures that need no training: what sub-models cost, and which weights a method reaches."""
+"""The section about what needs no training: what sub-models cost, and which weights a method reaches."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -11,17 +11,18 @@ from typing import Any
 
 from fedwidth.analysis.coverage import measure_coverage
 from fedwidth.core.cost import CAPACITIES, average, cost
+from fedwidth.files import write_whole
 from fedwidth.methods import method
 from fedwidth.models import build, example_inputs
 from fedwidth.plan import trace
-from fedwidth.run.checkpoint import write_whole
+from reproduction.markdown import make_table, percent
 
 MODEL, ROUNDS = "preresnet18", 512
 COVERAGE = "coverage.json"
 METHODS = ("heterofl", "fedrolex", "feddropout", "fedbrb")
 SHARES = tuple(Fraction(1, part) for part in (2, 4, 8, 16))
 WIDEST = "512x512"
-"""The tensors FedBRB's Fig. 3d is about."""
+"""The size of the tensors that FedBRB's Figure 3d is about."""
 
 TABLE_7 = {
     "parameters per client (million)": ("11.1722", "2.9781232", "0.04451"),
@@ -33,7 +34,7 @@ TABLE_7 = {
 
 @cache
 def cost_rows() -> list[tuple[str, str, str, float]]:
-    """FedRolex Table 7: (what, whose, published, ours)."""
+    """The rows of FedRolex Table 7: what is counted, for which clients, the printed number, ours."""
     model, inputs = build(MODEL), example_inputs(MODEL)
     costs = cost(model, trace(model, inputs), inputs, CAPACITIES, rounding="ceil")
     columns = {"all at full width": costs[0], "five widths": average(costs), "all at 1/16": costs[-1]}
@@ -76,10 +77,38 @@ def measure(methods: Sequence[str] = METHODS, capacities: Sequence[Fraction] = S
 
 
 def coverage(results: Path) -> dict[str, Any]:
-    """What was measured once and kept beside the results, or measured now."""
+    """The shares of weights that methods reach, as kept in coverage.json; measured now where there is no such file."""
     path = results / COVERAGE
     if not path.exists():
         results.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(measure(), indent=2) + "\n")
     kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return kept
+
+
+def exact_texts(results: Path) -> Iterator[str]:
+    """The paragraphs and tables of the section."""
+    yield "FedRolex Table 7: PreResNet18, rounding as published (`fedwidth cost preresnet18 --rounding ceil`)."
+    rows = [
+        [what, whose, printed, f"{ours:.7g}", "yes" if agrees(printed, ours) else "no"]
+        for what, whose, printed, ours in cost_rows()
+    ]
+    yield make_table(["per client", "clients", "paper", "ours", "equal"], rows, left=2)
+    yield "The paper's averages are means of rounded numbers, hence their last digits."
+    found = coverage(results)
+    yield (
+        f"Share of PreResNet18's convolution weights that are trained at least once in {found['rounds']} rounds, every"
+        " client having the capacity of the column (`fedwidth coverage preresnet18 --method M --capacity C`), and in"
+        f" brackets that of its {WIDEST} tensors, of which FedBRB's Fig. 3d shows one at 1/4:"
+    )
+    columns = [str(share) for share in SHARES]
+    rows = [
+        [name, *(f"{percent(found['convolutions'][name][c])} ({percent(found[WIDEST][name][c])})" for c in columns)]
+        for name in METHODS
+    ]
+    yield make_table(["method, one client a round", *columns], rows)
+    yield (
+        "FedRolex covers units evenly, but input and output windows roll in lock-step: at 1/4 a weight between units i"
+        " and j of 512 is trained if they are less than 128 apart around the circle, 255/512 of all. This is FedBRB's"
+        " criticism, and it is right."
+    )

@@ -25,8 +25,8 @@ from reproduction.cells import Cell
 HOLDS, REVERSED, CLOSE, FEW_SEEDS = "as published", "the other way round", OPEN, "one seed"
 OUTCOMES = (HOLDS, REVERSED, EQUAL, CLOSE, FEW_SEEDS)
 
-LAST = 10
-"""Evaluations at the end of a run, of which a mean is less noisy than one accuracy."""
+LAST_EVALUATIONS = 10
+"""How many evaluations at the end of a run are averaged: less noisy than the last one alone."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Pair:
     better: Cell
     worse: Cell
     names: tuple[str, str]
-    """What tells the two apart: of their labels, the part that differs."""
+    """The parts of the two labels that differ."""
 
     @property
     def published(self) -> float:
-        """By how much the first is above the second in the paper."""
+        """By how many points the first is above the second in the paper."""
         return (self.better.paper.number or 0) - (self.worse.paper.number or 0)
 
     @cached_property
@@ -59,7 +59,7 @@ class Pair:
 
     @cached_property
     def outcome(self) -> str:
-        """What our seeds say."""
+        """What our seeds say of the published order."""
         return outcome_of(self.differences)
 
 
@@ -70,7 +70,7 @@ def outcome_of(difference: Difference) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """Pairs that may be compared."""
+    """The pairs of one setting, which may be compared."""
 
     name: str
     """What the labels of its runs share, '' for a table that is one column."""
@@ -78,12 +78,12 @@ class Column:
 
     @property
     def counts(self) -> Counter[str]:
-        """How many pairs came out how."""
+        """How many of its pairs came out how."""
         return Counter(pair.outcome for pair in self.pairs)
 
     @property
     def reversed(self) -> dict[str, list[str]]:
-        """Who is above whom here, clear of the spread, against the paper."""
+        """For each method that is decided to be above others against the paper, the names of those others."""
         found: dict[str, list[str]] = {}
         for pair in self.pairs:
             if pair.outcome == REVERSED:
@@ -98,12 +98,14 @@ class Overall:
     names: tuple[str, str]
     published: float
     ours: Difference
-    """The mean over seeds of each column."""
+    """The mean difference over seeds, column by column."""
 
 
 def find_columns(cells: Sequence[Cell]) -> list[Column]:
-    """Every pair that was run, with different published numbers, that differs in the method alone; recipes that are no
-    grid are one column."""
+    """All pairs of cells that were run, differ in the method alone, and have different published numbers, by setting.
+
+    A recipe that is no grid is one column.
+    """
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         alike = replace(cell.run.settings, method=MethodSettings())
@@ -115,8 +117,8 @@ def find_columns(cells: Sequence[Cell]) -> list[Column]:
         known.sort(key=lambda one: -(one[0].paper.number or 0))
         pairs = tuple(
             Pair(better, worse, (first, second))
-            for place, (better, first) in enumerate(known)
-            for worse, second in known[place + 1 :]
+            for rank, (better, first) in enumerate(known)
+            for worse, second in known[rank + 1 :]
             if better.paper.number != worse.paper.number
         )
         if pairs:
@@ -154,10 +156,10 @@ def find_overall(columns: Iterable[Column]) -> list[Overall]:
 
 
 def _late(one: Record, other: Record) -> float | None:
-    """The difference of two runs over the last evaluations both have; None where there are fewer, or no long run."""
+    """The mean difference of two runs over the last evaluations they share; None where they share too few."""
     here, there = ({row[0]: row[1] for row in record.evaluations} for record in (one, other))
-    rounds = [round for round in here if round in there][-LAST:]
-    if len(rounds) < LAST:
+    rounds = [round for round in here if round in there][-LAST_EVALUATIONS:]
+    if len(rounds) < LAST_EVALUATIONS:
         return None
     return 100 * mean((here[round] or 0) - (there[round] or 0) for round in rounds)
 

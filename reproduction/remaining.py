@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import mean
 
 from fedwidth.analysis.wording import plural, show_time
-from fedwidth.reproduce.estimate import estimate_seconds
+from fedwidth.reproduce.estimate import count_steps, estimate_pace, pace_facts
 from fedwidth.reproduce.records import Record
 from fedwidth.reproduce.started import StartedRun
+from fedwidth.settings import Settings
 from reproduction.cells import Cell
 from reproduction.markdown import folded, make_table, published
 
-WANTED = 3
-"""Seeds of each run, in the end."""
-SMALL = 12
-"""Runs of a recipe up to which its table shows those that are not run, too."""
+WANTED_SEEDS = 3
+"""How many seeds every run is to have in the end."""
+MAX_ROWS_WHOLE = 12
+"""A recipe of up to so many runs has a table that shows those that are not run, too."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """How long a run will take."""
+    """How long a run will take, and whether that is known for a CPU alone."""
 
     seconds: float
     on_cpu: bool = False
-    """Known from a few rounds on a CPU alone: not to be added to the time of runs on other hardware."""
+    """The time is that of a few rounds on a CPU: it is not added to the time of runs on other hardware."""
 
     def __str__(self) -> str:
         return f"{show_time(self.seconds)}{' on a CPU' if self.on_cpu else ''}"
@@ -36,25 +38,34 @@ class Forecast:
 
     def __init__(self, records: Sequence[Record], started: Sequence[StartedRun] = ()) -> None:
         self.records, self.started = records, started
-        self._known: dict[str, float | None] = {}
+        self._paces: dict[str, float | None] = {}
 
     def expect(self, recipe: str, cell: Cell) -> Expected | None:
-        """A whole run: at the pace of the finished runs most like it, else at that of the rounds its recipe was
-        started for, on a GPU if it was; None where there are neither."""
+        """How long the run of a cell will take; None where nothing is known.
+
+        It is reckoned at the pace of the finished runs most like it, else at that of the few rounds its recipe was
+        started for, on a GPU if it was.
+        """
         settings = cell.run.settings
-        if cell.key not in self._known:
-            self._known[cell.key] = estimate_seconds(settings, self.records)
-        if (found := self._known[cell.key]) is not None:
-            return Expected(found)
+        steps, pace = count_steps(settings), self._find_pace(settings)
+        if steps is not None and pace is not None:
+            return Expected(steps * pace)
         for on_cpu in (False, True):
             mine = [start for start in self.started if start.recipe == recipe and start.on_cpu == on_cpu]
             if paces := [start.seconds / start.rounds for start in mine if start.rounds]:
                 return Expected(settings.rounds * mean(paces), on_cpu)
         return None
 
+    def _find_pace(self, settings: Settings) -> float | None:
+        """The seconds of a local step; runs that are alike in all that matters for it are looked up once."""
+        facts = json.dumps(pace_facts(asdict(settings)), sort_keys=True)
+        if facts not in self._paces:
+            self._paces[facts] = estimate_pace(settings, self.records)
+        return self._paces[facts]
+
 
 def remaining_texts(tables: Mapping[str, Sequence[Cell]], forecast: Forecast) -> Iterator[str]:
-    """The section about what is not run."""
+    """The paragraphs of the section, and a table of the recipes that lack runs."""
     yield (
         "Times are for the hardware of the runs above, from what a local step took in the fastest run like these, else"
         " in the fastest run of the same model that trained alone, whatever its sizes, with the nearest batch size,"
@@ -64,12 +75,12 @@ def remaining_texts(tables: Mapping[str, Sequence[Cell]], forecast: Forecast) ->
     )
     rows = []
     for name, cells in tables.items():
-        left = [_missing(name, cells, forecast, seeds) for seeds in (1, WANTED)]
+        left = [_missing(name, cells, forecast, seeds) for seeds in (1, WANTED_SEEDS)]
         if left[-1]:
             unrun = sum(not cell.records for cell in cells)
             rows.append([f"`{name}`", str(len(cells)), str(unrun), *map(_time, left)])
-    yield make_table(["recipe", "runs", "without any seed", *(f"{_seeds(n)} of each" for n in (1, WANTED))], rows)
-    totals = [f"{_seeds(seeds)} of each: {count_remaining(tables, forecast, seeds)}" for seeds in (1, WANTED)]
+    yield make_table(["recipe", "runs", "without any seed", *(f"{_seeds(n)} of each" for n in (1, WANTED_SEEDS))], rows)
+    totals = [f"{_seeds(seeds)} of each: {count_remaining(tables, forecast, seeds)}" for seeds in (1, WANTED_SEEDS)]
     yield f"In all, runs that several tables share counted once, to have {'; '.join(totals)}."
 
 
@@ -96,13 +107,13 @@ def _seeds(seeds: int) -> str:
 
 
 def _missing(recipe: str, cells: Sequence[Cell], forecast: Forecast, seeds: int) -> list[Expected | None]:
-    """What every run will take that is missing to have so many seeds of each cell."""
+    """For every run that is missing to have so many seeds of each cell, how long it will take."""
     counts = [(cell, max(0, seeds - len(cell.records))) for cell in cells]
     return [forecast.expect(recipe, cell) for cell, count in counts for _ in range(count)]
 
 
 def _split(missing: Sequence[Expected | None]) -> tuple[list[float], list[float]]:
-    """The seconds that may be added up, and those on a CPU."""
+    """The seconds of runs whose time is known: those that may be added up, and those on a CPU."""
     known = [expected for expected in missing if expected is not None]
     return [e.seconds for e in known if not e.on_cpu], [e.seconds for e in known if e.on_cpu]
 
@@ -117,11 +128,11 @@ def _time(missing: Sequence[Expected | None]) -> str:
 
 
 def unrun_texts(tables: Mapping[str, Sequence[Cell]]) -> Iterator[str]:
-    """The section that lists, folded, the runs no table above shows."""
+    """The section that lists the runs that no table above shows, folded."""
     lists = []
     for name, cells in tables.items():
         left = [cell for cell in cells if not cell.records and not cell.unfinished]
-        if not left or (len(cells) <= SMALL and len(left) < len(cells)):
+        if not left or (len(cells) <= MAX_ROWS_WHOLE and len(left) < len(cells)):
             continue
         if any(cell.paper.number is not None for cell in left):
             rows = [[cell.run.label, published(cell.paper)] for cell in left]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from reproduction.order import order_texts
 from reproduction.pairs import (
     CLOSE,
     FEW_SEEDS,
@@ -13,7 +14,6 @@ from reproduction.pairs import (
     find_columns,
     find_overall,
 )
-from reproduction.summary import order_texts
 
 from fedwidth.analysis.difference import EQUAL
 from fedwidth.config.recipe import Paper

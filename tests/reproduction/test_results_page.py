@@ -7,18 +7,33 @@ from shutil import copy
 
 import pytest
 from reproduction.__main__ import main
-from reproduction.page import write_page
+from reproduction.page import QUESTION, write_page
 
 from fedwidth.analysis.experiment_key import experiment_key
 from fedwidth.config.read import read_settings
 from fedwidth.reproduce.records import read_all
 
 ROOT = Path(__file__).parents[2]
+MAX_LINES = 42
+"""A screen."""
 
 
 def test_the_page_in_the_repository_is_up_to_date():
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert page == write_page(ROOT / "results"), "run `make results`"
+
+
+def test_the_first_screen_says_it_all():
+    screen, _, _ = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").partition("\n## ")
+    assert len(screen.splitlines()) <= MAX_LINES
+    assert screen.startswith(f"# Results\n\n{QUESTION} Partly. ")
+    for said in (
+        "| published | here | seeds | so |",
+        "95 % interval",
+        "cells with a published accuracy",
+        "On this page: ",
+    ):
+        assert said in screen
 
 
 def test_every_recorded_run_is_a_run_of_its_recipe_and_was_not_cut_short():

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.errors import OptionError
+from fedwidth.files import write_whole
 from fedwidth.report.describe import Description, describe
 from fedwidth.report.entries import group_runs
 from fedwidth.report.rebuild import ModelRebuilder
 from fedwidth.report.runs import read_runs
-from fedwidth.run.checkpoint import write_whole
 
 SCRIPTS = ("dom.js", "chart.js", "coverage.js", "views.js", "compare.js", "split.js", "table.js", "live.js", "page.js")
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedwidth.errors import OptionError
-from fedwidth.run.checkpoint import write_whole
+from fedwidth.files import write_whole
 
 FORMATS = ("png", "svg")
 COLOURS = ("#2a6fdb", "#d9730d", "#0f8a5f", "#c0348b", "#7552e0", "#9a7500", "#0b8a9a", "#c93c3c")

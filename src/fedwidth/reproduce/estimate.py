@@ -35,27 +35,31 @@ def count_steps(settings: Settings, samples: float | None = None) -> int | None:
 
 
 def estimate_seconds(settings: Settings, records: Sequence[Record]) -> float | None:
-    """How long a run will take, from what a local step took in the finished runs most like it; None without any.
+    """How long a run will take, from what a local step took in the finished runs most like it; None without any."""
+    steps = count_steps(settings)
+    pace = None if steps is None else estimate_pace(settings, records)
+    return None if steps is None or pace is None else steps * pace
+
+
+def estimate_pace(settings: Settings, records: Sequence[Record]) -> float | None:
+    """How many seconds a local step will take, from the finished runs most like this one; None without any.
 
     Of several the fastest counts, because the others may have shared their device. Of runs with other sizes of
     sub-models only those that trained alone count: what a batch of narrow clients takes says nothing about wide ones.
     Of runs with other batch sizes the nearest count.
     """
-    steps = count_steps(settings)
-    if steps is None:
-        return None
-    wanted, wished = _facts(asdict(settings)), settings.training.batch_size
-    facts = [(record, _facts(record.settings)) for record in records]
+    wanted, wished = pace_facts(asdict(settings)), settings.training.batch_size
+    facts = [(record, pace_facts(record.settings)) for record in records]
     for what in ALIKE:
         alike = [r for r, has in facts if all(has[n] == wanted[n] for n in what) and ("sizes" in what or r.packed == 1)]
         if alike:
             apart = [abs(math.log(record.settings["training"]["batch_size"] / wished)) for record in alike]
             near = [record for record, far in zip(alike, apart, strict=True) if far == min(apart)]
-            return steps * min(record.seconds / record.steps for record in near)
+            return min(record.seconds / record.steps for record in near)
     return None
 
 
-def _facts(settings: Mapping[str, Any]) -> dict[str, Any]:
+def pace_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the time of a local step depends on."""
     model = settings["model"]
     return {
