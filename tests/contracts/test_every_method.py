@@ -71,8 +71,8 @@ class TestTheContractItself:
     def test_everyone_has_at_least_two_partners(self):
         for ones, others in ((METHODS, MODELS), (MODELS, METHODS), (range(5), range(5)), (range(16), range(3))):
             pairs = some_pairs(ones, others)
-            for place, everyone in enumerate((ones, others)):
-                assert all(sum(pair[place] == each for pair in pairs) >= 2 for each in everyone)
+            for side, everyone in enumerate((ones, others)):
+                assert all(sum(pair[side] == each for pair in pairs) >= 2 for each in everyone)
         assert len(some_pairs(METHODS, MODELS)) < len(METHODS) * len(MODELS) / 5
 
     def test_every_file_of_the_folder_and_every_model_of_the_catalogue_is_in_it(self):

@@ -70,15 +70,15 @@ def pages_in(suite: str, program: str) -> list[Path]:
 def made_small(arguments: list[str]) -> list[str]:
     """The same `fedwidth` command with less to do: one round of one step of a small model, two seeds, on the CPU."""
     if "--seeds" in arguments:
-        place = arguments.index("--seeds") + 1
-        arguments = [*arguments[:place], arguments[place][:3], *arguments[place + 1 :]]
+        at = arguments.index("--seeds") + 1
+        arguments = [*arguments[:at], arguments[at][:3], *arguments[at + 1 :]]
     if arguments[0] in TRAINING:
         free = {"--packed", "--engine", "--ray-address"} & set(arguments)  # these choose the engine
         changes = SMALL if free else (*SMALL, "engine=serial")
         return [*arguments, *(word for change in changes for word in ("--set", change))]
     if "--rounds" in arguments:
-        place = arguments.index("--rounds") + 1
-        return [*arguments[:place], "2", *arguments[place + 1 :]]
+        at = arguments.index("--rounds") + 1
+        return [*arguments[:at], "2", *arguments[at + 1 :]]
     return arguments
 
 

@@ -47,12 +47,12 @@ def run_make(words, tmp_path):
     (target,) = words[1:]
     stamp = tmp_path / "installed"
     stamp.touch()
-    place, programs = ROOT, BIN
+    folder, programs = ROOT, BIN
     if target in NEEDS:
-        place = tmp_path
-        (place / "docs").mkdir()
+        folder = tmp_path
+        (folder / "docs").mkdir()
         for name in ("Makefile", "pyproject.toml", "constraints.txt", *NEEDS[target]):
-            (place / name).symlink_to(ROOT / name)
+            (folder / name).symlink_to(ROOT / name)
     if target == "run":
         programs = tmp_path / "bin"
         programs.mkdir()
@@ -65,7 +65,7 @@ def run_make(words, tmp_path):
         "PYTHONPATH": str(ROOT / "src"),
     }
     given = [*words, f"BIN={programs}", f"STAMP={stamp}"]
-    done = subprocess.run(given, cwd=place, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(given, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

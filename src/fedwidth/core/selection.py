@@ -74,6 +74,6 @@ def grid_coordinates(number: int, grid: Sequence[int]) -> tuple[int, ...]:
     """
     coordinates = []
     for length in reversed(grid):
-        number, place = divmod(number, length)
-        coordinates.append(place)
+        number, coordinate = divmod(number, length)
+        coordinates.append(coordinate)
     return tuple(reversed(coordinates))

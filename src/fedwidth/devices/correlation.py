@@ -10,7 +10,7 @@ the weakest devices go to the first:
     few-samples    by their number of training samples, fewest first
     many-samples   the same, most first
 
-A strength below 1 mixes the places in this order with those of the plain draw; at 0 only the plain draw counts.
+A strength below 1 mixes the ranks in this order with those of the plain draw; at 0 only the plain draw counts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def correlate(capacities: Capacities, partition: Partition, kind: str, strength:
     clients = len(partition)
     plain = capacities.assign(clients, seed)
     ties = numpy_generator(seed, "correlation").permutation(clients)
-    wanted = _places(_first(partition, kind, seed), ties)
-    drawn = _places(plain, ties)
+    wanted = _ranks(_first(partition, kind, seed), ties)
+    drawn = _ranks(plain, ties)
     order = np.lexsort((ties, strength * wanted + (1 - strength) * drawn))
     by_client = np.empty(clients)
     by_client[order] = np.sort(plain)
@@ -73,8 +73,8 @@ def _first(partition: Partition, kind: str, seed: int) -> np.ndarray:
     return -(sums / partition.sizes).numpy()
 
 
-def _places(values: np.ndarray, ties: np.ndarray) -> np.ndarray:
-    """The place of each client when they stand in the order of these values, equal ones in the order of `ties`."""
-    places = np.empty(len(values))
-    places[np.lexsort((ties, values))] = np.arange(len(values))
-    return places
+def _ranks(values: np.ndarray, ties: np.ndarray) -> np.ndarray:
+    """The rank of each client when they stand in the order of these values, equal ones in the order of `ties`."""
+    ranks = np.empty(len(values))
+    ranks[np.lexsort((ties, values))] = np.arange(len(values))
+    return ranks

@@ -33,17 +33,17 @@ from fedwidth.plan.plan import Plan
 
 def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
     """A client holds, of every tensor, the block of its grid whose turn it is in this round (Eq. 4)."""
-    places: dict[str, dict[int, int]] = {}
+    blocks_held: dict[str, dict[int, int]] = {}  # by tensor and dimension
     for name, axes in plan.axes.items():
         grid = {dim: _grid_length(plan, counts, groups_of(axis)) for dim, axis in enumerate(axes) if groups_of(axis)}
         number = at.round
         if len(grid) == 1 and len(axes) == 1 and at.options["vectors"] == "rows":
             number //= next(iter(grid.values()))
-        places[name] = dict(zip(grid, grid_coordinates(number, list(grid.values())), strict=True))
+        blocks_held[name] = dict(zip(grid, grid_coordinates(number, list(grid.values())), strict=True))
     return Index.of_tensors(
         plan,
         counts,
-        lambda name, dim, group: block(plan.groups[group].size, counts[group], places[name][dim]),
+        lambda name, dim, group: block(plan.groups[group].size, counts[group], blocks_held[name][dim]),
     )
 
 

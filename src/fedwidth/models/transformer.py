@@ -123,8 +123,8 @@ class Transformer(nn.Module):
         length, limit = tokens.size(1), self.positions.num_embeddings
         if length > limit:
             raise DataError(f"a sequence has {length} tokens, but the model has {limit} positions")
-        places = self.positions(torch.arange(length, device=tokens.device))
-        x = self.scaler(self.words(tokens)) + self.scaler(places)
+        positions = self.positions(torch.arange(length, device=tokens.device))
+        x = self.scaler(self.words(tokens)) + self.scaler(positions)
         x = self.dropout(self.norm(x))
         logits: Tensor = self.classifier(self.decoder(self.layers(x)))
         return logits

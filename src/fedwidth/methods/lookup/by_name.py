@@ -43,15 +43,15 @@ def _find(name: object) -> Method:
         raise unknown("method", name, methods(), also='or "package.module:METHOD" for one of your own')
     if name in methods():
         return methods()[name]
-    place, _, attribute = name.partition(":")
-    if place == UNNAMED:
+    module, _, attribute = name.partition(":")
+    if module == UNNAMED:
         raise OptionError(
             f"method '{attribute}' was made in a program and has no name: only that program can go on with it"
         )
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.append(here)  # where `python -m` would look too
     try:
-        found = getattr(import_module(place), attribute)
+        found = getattr(import_module(module), attribute)
     except Exception as error:  # a module may do anything when it is imported
         kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
         raise OptionError(f"method '{name}' must be package.module:METHOD ({kind}{error})") from error
