@@ -9,7 +9,7 @@ from zoo.case import Case, images, words
 from zoo.convolutional import MLP, DenseNet, FlatCNN, FlatCNNChannelsLast, ShuffleNet, SqueezeExcite, UNet
 from zoo.hugging_face import HUGGING_FACE
 from zoo.residual import ConvNeXt, MobileNetV2, PreResNet18, ResNet, ResNeXt, group_norm
-from zoo.sequences import Mixture, Recurrent, TiedEncoder, TiedLM, TorchTransformer, ViT
+from zoo.sequences import Mixture, Recurrent, ScaledLM, TiedEncoder, TiedLM, TorchTransformer, ViT
 
 ZOO: dict[str, Case] = {
     "mlp": Case(lambda: MLP(16, 12), lambda: MLP(8, 6), images(4), [12, 16], maskable=True),
@@ -94,6 +94,7 @@ ZOO: dict[str, Case] = {
         whole_groups=[4, 32, 48],
         couplings=1,
     ),
+    "scaled-lm": Case(lambda: ScaledLM(16, 24), lambda: ScaledLM(8, 12), words, [16, 24]),
     # one hidden width per layer, of equal size
     "lstm": Case(
         lambda: Recurrent(nn.LSTM, 16, 24), lambda: Recurrent(nn.LSTM, 8, 12), words, [16, 24, 24], couplings=1

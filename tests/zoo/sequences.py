@@ -96,6 +96,31 @@ class TiedEncoder(nn.Module):
         return self.out(self.layer(self.embedding(x)))
 
 
+class ScaledEmbedding(nn.Embedding):
+    """As Gemma has it: the root of the width in a buffer that is not saved."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__(words, width)
+        self.register_buffer("scale", torch.tensor(width**0.5), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale.to(self.weight.dtype)
+
+
+class ScaledLM(nn.Module):
+    """Word embeddings times the root of their width."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.embedding = ScaledEmbedding(50, width)
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.out = nn.Linear(width, 50)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        return self.out(x + self.fc2(F.relu(self.fc1(x))))
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind: type[nn.RNNBase], embedding: int, hidden: int, *, both_ways: bool = False) -> None:
         super().__init__()

@@ -44,13 +44,19 @@ def narrow(model: nn.Module, plan: Plan, index: Index) -> nn.Module:
         for name, tensor in tensors_of(small)[0].items():
             if name not in plan.tied:
                 tensor.copy_(take(full[name].detach(), index, name))
+    for attribute in plan.attributes:
+        module = small.get_submodule(attribute.module)
+        if attribute.buffer and attribute.name not in module._buffers:
+            unsaved = attribute.name in module._non_persistent_buffers_set
+            module.register_buffer(attribute.name, module.__dict__.pop(attribute.name), persistent=not unsaved)
     return small
 
 
 def skeleton(model: nn.Module, plan: Plan, counts: Mapping[str, int]) -> nn.Module:
     """A module of the width at which each group g keeps counts[g] units, its tensors not yet filled.
 
-    Ties, dtypes, devices, `requires_grad` and training flags are those of `model`, whose weights are never copied.
+    Ties, dtypes, devices, `requires_grad` and training flags are those of `model`, whose weights are never copied. A
+    buffer that holds a root of a width is a plain attribute with its narrow value here, which no state overwrites.
     """
     check_counts(plan, counts)
     full = check_fit(plan, model)
@@ -65,7 +71,8 @@ def skeleton(model: nn.Module, plan: Plan, counts: Mapping[str, int]) -> nn.Modu
     small = copy.deepcopy(model, memo)
     modules = dict(small.named_modules())
     for attribute in plan.attributes:
-        _rewrite(modules, attribute, attribute.at(counts))
+        rewrite = _rewrite_buffer if attribute.buffer else _rewrite
+        rewrite(modules, attribute, attribute.at(counts))
     for module in modules.values():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # cuDNN wants them in one piece
@@ -109,3 +116,15 @@ def _rewrite(modules: Mapping[str, nn.Module], attribute: Attribute, value: int 
         setattr(module, attribute.name, type(getattr(module, attribute.name))(items))
     else:
         setattr(module, attribute.name, value)
+
+
+def _rewrite_buffer(modules: Mapping[str, nn.Module], attribute: Attribute, value: int | float) -> None:
+    module = modules[attribute.module]
+    blank = module._buffers[attribute.name]
+    assert blank is not None
+    if value == attribute.value:
+        blank.fill_(value)
+        return
+    del module._buffers[attribute.name]
+    device = "cpu" if blank.is_meta else blank.device
+    module.__dict__[attribute.name] = torch.tensor(value, dtype=blank.dtype, device=device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,7 @@ from torch import nn
 
 from fedwidth.plan.axis import kept
 from fedwidth.plan.formulas import Binary, Equation, Formula, Held, Length, evaluate
-from fedwidth.plan.node import Node, leaves
-from fedwidth.plan.solve import Solution, groups_in
+from fedwidth.plan.node import Node
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,21 @@ class Attribute:
     """Over the plan's axes."""
     power: float = 1
     """The number is formula ** power; ±0.5 for attention scaling."""
+    buffer: bool = False
+    """Whether it is held by a buffer, as one number in a tensor."""
 
     def at(self, counts: Mapping[str, int]) -> int | float:
         """The value when group g keeps counts[g] units."""
         size = evaluate(self.formula, lambda axis: kept(axis, counts))
+        if size == evaluate(self.formula, lambda axis: axis.size):
+            return self.value
         return size if self.power == 1 else float(size) ** self.power
+
+    def described(self) -> str:
+        """Its name; of a float also how it follows the width."""
+        if self.power == 1:
+            return self.name
+        return f"{self.name} = {evaluate(self.formula, lambda axis: axis.size)} ** {self.power:g}"
 
     def __str__(self) -> str:
         path = f"{self.module}.{self.name}" if self.module else self.name
@@ -77,49 +85,6 @@ def described(model: nn.Module, axes: Mapping[str, list[Node]]) -> Iterator[Equa
                 per_group = Binary("*", per_group, Held(path, "groups"))
             yield Held(path, whole), Length(weight[0])
             yield Held(path, part), per_group
-
-
-def rooted_width(attribute: Held, value: int, axes: Mapping[str, list[Node]]) -> Formula | None:
-    """The width meant by an attribute of which only a root is taken (d ** -0.5), if there is just one it can mean."""
-    found = {leaf for leaf in _leaves_near(attribute.module, axes) if leaf.size == value}
-    return Length(found.pop()) if len(found) == 1 else None
-
-
-def roots(
-    model: nn.Module, axes: Mapping[str, list[Node]], solution: Solution, values: Mapping[Held, int]
-) -> Iterator[tuple[Held, float, Formula, float]]:
-    """(attribute, value, formula, power) of every float that is n ** ±0.5 of a width n of its module."""
-    groups = set(solution.groups)
-    for path, module in model.named_modules():
-        floats = {name: value for name, value in vars(module).items() if type(value) is float and value > 0}
-        if not floats or type(module).__module__.startswith("torch.nn."):
-            continue
-        widths: list[tuple[int, Formula]] = [
-            (values[held], formula)
-            for held, formula in solution.formulas.items()
-            if held.module == path and groups_in(formula, groups)
-        ]
-        widths += [(leaf.size, Length(leaf)) for leaf in _leaves_near(path, axes) if leaf in groups]
-        for name, value in floats.items():
-            for size, formula in widths:
-                power = next((p for p in (-0.5, 0.5) if math.isclose(value, size**p, rel_tol=1e-12)), None)
-                if power is not None and _is_scale(name, size):
-                    yield Held(path, name), value, formula, power
-                    break
-
-
-def _leaves_near(path: str, axes: Mapping[str, list[Node]]) -> Iterator[Node]:
-    """Leaves of a module's own tensors and those of its direct children."""
-    prefix = f"{path}." if path else ""
-    for name, nodes in axes.items():
-        if name.startswith(prefix) and name.count(".", len(prefix)) <= 1:
-            for node in nodes:
-                yield from leaves(node)
-
-
-def _is_scale(name: str, size: int) -> bool:
-    """0.5 is 4 ** -0.5 and also a dropout rate: where the root is a plain number, the name must say what it is."""
-    return math.isqrt(size) ** 2 != size or any(word in name for word in ("scal", "factor", "temper"))
 
 
 def read(module: nn.Module, name: str, place: int | None) -> Any:

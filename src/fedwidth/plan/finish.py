@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedwidth.errors import PlanError
 from fedwidth.plan import axis as finished
-from fedwidth.plan.attributes import Attribute, roots
+from fedwidth.plan.attributes import Attribute
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units
 from fedwidth.plan.formulas import Formula, Held, Length, replace
 from fedwidth.plan.naming import name_groups
@@ -17,6 +17,7 @@ from fedwidth.plan.node import LEAF, PRODUCT, Node, find
 from fedwidth.plan.passes import Passed
 from fedwidth.plan.plan import Coupling, Group, Plan
 from fedwidth.plan.recording import Recording
+from fedwidth.plan.scales import Scales
 from fedwidth.plan.solve import Solution, groups_in
 
 
@@ -30,8 +31,10 @@ class Finish:
         tied: dict[str, str],
         values: dict[Held, int],
         solution: Solution,
+        scales: Scales,
     ) -> None:
         self.model, self.axes, self.tied, self.values, self.solution = model, axes, tied, values, solution
+        self.scales = scales
         self.parameters = frozenset(dict(model.named_parameters(remove_duplicate=False)))
         self.names = name_groups(model, axes, solution.groups, self.parameters)
 
@@ -50,8 +53,9 @@ class Finish:
             groups={name: Group(name, leaf.size, tuple(members[name])) for leaf, name in self.names.items()},
             tied=self.tied,
             parameters=self.parameters,
-            optional=_unsaved_buffers(self.model),
+            optional=_unsaved_buffers(self.model) | {name for name in self.scales.widths if isinstance(name, str)},
             attributes=tuple(self.attributes()),
+            left_alone=tuple(self.scales.left_alone),
             couplings=tuple(
                 Coupling(self.names[r.whole], r.factor, self.names[r.part]) for r in self.solution.relations
             ),
@@ -86,8 +90,10 @@ class Finish:
             for held, formula in self.solution.formulas.items()
             if groups_in(formula, groups)
         ]
-        for held, value, formula, power in roots(self.model, self.axes, self.solution, self.values):
-            found.append(Attribute(held.module, held.name, None, value, self.formula(formula), power))
+        for source, (node, power, value) in self.scales.widths.items():
+            formula, buffer = self.formula(Length(node)), isinstance(source, str)
+            path, name = source.rpartition(".")[::2] if isinstance(source, str) else (source.module, source.name)
+            found.append(Attribute(path, name, None, value, formula, power, buffer))
         order = {name: place for place, (name, _) in enumerate(self.model.named_modules())}
         return sorted(found, key=lambda attribute: (order[attribute.module], attribute.name))
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedwidth.plan.formulas import Binary, FollowedInt, Formula, Held, Length, Number, formula_of
+from fedwidth.plan.formulas import Binary, FollowedFloat, FollowedInt, Formula, Held, Length, Number, formula_of
 from fedwidth.plan.node import Node, Unaligned, cut, find, freeze, is_fixed
 from fedwidth.plan.recording import Recording
 
@@ -28,7 +28,7 @@ SPATIAL = {"kernel_size", "stride", "padding", "dilation", "output_padding"}
 
 
 def follow_attributes(model: nn.Module, recording: Recording) -> dict[Held, int]:
-    """Replace every integer attribute by a followed one and give their values; the caller restores the attributes."""
+    """Replace every number held by a module by a followed one; gives the integers. The caller restores them."""
     held: dict[Held, int] = {}
 
     def followed(module: str, name: str, value: int, place: int | None = None) -> int:
@@ -42,7 +42,9 @@ def follow_attributes(model: nn.Module, recording: Recording) -> dict[Held, int]
         for name, value in list(vars(module).items()):
             if name.startswith("_") or name in SPATIAL:
                 continue
-            if type(value) is int:
+            if type(value) is float and value > 0 and not type(module).__module__.startswith("torch.nn."):
+                vars(module)[name] = FollowedFloat(value, Held(path, name))
+            elif type(value) is int:
                 vars(module)[name] = followed(path, name, value)
             elif type(value) in (tuple, list, torch.Size) and all(type(item) is int for item in value[:9]):
                 items = [followed(path, name, item, place) for place, item in enumerate(value[:8])]
@@ -53,9 +55,14 @@ def follow_attributes(model: nn.Module, recording: Recording) -> dict[Held, int]
 class SizeMode(TorchFunctionMode):
     """Sees every torch call of the model's Python code and notes what its integers state."""
 
-    def __init__(self, recording: Recording, statements: Mapping[str, Callable[..., None]]) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        statements: Mapping[str, Callable[..., None]],
+        uses: Mapping[str, Callable[..., None]],
+    ) -> None:
         super().__init__()
-        self.recording, self.statements = recording, statements
+        self.recording, self.statements, self.uses = recording, statements, uses
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -87,6 +94,8 @@ class SizeMode(TorchFunctionMode):
         if statement is not None:
             with suppress(Unaligned):  # the operator's rule has frozen it
                 statement(self, out, args, kwargs)
+        if (use := self.uses.get(name)) is not None:
+            use(self, args, kwargs)
         return out
 
     def shape(self, tensor: Tensor) -> torch.Size:

@@ -112,6 +112,8 @@ class Constraints:
         self.equations: list[Equation] = []
         self.rooted: dict[Held, None] = {}
         """Attributes whose floating-point power or root was taken, such as head_dim ** -0.5."""
+        self.floats: set[int] = set()
+        """Followed integers that were turned into floats: what is computed from those follows the width by itself."""
 
     def equate(self, left: Formula, right: Formula) -> None:
         """Both must stay equal at every width."""
@@ -145,6 +147,7 @@ class FollowedInt(int):
     __hash__ = int.__hash__
 
     def _rooted(self) -> None:
+        self.constraints.floats.add(int(self))
         for atom in atoms(self.formula):
             if isinstance(atom, Held):
                 self.constraints.rooted[atom] = None
@@ -158,6 +161,14 @@ class FollowedInt(int):
             return float(self) ** other
         return int.__pow__(self, other, modulo)
 
+    def __truediv__(self, other: Any) -> Any:
+        self._rooted()
+        return int.__truediv__(self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        self._rooted()
+        return int.__rtruediv__(self, other)
+
     def __neg__(self) -> FollowedInt:
         return FollowedInt(-int(self), Binary("-", Number(0), self.formula), self.constraints)
 
@@ -166,6 +177,32 @@ class FollowedInt(int):
 
     def __deepcopy__(self, memo: Any) -> int:
         return int(self)
+
+
+class FollowedFloat(float):
+    """A float attribute of a module, or its reciprocal; any other arithmetic forgets where it came from."""
+
+    attribute: Held
+    exponent: int
+    full: float
+    """The attribute's own value, of which this is the power `exponent`."""
+
+    def __new__(cls, value: float, attribute: Held, exponent: int = 1) -> FollowedFloat:
+        """The attribute of this value, or with exponent -1 its reciprocal."""
+        self = super().__new__(cls, value**exponent)
+        self.attribute, self.exponent, self.full = attribute, exponent, float(value)
+        return self
+
+    def __rtruediv__(self, other: Any) -> Any:
+        if type(other) in (int, float) and other == 1:
+            return FollowedFloat(self.full, self.attribute, -self.exponent)
+        return float.__rtruediv__(self, other)
+
+    def __reduce__(self) -> Any:
+        return float, (float(self),)
+
+    def __deepcopy__(self, memo: Any) -> float:
+        return float(self)
 
 
 def formula_of(value: Any) -> Formula:

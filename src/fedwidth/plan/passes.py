@@ -21,6 +21,7 @@ from fedwidth.plan.isolation import at_least_two, call, picked, plain_operators,
 from fedwidth.plan.recording import AxisMode, Recording, tensors_in
 from fedwidth.plan.rules import handler
 from fedwidth.plan.statements import STATEMENTS
+from fedwidth.plan.uses import USES
 
 DRAWS = 5
 """How many training passes are watched where the model's way depends on what it draws."""
@@ -66,6 +67,7 @@ def _one(
     for tensor in tensors_in(inputs):
         recording.put_fixed(tensor, "model input")
     recording.protect(tensors_in(inputs))
+    recording.evidence.begin(tensors_in(inputs), dict(model.named_buffers(remove_duplicate=False)))
     with untouched(model):
         try:
             set_mode(model, training=training)
@@ -73,7 +75,7 @@ def _one(
             before = _generators()
             with plain_operators(model):
                 values = follow_attributes(model, recording)
-                with AxisMode(recording, handler), SizeMode(recording, STATEMENTS):
+                with AxisMode(recording, handler), SizeMode(recording, STATEMENTS, USES):
                     result = call(model, inputs)
             drew = _generators() != before
         except Exception as error:

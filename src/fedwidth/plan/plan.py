@@ -57,9 +57,11 @@ class Plan:
     parameters: frozenset[str] = frozenset()
     """Names that are parameters; the others are buffers."""
     optional: frozenset[str] = frozenset()
-    """Buffers that `state_dict()` leaves out; a state may lack them."""
+    """Buffers that `state_dict()` leaves out, and those that hold a root of a width; a state may lack them."""
     attributes: tuple[Attribute, ...] = ()
-    """Module attributes (head counts, view sizes) that a narrow module must change."""
+    """Numbers held by modules (head counts, sizes of views, roots of a width) that a narrow module must change."""
+    left_alone: tuple[str, ...] = ()
+    """Numbers that are the root of a width by their value but not known to come from it; a narrow module keeps them."""
     couplings: tuple[Coupling, ...] = ()
     label_axes: tuple[tuple[str, int], ...] = ()
     """(tensor, dimension) pairs that run over the model's output classes."""
@@ -75,6 +77,11 @@ class Plan:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Full shape of every tensor."""
         return {name: tuple(axis.size for axis in axes) for name, axes in self.axes.items()}
+
+    @cached_property
+    def scale_buffers(self) -> frozenset[str]:
+        """Buffers that hold a root of a width: constants of a module of that width, whatever a state says."""
+        return frozenset(str(attribute) for attribute in self.attributes if attribute.buffer)
 
     @cached_property
     def numbered_axes(self) -> tuple[tuple[Axis, ...], dict[str, tuple[int, ...]]]:

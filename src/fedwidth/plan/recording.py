@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedwidth.plan.evidence import Evidence
 from fedwidth.plan.formulas import Constraints, Length
 from fedwidth.plan.node import Node, Unaligned, find, freeze, unify
 
@@ -40,6 +41,7 @@ class Recording:
         self._protected: dict[int, list[Tensor]] = {}
         self._overwritten: list[tuple[Tensor, Tensor]] = []
         self.constraints = Constraints()
+        self.evidence = Evidence()
         self.unknown: dict[str, int] = {}
         self.vocabularies: list[Node] = []
         self.looked = False
@@ -166,6 +168,7 @@ class AxisMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.recording.before_write(tensor)
         out = func(*args, **kwargs)
         self.apply(func, found, out, args, kwargs)
+        self.recording.evidence.follow(func, list(tensors_in(out)), list(tensors_in([*args, *kwargs.values()])))
         return out
 
     def apply(self, func: Any, found: Any, out: Any, args: Any, kwargs: Any) -> None:

@@ -31,10 +31,13 @@ def plan_table(plan: Plan) -> str:
     )
     names: dict[str, list[str]] = {}
     for attribute in plan.attributes:
-        names.setdefault(attribute.name, []).append(attribute.module or "the model")
+        names.setdefault(attribute.described(), []).append(attribute.module or "the model")
     parts += _section(
         "attributes a narrow model changes",
         [(name, str(len(modules)), _some(dict.fromkeys(modules))) for name, modules in names.items()],
+    )
+    parts += _section(
+        "numbers that stay, though they are a root of a width", [(number, "", "") for number in plan.left_alone]
     )
     parts += _section(
         "operators without a rule (what they touch stays whole)",

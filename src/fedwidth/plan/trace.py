@@ -14,13 +14,14 @@ from torch.jit import ScriptModule
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedwidth.errors import OptionError, PlanError
-from fedwidth.plan.attributes import described, rooted_width
+from fedwidth.plan.attributes import described
 from fedwidth.plan.finish import Finish
-from fedwidth.plan.formulas import Equation, Held, Number, atoms, evaluate, replace
+from fedwidth.plan.formulas import Equation, Held, Length, Number, atoms, evaluate, replace
 from fedwidth.plan.node import Node, find, freeze, leaves
 from fedwidth.plan.passes import watch
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.recording import Recording
+from fedwidth.plan.scales import find_scales
 from fedwidth.plan.solve import solve
 
 HEADS = ("within", "whole")
@@ -66,10 +67,10 @@ def trace(
     equations = [*recording.constraints.equations, *described(model, axes)]
     known = [pair for pair in equations if _true_now(pair, values)]
     solution = solve([node for nodes in axes.values() for node in nodes], known, values, heads=heads)
-    for held in recording.constraints.rooted:
-        if held not in solution.formulas and (width := rooted_width(held, values[held], axes)) is not None:
-            solution.formulas[held] = width
-    return Finish(model, axes, tied, values, solution).plan(recording, passes)
+    scales = find_scales(model, recording.evidence, recording.constraints, values, set(solution.groups))
+    for held, width in scales.rooted.items():
+        solution.formulas.setdefault(held, Length(width))
+    return Finish(model, axes, tied, values, solution, scales).plan(recording, passes)
 
 
 def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -61,6 +61,8 @@ class ModulePass(Pass):
             set_scaler(smaller, width)
         tensors = {}
         for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+            if name in trainer.plan.scale_buffers:
+                continue
             for dim, (kept, held) in enumerate(zip(inner[name], outer[name], strict=True)):
                 if len(kept) != len(held):
                     tensor = tensor.index_select(dim, torch.searchsorted(held, kept).to(tensor.device))

@@ -181,7 +181,7 @@ class SubLayout:
         order = [0, 2, 3, 1] if self.channels_last and len(shape) == 4 else list(range(len(shape)))
         before = part.dim() - 1
         laid = torch.unflatten(part, -1, [shape[dim] for dim in order]) if shape else part.squeeze(-1)
-        return laid.permute(*range(before), *(before + order.index(dim) for dim in range(len(shape))))
+        return laid.permute([*range(before), *(before + order.index(dim) for dim in range(len(shape)))])
 
     def _make_gather(self, device: torch.device) -> None:
         full, layout = self.layout.plan.shapes, self.layout

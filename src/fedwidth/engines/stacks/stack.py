@@ -57,6 +57,7 @@ class Stack:
         self.module = stack_layers(module, merge=merge) if layered else module
         set_scaler(self.module, task.capacity if self.settings.scaler else 1.0)
         self.names = [name for name, tensor in trainer.model.named_parameters() if tensor.requires_grad]
+        self.constants = trainer.plan.scale_buffers
         self.sub, self.rows = sub, rows
         dtype = sub.layout.dtype
         self.weights = make_vectors(
@@ -235,7 +236,7 @@ class Prefix:
         return cls(
             weights=weights,
             parameters={name: tensors[name] for name in stack.names},
-            rest={name: tensor for name, tensor in tensors.items() if name not in stack.names},
+            rest={name: tensor for name, tensor in tensors.items() if name not in {*stack.names, *stack.constants}},
             gradients=[gradients[name] for name in stack.names],
             loss_sum=stack.loss_sum[:rows],
             rates=stack.rates[:rows],

@@ -130,6 +130,8 @@ def _plan_light(settings: Settings, data: Data) -> tuple[nn.Module, Plan] | None
             model = build_model(settings, data)
         if not all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             return None
+        if any(tensor.dim() == 0 and tensor.is_floating_point() for tensor in model.buffers()):
+            return None  # it may be the root of a width, which only its value tells
         return model, trace(model, data.example().to("meta"), heads=settings.model.heads)
     except Exception:  # a model may do anything while it is built, and look at its values
         return None

@@ -26,6 +26,7 @@ def matrix_product(recording: Recording, operator: Any, out: Tensor, left: Tenso
     unify(inner, same, str(operator))
     _use_all(rows, inner, columns)
     recording.put(out, [rows, columns])
+    recording.evidence.multiplied(out, left, right, inner)
 
 
 @rule("addmm")
@@ -45,6 +46,7 @@ def batched_product(recording: Recording, operator: Any, out: Tensor, left: Tens
     unify(inner, same, str(operator))
     _use_all(batch, rows, inner, columns)
     recording.put(out, [batch, rows, columns])
+    recording.evidence.multiplied(out, left, right, inner)
 
 
 @rule("baddbmm")
@@ -75,6 +77,7 @@ def vector_product(recording: Recording, operator: Any, out: Tensor, left: Tenso
     unify(inner, recording.axes(right)[0], str(operator))
     _use_all(inner, *rows)
     recording.put(out, rows)
+    recording.evidence.multiplied(out, left, right, inner)
 
 
 @rule("convolution", "_convolution", "convolution_overrideable")
@@ -162,6 +165,7 @@ def embedding(recording: Recording, operator: Any, out: Tensor, weight: Tensor, 
     recording.vocabularies.append(vocabulary)
     use(width)
     recording.put(out, [*recording.axes(places), width])
+    recording.evidence.embedded(out, width)
 
 
 @rule("_embedding_bag", "_embedding_bag_forward_only")
@@ -223,6 +227,7 @@ def attention(
     for mine, its in zip(keys[:3], values[:3], strict=True):
         unify(mine, its, str(operator))
     _use_all(heads, unit, values[3])
+    recording.evidence.products.append(unit)
     first, *others = tensors_in(out)
     recording.put(first, [batch, heads, length, values[3]])
     for tensor in others:

@@ -43,6 +43,8 @@ def reduction(recording: Recording, operator: Any, out: Any, source: Tensor, *ar
         use(axis)
     for place, tensor in enumerate(tensors_in(out)):
         recording.put(tensor, kept)
+        if name in ("aten::sum", "aten::nansum"):
+            recording.evidence.summed(tensor, [axes[dim] for dim in dims])
         if name in ("aten::argmax", "aten::argmin") or (name in ("aten::max", "aten::min") and place == 1):
             recording.defer(tensor, forbid)
 

@@ -1,0 +1,66 @@
+"""Calls of torch functions that scale a tensor by a number: noted as evidence of where the number comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fedwidth.plan.evidence import SUM
+from fedwidth.plan.follow import SizeMode
+from fedwidth.plan.formulas import FollowedInt
+from fedwidth.plan.node import find
+
+Use = Callable[[SizeMode, tuple[Any, ...], dict[str, Any]], None]
+USES: dict[str, Use] = {}
+
+
+def uses(*names: str) -> Callable[[Use], Use]:
+    """Register what a torch function does with a number."""
+
+    def register(function: Use) -> Use:
+        USES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+@uses("mul", "mul_", "multiply", "multiply_")
+def _multiply(mode: SizeMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    first, second = args[0], args[1] if len(args) > 1 else kwargs.get("other")
+    for tensor, number in ((first, second), (second, first)):
+        if isinstance(tensor, Tensor) and tensor.dim():
+            mode.recording.evidence.scaled(tensor, mode.recording.shape(tensor), number)
+
+
+@uses("div", "div_", "divide", "divide_", "true_divide", "true_divide_")
+def _divide(mode: SizeMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    tensor, number = args[0], args[1] if len(args) > 1 else kwargs.get("other")
+    if not isinstance(tensor, Tensor):
+        return
+    evidence = mode.recording.evidence
+    evidence.scaled(tensor, mode.recording.shape(tensor), number, sign=-1)
+    origin = evidence.origin(tensor)
+    if isinstance(number, FollowedInt) and origin is not None and origin.kind == SUM:
+        for axis in origin.axes:
+            if find(axis).size == int(number):  # the mean over this axis
+                mode.state(number, axis)
+
+
+@uses("baddbmm", "baddbmm_", "addbmm", "addmm", "addmm_")
+def _add_product(mode: SizeMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    left, right = (args[n] if len(args) > n else kwargs.get(f"batch{n}", kwargs.get(f"mat{n}")) for n in (1, 2))
+    number = kwargs.get("alpha")
+    evidence = mode.recording.evidence
+    if isinstance(number, float) and isinstance(left, Tensor) and isinstance(right, Tensor):
+        if not (evidence.is_activation(left) and evidence.is_activation(right)):
+            return
+        evidence.scaled_product(number, mode.recording.shape(left)[-1])
+
+
+@uses("scaled_dot_product_attention")
+def _attention(mode: SizeMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    number, query = kwargs.get("scale"), args[0] if args else kwargs["query"]
+    if isinstance(number, float):
+        mode.recording.evidence.scaled_product(number, mode.recording.shape(query)[-1])
