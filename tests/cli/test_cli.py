@@ -1,20 +1,18 @@
 """The command line: what it prints and writes, and that every bad input is one line, exit 2 and nothing written."""
 
 import gzip
-import io
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from rich.console import Console
 
 import fedwidth
-from fedwidth.cli import jobs, progress
 from fedwidth.cli.entry import run_command
 from fedwidth.data.sets.mnist import FILES
 from fedwidth.experiment import Experiment
@@ -155,7 +153,7 @@ class TestBadSettings:
         assert run_command(["run", recipe, "--out", "out", "--seeds", "1,2"]) == 0
         capsys.readouterr()
         before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
-        monkeypatch.setattr(jobs, "find_spec", lambda name: None)
+        monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
         assert run_command(["run", recipe, "--out", "out", "--seeds", "1,2", "--engine", "ray", "--overwrite"]) == 2
         assert "needs the package ray" in one_line(capsys)
         assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
@@ -172,7 +170,7 @@ class TestBadSettings:
             raise RuntimeError("no server there")
 
         monkeypatch.setitem(tracking.BACKENDS, "tensorboard", refuse)
-        monkeypatch.setattr(tracking, "import_module", lambda _: None)
+        monkeypatch.setitem(sys.modules, "tensorboard", ModuleType("tensorboard"))
         for more in ([], ["--seeds", "1,2", "--packed"]):
             assert run_command(["run", recipe, "--track", "tensorboard", *sets("engine=auto"), *more]) == 2
             assert "--track tensorboard cannot be used: no server there" in one_line(capsys)
@@ -387,12 +385,12 @@ class TestRun:
         Experiment(small()).run(tmp_path / "python")
         assert contents(tmp_path / "out") == contents(tmp_path / "python")
 
-    def test_progress_on_a_terminal(self, recipe, monkeypatch):
-        screen = io.StringIO()
-        console = Console(file=screen, force_terminal=True, width=120, color_system=None)
-        monkeypatch.setattr(progress, "Console", lambda stderr: console)
+    def test_progress_on_a_terminal(self, recipe, monkeypatch, capsys):
+        monkeypatch.setenv("FORCE_COLOR", "1")  # rich then writes as to a terminal
+        monkeypatch.setenv("COLUMNS", "120")
         assert run_command(["run", recipe, "--out", "out", "--set", "name=[my] run"]) == 0
-        assert re.search(r"\[my\] run .* 3/3 accuracy \d\d\.\d\d % 0:00:00", screen.getvalue())
+        screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+        assert re.search(r"\[my\] run .* 3/3 accuracy \d\d\.\d\d % 0:00:00", screen)
 
     def test_default_folder(self, recipe, tmp_path):
         assert run_command(["run", recipe]) == 0

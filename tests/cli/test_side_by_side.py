@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedwidth.cli import side_by_side
 from fedwidth.cli.entry import run_command
-from fedwidth.cli.job import Job
+from fedwidth.cli.planned_run import PlannedRun
 from fedwidth.cli.side_by_side import choose_number
 from fedwidth.engines.sending import count_shared
 from fedwidth.experiment import Experiment
@@ -94,27 +93,24 @@ def test_stopped_or_killed_it_goes_on_to_the_same_bits(how, tmp_path):
         assert contents(tmp_path / "cut" / place) == contents(tmp_path / "whole" / place)
 
 
-def job(*changes):
-    return Job("a", "a", small(*changes), Path("nowhere"))
+def planned(*changes):
+    return PlannedRun("a", "a", small(*changes), Path("nowhere"))
 
 
-def test_how_many_at_a_time(monkeypatch):
-    monkeypatch.setattr(side_by_side, "count_cores", lambda: 4)
+def test_how_many_at_a_time():
+    def number(asked, *runs, **machine):
+        return choose_number(asked, runs, Experiment, resume=False, cores=4, **machine)
 
-    def number(asked, *jobs):
-        return choose_number(asked, jobs, lambda job: Experiment(job.settings), resume=False)
-
-    long = job("rounds=60")
+    long = planned("rounds=60")
     assert number(0, long, long) == 2
     assert number(0, *[long] * 9) == 4
     assert number(0, long) in (0, 1)
-    assert number(0, job(), job()) == 1  # over before a process has started
-    assert number(3, job(), job()) == 2
+    assert number(0, planned(), planned()) == 1  # over before a process has started
+    assert number(3, planned(), planned()) == 2
     assert number(1, long, long) == 1
-    assert number(0, job("rounds=60", "engine=processes"), long) == 1
+    assert number(0, planned("rounds=60", "engine=processes"), long) == 1
     # Copies of the data may take a quarter of the memory: with 8 times the data, two copies.
     size = count_shared(Experiment(small()).data)
-    monkeypatch.setattr(side_by_side, "_memory", lambda: 8 * size)
-    assert number(0, *[long] * 9) == 2
-    monkeypatch.setattr(side_by_side, "_memory", lambda: size)
-    assert number(0, *[long] * 9) == 1
+    assert number(0, *[long] * 9, memory=8 * size) == 2
+    assert number(0, *[long] * 9, memory=size) == 1
+    assert number(0, *[long] * 9, memory=0) == 4  # the system does not say how much there is

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedwidth.cli.options import Set
 from fedwidth.cli.rollback import rollback
-from fedwidth.cli.run import Set
 from fedwidth.errors import FedwidthError, OptionError
 
 app = typer.Typer(help="Train on real devices with Flower: set up a deployment, let devices in, see what is wrong.")

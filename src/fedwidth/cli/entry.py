@@ -41,11 +41,11 @@ def _main(
 
 
 def _add_commands() -> None:
-    from fedwidth.cli import deploy, inspect, reproduce, run, view
+    from fedwidth.cli import deploy, inspect, reproduce, run, sweep, view
 
     app.command("run")(run.run)
-    app.command("sweep")(run.sweep)
-    app.command("report")(run.report)
+    app.command("sweep")(sweep.sweep)
+    app.command("report")(view.report)
     app.command("view")(view.view)
     app.command("reproduce")(reproduce.reproduce)
     app.command("methods")(inspect.list_methods)

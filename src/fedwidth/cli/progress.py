@@ -16,7 +16,7 @@ from fedwidth.run.summary import describe_accuracy
 Line = dict[str, Any]
 
 
-class Shown:
+class ProgressDisplay:
     """A bar for each run on a terminal; elsewhere (a log file) one line for each finished run."""
 
     def __init__(self, titles: Sequence[str], rounds: Sequence[int], progress: Progress) -> None:
@@ -72,7 +72,7 @@ class _Standing(ProgressColumn):
 
 
 @contextmanager
-def show_progress(titles: Sequence[str], rounds: Sequence[int]) -> Iterator[Shown]:
+def show_progress(titles: Sequence[str], rounds: Sequence[int]) -> Iterator[ProgressDisplay]:
     """Show the progress of these runs on standard error while the body runs."""
     console = Console(stderr=True)
     columns = (
@@ -83,4 +83,4 @@ def show_progress(titles: Sequence[str], rounds: Sequence[int]) -> Iterator[Show
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        yield Shown(titles, rounds, progress)
+        yield ProgressDisplay(titles, rounds, progress)

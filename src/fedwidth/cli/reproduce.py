@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedwidth.cli.run import Data, Packed, Seeds, Set, parse_seeds, with_data
+from fedwidth.cli.options import Data, Packed, Seeds, Set, parse_seeds, with_data
 from fedwidth.errors import OptionError, whole_number
 
 Results = Annotated[Path, typer.Option("--results", help="Folder of the finished runs.")]
@@ -42,7 +42,8 @@ def reproduce(
     ] = "",
 ) -> int:
     """Run what the results of published tables lack, or what waits in a queue, and record it."""
-    from fedwidth.cli.jobs import check_engine, stop_signal
+    from fedwidth.cli.checks import check_engine
+    from fedwidth.cli.stop import stop_signal
     from fedwidth.cli.waiting import list_queue, run_queue
     from fedwidth.reproduce.running import reproduce as go
     from fedwidth.reproduce.start import start_tables

@@ -19,7 +19,7 @@ from fedwidth.run.checkpoint import write_whole
 from fedwidth.settings import Settings
 
 if TYPE_CHECKING:
-    from fedwidth.cli.job import Job
+    from fedwidth.cli.planned_run import PlannedRun
 
 ACCURACIES = ("global_accuracy", "best_global_accuracy", "local_accuracy")
 VALIDATION = "validation_accuracy"
@@ -27,11 +27,11 @@ VALIDATION = "validation_accuracy"
 Summary = Mapping[str, Any]
 
 
-def compare_jobs(jobs: Sequence[Job], summaries: Sequence[Summary], *, chosen: bool) -> Comparison:
+def compare_runs(runs: Sequence[PlannedRun], summaries: Sequence[Summary], *, chosen: bool) -> Comparison:
     """The labels compared; `chosen` says that the best is to be found, not the first to be compared."""
 
-    def by_seed(mine: Sequence[tuple[Job, Summary]], key: str) -> dict[int, float]:
-        return {job.settings.seed: 100 * found for job, summary in mine if (found := summary.get(key)) is not None}
+    def by_seed(mine: Sequence[tuple[PlannedRun, Summary]], key: str) -> dict[int, float]:
+        return {run.settings.seed: 100 * found for run, summary in mine if (found := summary.get(key)) is not None}
 
     rows = [
         Row(
@@ -40,12 +40,14 @@ def compare_jobs(jobs: Sequence[Job], summaries: Sequence[Summary], *, chosen: b
             by_seed(mine, "global_accuracy"),
             by_seed(mine, "validation_accuracy"),
         )
-        for mine in by_label(jobs, summaries).values()
+        for mine in by_label(runs, summaries).values()
     ]
     return Comparison(tuple(rows), chosen)
 
 
-def print_results(jobs: Sequence[Job], summaries: Sequence[Summary], compared: Comparison, *, title: str = "") -> None:
+def print_results(
+    runs: Sequence[PlannedRun], summaries: Sequence[Summary], compared: Comparison, *, title: str = ""
+) -> None:
     """One row for every label, with the spread over its seeds, and what the differences come to."""
     keys, shown = list(ACCURACIES), ["test accuracy %", "best %", "clients' own data %"]
     if any(VALIDATION in summary for summary in summaries):
@@ -53,7 +55,7 @@ def print_results(jobs: Sequence[Job], summaries: Sequence[Summary], compared: C
     timed = any("device_seconds" in summary for summary in summaries)
     rows = []
     gained = any(compared.gains)
-    for gain, mine in zip(compared.gains, by_label(jobs, summaries).values(), strict=True):
+    for gain, mine in zip(compared.gains, by_label(runs, summaries).values(), strict=True):
         settings = mine[0][0].settings
         rows.append(
             [
@@ -68,7 +70,7 @@ def print_results(jobs: Sequence[Job], summaries: Sequence[Summary], compared: C
         )
     columns = ["run", "devices", *shown, "MiB sent up", *(["device time"] if timed else []), "seconds"]
     print_table([*columns, *(["gain"] if gained else [])], rows, title=title or None)
-    seeds = sorted({job.settings.seed for job in jobs})
+    seeds = sorted({run.settings.seed for run in runs})
     print(
         f"Seeds: {', '.join(map(str, seeds))}." + (" ± is the standard deviation over seeds." if len(seeds) > 1 else "")
     )
@@ -78,25 +80,25 @@ def print_results(jobs: Sequence[Job], summaries: Sequence[Summary], compared: C
         brackets = " (95 % interval)" if len(seeds) > 1 else "; one seed: no interval"
         print(f"Gain: accuracy less that of the best yardstick but full for all, seed by seed{brackets}.")
         if added := [
-            summary["seconds"] for job, summary in zip(jobs, summaries, strict=True) if is_yardstick(job.title)
+            summary["seconds"] for run, summary in zip(runs, summaries, strict=True) if is_yardstick(run.title)
         ]:
             print(f"The yardsticks that were added took {sum(added):.0f} s.")
 
 
-def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary], compared: Comparison) -> None:
+def write_results(folder: Path, runs: Sequence[PlannedRun], summaries: Sequence[Summary], compared: Comparison) -> None:
     """summary.json of the folder that holds the runs: a list of them, mean and deviation of each label, comparisons.
 
     Where the folder is the main run's own, its summary keeps all it says and is added to.
     """
-    runs = [
+    listed = [
         {
-            "label": job.label,
-            "folder": str(job.folder.relative_to(folder)),
+            "label": run.label,
+            "folder": str(run.folder.relative_to(folder)),
             **{key: summary[key] for key in ("method", "seed", "rounds", *_accuracies(summary))},
         }
-        for job, summary in zip(jobs, summaries, strict=True)
+        for run, summary in zip(runs, summaries, strict=True)
     ]
-    table = [_spread(label, mine) for label, mine in by_label(jobs, summaries).items()]
+    table = [_spread(label, mine) for label, mine in by_label(runs, summaries).items()]
     for row, gain in zip(table, compared.gains, strict=True):
         if gain:
             row["gain"] = {"over": gain.kind, **describe(gain.difference)}
@@ -105,7 +107,7 @@ def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary
         {"first": labels[compared.lead], "second": labels[place], **describe(difference)}
         for place, difference in compared.differences.items()
     ]
-    if jobs[0].folder == folder:
+    if runs[0].folder == folder:
         whole: dict[str, Any] = dict(summaries[0])
     else:
         whole = {"seconds": round(sum(s["seconds"] for s in summaries), 3), "version": fedwidth.__version__}
@@ -113,7 +115,7 @@ def write_results(folder: Path, jobs: Sequence[Job], summaries: Sequence[Summary
             means = {key: table[0][key] for key in _accuracies(summaries[0])}
             whole |= {"method": summaries[0]["method"], "rounds": summaries[0]["rounds"], **means}
             whole["seed"] = table[0]["seeds"]
-    facts: dict[str, Any] = {"runs": runs, "table": table, "comparisons": comparisons}
+    facts: dict[str, Any] = {"runs": listed, "table": table, "comparisons": comparisons}
     if compared.best_leads:
         facts["best"] = {"label": labels[compared.lead], "by": compared.chosen_by}
     write_whole(folder / "summary.json", json.dumps({**whole, **facts}, indent=2) + "\n")
@@ -130,15 +132,15 @@ def describe(difference: Difference) -> dict[str, Any]:
     }
 
 
-def by_label(jobs: Sequence[Job], summaries: Sequence[Summary]) -> dict[str, list[tuple[Job, Summary]]]:
+def by_label(runs: Sequence[PlannedRun], summaries: Sequence[Summary]) -> dict[str, list[tuple[PlannedRun, Summary]]]:
     """Jobs and summaries by label, in order of first appearance."""
-    found: dict[str, list[tuple[Job, Summary]]] = {}
-    for job, summary in zip(jobs, summaries, strict=True):
-        found.setdefault(job.label, []).append((job, summary))
+    found: dict[str, list[tuple[PlannedRun, Summary]]] = {}
+    for run, summary in zip(runs, summaries, strict=True):
+        found.setdefault(run.label, []).append((run, summary))
     return found
 
 
-def _device_time(mine: Sequence[tuple[Job, Summary]]) -> str:
+def _device_time(mine: Sequence[tuple[PlannedRun, Summary]]) -> str:
     """What a run would have taken its devices, on average over seeds."""
     known = [summary["device_seconds"] for _, summary in mine if "device_seconds" in summary]
     return show_time(statistics.mean(known)) if known else "–"
@@ -149,8 +151,8 @@ def _accuracies(summary: Summary) -> tuple[str, ...]:
     return (*ACCURACIES, VALIDATION) if VALIDATION in summary else ACCURACIES
 
 
-def _spread(label: str, mine: Sequence[tuple[Job, Summary]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"label": label, "seeds": [job.settings.seed for job, _ in mine]}
+def _spread(label: str, mine: Sequence[tuple[PlannedRun, Summary]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"label": label, "seeds": [run.settings.seed for run, _ in mine]}
     for key in _accuracies(mine[0][1]):
         known = [summary[key] for _, summary in mine if summary[key] is not None]
         row[key] = statistics.mean(known) if known else None

@@ -14,9 +14,9 @@ from multiprocessing.context import BaseContext
 from threading import Thread
 from typing import Any
 
-from fedwidth.cli.job import Job
-from fedwidth.cli.progress import Shown
-from fedwidth.cli.training import Line, Summary, Wishes, run_one, say_aside
+from fedwidth.cli.planned_run import PlannedRun
+from fedwidth.cli.progress import ProgressDisplay
+from fedwidth.cli.training import Line, RunOptions, Summary, run_one, say_aside
 from fedwidth.engines import choose_engine
 from fedwidth.engines.choice import count_cores
 from fedwidth.engines.processes import leave_with_parent
@@ -25,6 +25,7 @@ from fedwidth.errors import ClientError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.run.cache import Cache
 from fedwidth.run.checkpoint import rounds_done
+from fedwidth.settings import Settings
 
 MIN_ROUNDS = 100
 """Rounds of all runs together below which starting processes takes longer than they save."""
@@ -41,50 +42,67 @@ _stop: Any = None
 """In a process that trains: the data it has loaded, where it tells what it does, and whether it is to stop."""
 
 
-def choose_number(asked: int, jobs: Sequence[Job], make: Callable[[Job], Experiment], *, resume: bool) -> int:
-    """How many runs at a time: as asked for, else one for each core where that is faster and memory allows it."""
-    if asked or len(jobs) < 2:
-        return min(asked, len(jobs))
-    left = sum(job.settings.rounds - (rounds_done(job.folder) if resume else 0) for job in jobs)
-    if left < MIN_ROUNDS or count_cores() == 1 or any(job.settings.device != "cpu" for job in jobs):
+def choose_number(
+    asked: int,
+    runs: Sequence[PlannedRun],
+    make: Callable[[Settings], Experiment],
+    *,
+    resume: bool,
+    cores: int | None = None,
+    memory: int | None = None,
+) -> int:
+    """How many runs at a time: as asked for, else one for each core where that is faster and memory allows it.
+
+    Cores and bytes of memory are this machine's where they are not given.
+    """
+    cores, memory = cores or count_cores(), count_memory() if memory is None else memory
+    if asked or len(runs) < 2:
+        return min(asked, len(runs))
+    left = sum(run.settings.rounds - (rounds_done(run.folder) if resume else 0) for run in runs)
+    if left < MIN_ROUNDS or cores == 1 or any(run.settings.device != "cpu" for run in runs):
         return 1
-    first = make(jobs[0])
+    first = make(runs[0].settings)
     if choose_engine(first.trainer).name in ("processes", "ray"):  # a run takes all cores as it is
         return 1
-    most = int(SHARE_OF_MEMORY * memory / max(1, count_shared(first.data))) if (memory := _memory()) else len(jobs)
-    return max(1, min(count_cores(), len(jobs), most))
+    most = int(SHARE_OF_MEMORY * memory / max(1, count_shared(first.data))) if memory else len(runs)
+    return max(1, min(cores, len(runs), most))
 
 
 def run_side_by_side(
-    jobs: Sequence[tuple[int, Job]], number: int, wishes: Wishes, shown: Shown, *, stop: Callable[[], bool]
+    runs: Sequence[tuple[int, PlannedRun]],
+    at_a_time: int,
+    options: RunOptions,
+    display: ProgressDisplay,
+    *,
+    stop: Callable[[], bool],
 ) -> dict[int, Summary]:
-    """Run numbered jobs, so many at a time. Where one fails, the others end their round and save it."""
+    """Train numbered runs, so many at a time. Where one fails, the others end their round and save it."""
     context = _context()
     said, halt = context.Queue(), context.Event()
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(number, mp_context=context, initializer=_begin, initargs=(said, halt))
+    pool = ProcessPoolExecutor(at_a_time, mp_context=context, initializer=_begin, initargs=(said, halt))
     running: dict[Future[Outcome], int] = {}
-    titles = {place: job.title for place, job in jobs}
-    tell = {place: shown.update(place) for place in titles}
+    titles = {number: run.title for number, run in runs}
+    tell = {number: display.update(number) for number in titles}
     failure: BaseException | None = None
     found: dict[int, Summary] = {}
     try:
-        for place, job in jobs:
+        for number, run in runs:
             with script_unseen(True):  # nothing that is sent is defined in a script
-                future = pool.submit(_run, place, job, wishes.resume, wishes.overwrite, wishes.track)
-            running[future] = place
+                future = pool.submit(_run, number, run, options.resume, options.overwrite, options.track)
+            running[future] = number
         while running:
             if stop() or failure:
                 halt.set()
             done, _ = wait(running, timeout=EVERY, return_when=FIRST_COMPLETED)
-            _listen(said, wishes, shown, tell)
+            _listen(said, options, display, tell)
             for future in done:
-                place = running.pop(future)
+                number = running.pop(future)
                 try:
-                    found[place], last = future.result()
-                    shown.finish(place, last)
+                    found[number], last = future.result()
+                    display.finish(number, last)
                 except BrokenProcessPool as error:
-                    failure = failure or _lost(titles[place], error)
+                    failure = failure or _lost(titles[number], error)
                 except Exception as error:
                     failure = error if failure is None or isinstance(failure, Stopped) else failure
         if failure:
@@ -97,7 +115,7 @@ def run_side_by_side(
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        _listen(said, wishes, shown, tell)
+        _listen(said, options, display, tell)
         said.close()
 
 
@@ -110,15 +128,15 @@ def _lost(title: str, error: BrokenProcessPool) -> ClientError:
     return lost
 
 
-def _listen(said: Any, wishes: Wishes, shown: Shown, tell: dict[int, Callable[[Line], None]]) -> None:
+def _listen(said: Any, options: RunOptions, display: ProgressDisplay, tell: dict[int, Callable[[Line], None]]) -> None:
     """Pass on what the processes have said since."""
     while not said.empty():
-        place, kind, content = said.get()
+        number, kind, content = said.get()
         if kind == "starts":
-            shown.start(place)
+            display.start(number)
         elif kind == "line":
-            wishes.first(content)
-            tell[place](content)
+            options.first(content)
+            tell[number](content)
         elif kind == "warns":
             warnings.warn(content, stacklevel=2)
         else:
@@ -143,20 +161,20 @@ def _begin(said: Any, stop: Any) -> None:
     _said, _stop = said, stop
 
 
-def _run(place: int, job: Job, resume: bool, overwrite: bool, track: str) -> Outcome:
+def _run(number: int, run: PlannedRun, resume: bool, overwrite: bool, track: str) -> Outcome:
     """In a process that trains: one run."""
     if _stop.is_set():
         raise Stopped("stopped before its first round")
-    _said.put((place, "starts", None))
-    warnings.showwarning = lambda message, *_, **__: _said.put((place, "warns", str(message)))
-    wishes = Wishes(resume, overwrite, track, lambda _: None)
+    _said.put((number, "starts", None))
+    warnings.showwarning = lambda message, *_, **__: _said.put((number, "warns", str(message)))
+    options = RunOptions(resume, overwrite, track, lambda _: None)
     return run_one(
-        job,
-        _cache.experiment(job.settings),
-        wishes,
-        lambda line: _said.put((place, "line", _numbers(line))),
+        run,
+        _cache.experiment(run.settings),
+        options,
+        lambda line: _said.put((number, "line", _numbers(line))),
         stop=_stop.is_set,
-        say=lambda text: _said.put((place, "says", text)),
+        say=lambda text: _said.put((number, "says", text)),
     )
 
 
@@ -165,7 +183,7 @@ def _numbers(line: Line) -> Line:
     return {name: value for name, value in line.items() if isinstance(value, (int, float))}
 
 
-def _memory() -> int:
+def count_memory() -> int:
     """Bytes of memory that the machine has; 0 where the system does not say (Windows)."""
     if sys.platform == "win32":
         return 0

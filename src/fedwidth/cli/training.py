@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedwidth.cli.job import Job
-from fedwidth.cli.progress import Shown
+from fedwidth.cli.planned_run import PlannedRun
+from fedwidth.cli.progress import ProgressDisplay
 from fedwidth.core.cost import count_bytes
 from fedwidth.engines import choose_engine
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.run.packing import explain_packed_engine
 from fedwidth.run.tracking import make_tracker
+from fedwidth.settings import Settings
 
 Summary = dict[str, Any]
 Line = dict[str, Any]
@@ -22,8 +23,8 @@ Tell = Callable[[Line], None]
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """How the jobs are to be run."""
+class RunOptions:
+    """What a command asks of all its runs."""
 
     resume: bool
     overwrite: bool
@@ -33,55 +34,55 @@ class Wishes:
 
 
 def run_one(
-    job: Job,
+    run: PlannedRun,
     experiment: Experiment,
-    wishes: Wishes,
+    options: RunOptions,
     tell: Tell,
     *,
     stop: Callable[[], bool],
     say: Callable[[str], None],
     clients: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[Summary, Line]:
-    """Run a job; returns its summary and the metrics of its last round."""
-    tracker = make_tracker(wishes.track, job.title, job.settings, job.folder)
-    taken = f"{job.title}: {choose_engine(experiment.trainer)}" if job.settings.engine == "auto" else ""
+    """Train one run; returns its summary and the metrics of its last round."""
+    tracker = make_tracker(options.track, run.title, run.settings, run.folder)
+    taken = f"{run.title}: {choose_engine(experiment.trainer)}" if run.settings.engine == "auto" else ""
     if memory := explain_memory(experiment):
-        taken = "\n".join(filter(None, [taken, f"{job.title}: {memory}"]))
+        taken = "\n".join(filter(None, [taken, f"{run.title}: {memory}"]))
     try:
         result = experiment.run(
-            job.folder,
-            resume=wishes.resume,
-            overwrite=wishes.overwrite,
-            on_round=each(wishes.first, once(lambda: say(taken) if taken else None), tell, tracker.log),
+            run.folder,
+            resume=options.resume,
+            overwrite=options.overwrite,
+            on_round=each(options.first, once(lambda: say(taken) if taken else None), tell, tracker.log),
             on_clients=clients,
             stop=stop,
         )
     except Stopped as stopped:
-        raise Stopped(f"{job.title}: {stopped}") from None
+        raise Stopped(f"{run.title}: {stopped}") from None
     finally:
         tracker.close()
     return result.summary, result.metrics[-1]
 
 
 def run_pack(
-    jobs: Sequence[Job],
+    runs: Sequence[PlannedRun],
     experiments: Sequence[Experiment],
-    wishes: Wishes,
+    options: RunOptions,
     tell: Sequence[Tell],
     *,
     stop: Callable[[], bool],
 ) -> list[tuple[Summary, Line]]:
-    """Run jobs as one batch."""
-    trackers = [make_tracker(wishes.track, job.title, job.settings, job.folder) for job in jobs]
-    text = f"{len(jobs)} runs as one batch, engine: {explain_packed_engine(experiments[0])}"
+    """Train runs as one batch."""
+    trackers = [make_tracker(options.track, run.title, run.settings, run.folder) for run in runs]
+    text = f"{len(runs)} runs as one batch, engine: {explain_packed_engine(experiments[0])}"
     announce = once(lambda: say_aside(text))
-    calls = [each(wishes.first, announce, one, tracker.log) for one, tracker in zip(tell, trackers, strict=True)]
+    calls = [each(options.first, announce, one, tracker.log) for one, tracker in zip(tell, trackers, strict=True)]
     try:
         results = run_in_lockstep(
             experiments,
-            [job.folder for job in jobs],
-            resume=wishes.resume,
-            overwrite=wishes.overwrite,
+            [run.folder for run in runs],
+            resume=options.resume,
+            overwrite=options.overwrite,
             on_round=lambda number, line: calls[number](line),
             stop=stop,
         )
@@ -92,22 +93,22 @@ def run_pack(
 
 
 def run_in_turn(
-    jobs: Sequence[tuple[int, Job]],
-    make: Callable[[Job], Experiment],
-    wishes: Wishes,
-    shown: Shown,
+    runs: Sequence[tuple[int, PlannedRun]],
+    make: Callable[[Settings], Experiment],
+    options: RunOptions,
+    display: ProgressDisplay,
     *,
     stop: Callable[[], bool],
 ) -> dict[int, Summary]:
-    """Run numbered jobs one after the other."""
+    """Train numbered runs one after the other."""
     found = {}
-    for number, job in jobs:
-        experiment = make(job)
-        shown.start(number)
+    for number, run in runs:
+        experiment = make(run.settings)
+        display.start(number)
         found[number], last = run_one(
-            job, experiment, wishes, shown.update(number), stop=stop, say=say_aside, clients=shown.clients(number)
+            run, experiment, options, display.update(number), stop=stop, say=say_aside, clients=display.clients(number)
         )
-        shown.finish(number, last)
+        display.finish(number, last)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The command that shows runs while they go on: view."""
+"""Commands that show runs: report, and view while they go on."""
 
 from __future__ import annotations
 
@@ -36,3 +36,22 @@ def view(
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell that starts it in the background ignores Ctrl-C
         signal.signal(number, signal.default_int_handler)
     serve(server, announce)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: report.html in the first.")] = None,
+    figures: Annotated[Path | None, typer.Option("--figures", help="Also write PNG and SVG figures here.")] = None,
+    target: Annotated[str, typer.Option("--target", help="Also say what reaching this accuracy took, e.g. 0.8")] = "",
+) -> None:
+    """Write one self-contained report.html about finished or running runs."""
+    from fedwidth.cli.targets import parse_target, print_targets
+    from fedwidth.report import write_figures, write_report
+
+    wanted = parse_target(target) if target else None
+    print(write_report(folders, out or folders[0] / "report.html"))
+    if figures:
+        for path in write_figures(folders, figures):
+            print(path)
+    if wanted is not None:
+        print_targets(folders, wanted)

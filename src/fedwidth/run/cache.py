@@ -6,9 +6,10 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from fedwidth.config.build import find_device, load_data, split_data
+from fedwidth.config.build import build_model, find_device, load_data, plan_model, split_data
 from fedwidth.data import Data, Partition
 from fedwidth.experiment import Experiment
+from fedwidth.plan import Plan
 from fedwidth.settings import Settings
 
 
@@ -19,6 +20,7 @@ class Cache:
         self._data: dict[str, Data] = {}
         self._placed: dict[tuple[str, str], Data] = {}
         self._partitions: dict[str, Partition] = {}
+        self._plans: dict[str, Plan] = {}
         self._costs: dict[str, Any] = {}
 
     def data(self, settings: Settings) -> Data:
@@ -34,6 +36,14 @@ class Cache:
         if key not in self._partitions:
             self._partitions[key] = split_data(settings, self.data(settings))
         return self._partitions[key]
+
+    def plan(self, settings: Settings) -> Plan:
+        """The plan of the model the settings name."""
+        key = json.dumps([self.source(settings), asdict(settings.model)], sort_keys=True)
+        if key not in self._plans:
+            data = self.data(settings)
+            _, self._plans[key] = plan_model(build_model(settings, data), settings, data)
+        return self._plans[key]
 
     def experiment(self, settings: Settings) -> Experiment:
         """The experiment of these settings; runs on one device share the data there."""

@@ -1,0 +1,62 @@
+"""What is wrong with the runs of a command, seen before the first one writes or clears anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from fedwidth.cli.planned_run import PlannedRun
+from fedwidth.config.build import find_device
+from fedwidth.config.method_settings import method_of
+from fedwidth.devices.capacity import Capacities
+from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.run.cache import Cache
+from fedwidth.run.folder import CONFIG, check_folder, holds_run
+from fedwidth.settings import Settings
+
+
+def check_runs(runs: Sequence[PlannedRun]) -> Cache:
+    """Make what the runs need, each distinct data set, partition and plan once, and refuse what cannot work."""
+    cache = Cache()
+    for run in runs:
+        try:
+            _check(run.settings, cache)
+        except FedwidthError as error:
+            if run is runs[0]:
+                raise
+            raise type(error)(f"run '{run.label}': {error}") from error
+    return cache
+
+
+def _check(settings: Settings, cache: Cache) -> None:
+    find_device(settings.device)
+    cache.partition(settings)
+    plan, method = cache.plan(settings), method_of(settings)
+    cohort = list(enumerate(Capacities.parse(settings.devices.capacities).values))
+    if not method.reads:  # there is neither state nor memory yet
+        method.assign(plan, cohort, round=0, seed=settings.seed)
+
+
+def check_folders(runs: Sequence[PlannedRun], folder: Path, *, resume: bool, overwrite: bool) -> None:
+    """Refuse the folders of the runs, or the one that holds them all, where another run is in the way."""
+    own = [run.folder for run in runs]
+    if len(set(own)) < len(own):
+        raise OptionError("two of the runs are the same: give each value once")
+    for run in runs:
+        check_folder(run.folder, run.settings, resume=resume, overwrite=overwrite)
+    if folder in own or overwrite:
+        return
+    if (folder / CONFIG).exists() or (not resume and holds_run(folder)):
+        raise OptionError(f"{folder} holds another run already; give --overwrite or another --out")
+
+
+def check_engine(settings: Settings) -> None:
+    """Refuse, before anything is written or cleared, an engine that cannot be had.
+
+    Slots without a GPU too: from Python they train on the CPU, but nobody who asks for CUDA wants that.
+    """
+    if settings.engine == "ray" and find_spec("ray") is None:
+        raise OptionError("engine = 'ray' needs the package ray: pip install 'fedwidth[ray]'")
+    if settings.engine == "cuda" and settings.device == "cpu":
+        raise OptionError("engine is cuda, but device is cpu: set device=cuda, or engine=auto for the CPU")

@@ -1,0 +1,39 @@
+"""One run of several that a command makes, and the folder it goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedwidth.settings import Settings
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that is going to be made.
+
+    Runs that differ in their seed alone share a label, and are one row of the table.
+    """
+
+    label: str
+    title: str
+    settings: Settings
+    folder: Path
+
+
+def folder_names(labels: Iterable[str]) -> dict[str, str]:
+    """A folder name for each label; labels that would share one are numbered.
+
+    >>> folder_names(["Rate 1/4", "rate 1-4"])
+    {'Rate 1/4': 'rate-1-4', 'rate 1-4': 'rate-1-4-2'}
+    """
+    names: dict[str, str] = {}
+    for label in labels:
+        plain = "".join(c if c.isalnum() or c in "-._=" else "-" for c in label).strip("-.").lower() or "run"
+        name, copy = plain, 1
+        while name in names.values() and label not in names:
+            copy += 1
+            name = f"{plain}-{copy}"
+        names.setdefault(label, name)
+    return names

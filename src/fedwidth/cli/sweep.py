@@ -1,0 +1,117 @@
+"""The command that trains every combination of some settings: sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedwidth.cli.options import (
+    AtATime,
+    Data,
+    Engine,
+    Out,
+    Packed,
+    RayAddress,
+    Recipe,
+    Seeds,
+    Set,
+    Track,
+    parse_seeds,
+    with_data,
+    with_engine,
+)
+from fedwidth.errors import OptionError
+
+
+def sweep(
+    recipe: Recipe = "",
+    over: Annotated[list[str] | None, typer.Option("--over", help="A setting and its values: key=a,b,c")] = None,
+    changes: Set = None,
+    out: Out = None,
+    data: Data = "",
+    seeds: Seeds = "",
+    engine: Engine = "",
+    ray_address: RayAddress = "",
+    only: Annotated[str, typer.Option("--only", help="Sweep this run of the recipe (its label), not the main.")] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop or a kill.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the runs in the output folder.")] = False,
+    packed: Packed = False,
+    jobs: AtATime = 0,
+    yardsticks: Annotated[
+        bool, typer.Option("--yardsticks", help="Also run what the same devices reach without sub-models.")
+    ] = False,
+    track: Track = "",
+) -> int:
+    """Train every combination of the given settings, compared with the best, by validation where there is one."""
+    from fedwidth.analysis.yardsticks import missing
+    from fedwidth.cli.all_runs import run_all
+    from fedwidth.cli.planned_run import PlannedRun, folder_names
+    from fedwidth.config.read import read_settings
+    from fedwidth.run.about import About
+
+    if not over:
+        raise OptionError("say what to sweep over: --over key=value,value …, e.g. --over method.name=fedrolex,heterofl")
+    axes = [_parse_axis(text) for text in over]
+    changes = [*with_data(changes, data), *with_engine(engine, ray_address)]
+    folder = out or Path("runs") / "sweep"
+    grid = list(product(*(choices for _, choices in axes)))
+    keys = [key for key, _ in axes]
+    titles = _cell_titles(keys, grid)
+    wanted, title = {}, ""
+    for values, name in zip(grid, titles, strict=True):
+        pairs = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
+        found = read_settings(recipe or "quickstart", [*changes, *pairs], only=only, main=True)
+        title = found.title
+        wanted[" ".join(pairs)] = (name, replace(found.main, name=name))
+    labels = list(wanted)
+    if len(labels) < len(grid):
+        raise OptionError("two of the runs are the same: give each value once")
+    if yardsticks:
+        named = dict(wanted.values())
+        wanted |= {title: (title, settings) for title, settings in missing(named).items()}
+    names = folder_names(wanted)
+    listed = [
+        PlannedRun(label, name, replace(settings, seed=seed), folder / names[label] / f"seed-{seed}")
+        for label, (name, settings) in wanted.items()
+        for seed in parse_seeds(seeds) or [settings.seed]
+    ]
+    cells = {names[label]: values for label, values in zip(labels, grid, strict=True)}
+    about = About(f"{title or 'Sweep'}, over {' and '.join(keys)}", axes, cells)
+    return run_all(
+        listed, folder, resume=resume, overwrite=overwrite, track=track, packed=packed, at_a_time=jobs, about=about
+    )
+
+
+def _parse_axis(text: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    choices = [value.strip() for value in values.split(",") if value.strip()]
+    if not equals or not name.strip() or not choices:
+        raise OptionError(f"--over must be key=value,value, not '{text}'")
+    return name.strip(), choices
+
+
+def _cell_titles(keys: Sequence[str], grid: Iterable[Sequence[str]]) -> list[str]:
+    """A name for each combination of a sweep, as one would say it.
+
+    >>> _cell_titles(["method.name", "training.lr"], [["fedrolex", "0.1"]])
+    ['FedRolex, lr 0.1']
+    >>> _cell_titles(["server.lr", "training.lr"], [["1", "0.1"]])
+    ['server.lr 1, training.lr 0.1']
+    """
+    from fedwidth.methods import methods
+
+    short = [key.rpartition(".")[2] for key in keys]
+    words = [key if short.count(last) > 1 else last for key, last in zip(keys, short, strict=True)]
+    known = methods()
+
+    def say(key: str, word: str, value: str) -> str:
+        if key == "method.name":
+            return known[value].title if value in known else value
+        return f"{word} {value}"
+
+    return [", ".join(map(say, keys, words, values)) for values in grid]
