@@ -20,7 +20,7 @@ from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, Partition
 from fedwidth.devices.cohorts import Cohorts
 from fedwidth.devices.correlation import correlate
-from fedwidth.devices.time import Paces
+from fedwidth.devices.time import Speeds
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
 from fedwidth.evaluation.evaluator import Evaluator, Measured
@@ -105,7 +105,7 @@ class Experiment:
         self.trainer = Trainer(
             self.model, self.plan, self.data, self.partition, self.method, settings, device=self.device
         )
-        self.costs = TaskCosts(self.trainer, self.first_state, Paces.of(devices, enrolled))
+        self.costs = TaskCosts(self.trainer, self.first_state, Speeds.of(devices, enrolled))
         self.rounds = Rounds(
             self.method,
             self.plan,
@@ -169,7 +169,7 @@ class Experiment:
         a round, with which capacity, where that is not for the settings to say (real devices come and go). A run that
         was stopped before its first checkpoint, or never began, is resumed from the beginning.
         """
-        if cohort is not None and (self.costs.paces is not None or self.rounds.attends is not None):
+        if cohort is not None and (self.costs.speeds is not None or self.rounds.attends is not None):
             raise OptionError(
                 "devices.rates, bandwidth, deadline and dropout are for simulated devices, and these are real:"
                 " leave them out"

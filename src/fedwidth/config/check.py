@@ -13,7 +13,7 @@ from fedwidth.data import Partition
 from fedwidth.data.load import options_of
 from fedwidth.data.partition import PARTITIONS, partition_options
 from fedwidth.devices.capacity import Capacities, describe_mix
-from fedwidth.devices.time import Paces
+from fedwidth.devices.time import Speeds
 from fedwidth.errors import OptionError, unknown
 from fedwidth.methods import Method, method
 from fedwidth.models.catalogue import FACTORIES
@@ -78,7 +78,7 @@ def check_devices(settings: Settings, clients: int) -> Capacities:
         raise OptionError(f"devices.correlate_strength must be from 0 to 1, not {devices.correlate_strength:g}")
     if not devices.dropout < 1:
         raise OptionError(f"devices.dropout must be a probability from 0 to below 1, not {devices.dropout:g}")
-    Paces.of(devices, capacities.enrolled(devices.excluded))
+    Speeds.of(devices, capacities.enrolled(devices.excluded))
     return capacities
 
 

@@ -27,7 +27,7 @@ FAILED, LATE = "failed", "later than the deadline"
 
 
 @dataclass(frozen=True)
-class Paces:
+class Speeds:
     """How fast devices of each capacity compute and send. What an empty table is about takes no time."""
 
     rates: Mapping[float | str, float]
@@ -36,7 +36,7 @@ class Paces:
     """Bytes per second, down and up alike, by capacity."""
 
     @classmethod
-    def of(cls, devices: DeviceSettings, capacities: Iterable[float]) -> Paces | None:
+    def of(cls, devices: DeviceSettings, capacities: Iterable[float]) -> Speeds | None:
         """The speeds that the settings give devices of these capacities; None where they give none."""
         enrolled = list(capacities)
         tables = [
@@ -61,10 +61,10 @@ def fails(devices: DeviceSettings, client: int, *, round: int, seed: int) -> boo
     return bool(numpy_generator(seed, "dropout", round, client).random() < devices.dropout)
 
 
-def _divide(amount: float, paces: Mapping[float | str, float], capacity: float) -> float:
-    if not paces:
+def _divide(amount: float, speeds: Mapping[float | str, float], capacity: float) -> float:
+    if not speeds:
         return 0.0
-    return amount / (paces[capacity] if capacity in paces else paces[EVERYBODY])
+    return amount / (speeds[capacity] if capacity in speeds else speeds[EVERYBODY])
 
 
 def _read(name: str, table: Mapping[str, Any], unit: str, enrolled: Sequence[float]) -> dict[float | str, float]:

@@ -54,7 +54,7 @@ def describe_round(
     if absent:
         line["absent"] = {str(client): why for client, why in absent.items()}
         line["cohort"] = [[client, float(capacity)] for client, capacity in drawn]
-    if costs.paces is not None:
+    if costs.speeds is not None:
         slowest = max((costs.seconds(task) for task, _ in worked), default=0.0)
         line["device_seconds"] = settings.devices.deadline if LATE in absent.values() else slowest
     return line

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fedwidth.core.cost import Cost
-from fedwidth.devices.time import FAILED, LATE, Paces, fails
+from fedwidth.devices.time import FAILED, LATE, Speeds, fails
 from fedwidth.errors import OptionError
 from fedwidth.methods import Task
 from fedwidth.training.batches import count_passes
@@ -28,8 +28,8 @@ PASSES_OF_A_STEP = 3
 class TaskCosts:
     """The costs of a run's tasks, by the rates and bandwidths of simulated devices where the settings give them."""
 
-    def __init__(self, trainer: Trainer, first_state: Mapping[str, Tensor], paces: Paces | None) -> None:
-        self.trainer, self.paces = trainer, paces
+    def __init__(self, trainer: Trainer, first_state: Mapping[str, Tensor], speeds: Speeds | None) -> None:
+        self.trainer, self.speeds = trainer, speeds
         self.memory_travels = False
         """Whether what clients remember is sent to them and back: where the server keeps it for real devices."""
         self.known: dict[Hashable, Cost] = {}
@@ -56,12 +56,12 @@ class TaskCosts:
 
     def seconds(self, task: Task) -> float:
         """How long the task would take its device: being sent, training, reporting; 0 where that is not simulated."""
-        if self.paces is None:
+        if self.speeds is None:
             return 0.0
         samples = len(self.trainer.partition[task.client])
         passes = count_passes(samples, self.trainer.settings.training) + (samples if self.trainer.rule.probes else 0)
         sent = sum(self.traffic([replace(task, sends=self._example_sends)]))
-        return self.paces.seconds(task.capacity, macs=self.macs(task, passes), sent=sent)
+        return self.speeds.seconds(task.capacity, macs=self.macs(task, passes), sent=sent)
 
     def attends(self, task: Task, round: int) -> bool:
         """Whether the simulated device of a task neither fails in this round nor comes after the deadline."""
