@@ -1,94 +1,195 @@
-"""Bytes that a device's connection carries in a round, headers of HTTP and TLS and polling included.
+"""What a deployment asks of a device: bytes on the wire in a round, and memory beside what training needs.
 
-    python benchmarks/wire.py [--capacities 1,1/2,1/4] [--rounds 4]
+    python benchmarks/wire.py [--capacities 1,1/2,1/4] [--rounds 4] [--models mlp,cnn]
 
-A real deployment on this machine (tests/flower/loopback.py): each device reaches the server through a relay that
-passes bytes on and counts them. The first round is left out (the app itself travels before it); then what an idle
-connection carries is counted for half a minute.
+A real deployment on this machine (tests/flower/loopback.py): each device reaches the server through a proxy that passes
+bytes on and counts them, headers of HTTP and TLS and polling included. Several models, of few and of many tensors, are
+trained one after the other. The first round of each is left out (the app itself travels before it); last, what an idle
+connection carries is counted for a minute.
+
+The printed table sets what was measured beside the estimate that `bytes=` budgets are judged by. Below it stand the
+constants of flower/budgets.py as this measurement gives them: those of the wire by least squares, the memory of a
+device's processes as the most that was seen while the first, smallest model was trained.
 """
 
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / "flower")]
 
-from loopback import Loopback, wait_until  # noqa: E402
+from loopback import Loopback, Proxy  # noqa: E402
 
-IDLE_SECONDS = 30
+from fedwidth.config.read import read_settings  # noqa: E402
+from fedwidth.core.cost import cost  # noqa: E402
+from fedwidth.devices.capacity import parse_capacity  # noqa: E402
+from fedwidth.experiment import Experiment  # noqa: E402
+from fedwidth.flower.budgets import POLLING_SECONDS, bytes_beside  # noqa: E402
+
+IDLE_SECONDS = 60
+MODELS = {
+    "mlp": 'model.name = "mlp"\nmodel.options = { hidden = [64] }\n',
+    "wide mlp": 'model.name = "mlp"\nmodel.options = { hidden = [1024, 512] }\n',
+    "cnn": 'model.name = "cnn"\nmodel.options = { widths = [32, 64, 64] }\n',
+    "deep cnn": 'model.name = "cnn"\nmodel.options = { widths = [16, 16, 16, 16, 16, 16, 16, 16] }\n',
+}
 
 
-class Relay:
-    """Passes connections on to a port of this machine and counts bytes: `up` from the device, `down` to it."""
+@dataclass(frozen=True)
+class Measured:
+    """One model at one capacity: what a round sends, and what it was estimated to send."""
 
-    def __init__(self, port: int) -> None:
-        self.target, self.up, self.down = port, 0, 0
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+    model: str
+    capacity: str
+    tensors: int
+    sub_model: int
+    """Bytes of the sub-model's tensors, buffers included; they travel down and up."""
+    down: float
+    up: float
+    seconds: float
+    """How long a round took."""
+    estimated: float
 
-    def _accept(self) -> None:
-        while True:
-            device, _ = self.listener.accept()
-            server = socket.create_connection(("127.0.0.1", self.target))
-            threading.Thread(target=self._pass, args=(device, server, "up"), daemon=True).start()
-            threading.Thread(target=self._pass, args=(server, device, "down"), daemon=True).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket, way: str) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                setattr(self, way, getattr(self, way) + len(data))
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
+class Memory:
+    """The most memory that one device's processes had together, looked at twice a second."""
+
+    def __init__(self, loop: Loopback, client: int) -> None:
+        self.most, self.by_process = 0, {}
+        self._loop, self._client, self._ending = loop, client, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look no longer."""
+        self._ending.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ending.wait(0.5):
+            processes = self._loop.family(self._client)
+            together, single = memory_of(processes)
+            if together > self.most:
+                self.most, self.by_process = together, {processes[pid]: size for pid, size in single.items()}
+
+
+def memory_of(processes: Iterable[int]) -> tuple[int, dict[int, int]]:
+    """Bytes that processes have in memory together, pages of one file counted once, and those of each alone."""
+    files, anonymous, single = Counter(), 0, Counter()
+    for pid in processes:
+        with suppress(OSError):  # it has ended
+            mapping, resident = ("", ""), 0
+            for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+                first, second, *more = line.split()
+                if not first.endswith(":"):  # a new mapping: its place in its file, and which file
+                    mapping = (more[0], " ".join(more[2:]))
+                elif first == "Rss:":
+                    resident = 1024 * int(second)
+                    single[pid] += resident
+                elif first == "Anonymous:":
+                    anonymous += 1024 * int(second)
+                    files[mapping] = max(files[mapping], resident - 1024 * int(second))
+    return anonymous + sum(files.values()), dict(single)
+
+
+def recipe(model: str, clients: int, rounds: int) -> str:
+    """A run of all clients in every round."""
+    return (
+        f'rounds = {rounds}\ndata.clients = {clients}\ndevices.per_round = {clients}\ndata.partition = "iid"\n'
+        f"evaluation.local = false\ntraining.epochs = 1\n{MODELS[model]}"
+    )
+
+
+def measure(loop: Loopback, proxies: list[Proxy], model: str, capacities: list[str], rounds: int) -> list[Measured]:
+    """Train one model on all devices and count the bytes of its rounds but the first."""
+    text = recipe(model, len(capacities), rounds)
+    loop.begin(text, model.replace(" ", "-"))
+    process = loop.run()
+    counts = []
+    for done in range(1, rounds + 1):
+        loop.wait_rounds(done, 600)
+        counts.append((time.monotonic(), [(proxy.down, proxy.up) for proxy in proxies]))
+    process.wait(120)
+    experiment = Experiment(read_settings(text).main)
+    copies, beside = bytes_beside(experiment)
+    costs = cost(experiment.model, experiment.plan, experiment.data.example(), [parse_capacity(c) for c in capacities])
+    tensors = sum(name not in experiment.plan.tied for name in experiment.plan.shapes)
+    (began, first), (ended, last) = counts[0], counts[-1]
+    found = []
+    for client, capacity in enumerate(capacities):
+        down, up = ((last[client][way] - first[client][way]) / (rounds - 1) for way in (0, 1))
+        sub_model = int(costs[client].bytes + costs[client].buffer_bytes)
+        estimated = copies * costs[client].bytes + beside
+        seconds = (ended - began) / (rounds - 1)
+        found.append(Measured(model, capacity, tensors, sub_model, down, up, seconds, estimated))
+    return found
+
+
+def fit(found: list[Measured], idle: float) -> tuple[float, float]:
+    """Bytes for each tensor and for each round beside the tensors themselves, polling left out, by least squares."""
+    beside = [each.down + each.up - 2 * each.sub_model - idle * each.seconds for each in found]
+    columns = np.array([[each.tensors, 1.0] for each in found])
+    (per_tensor, per_round), *_ = np.linalg.lstsq(columns, np.array(beside), rcond=None)
+    return float(per_tensor), float(per_round)
 
 
 def main() -> None:
-    """Print a table in Markdown."""
+    """Print a table in Markdown, and the constants that fit it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capacities", default="1,1/2,1/4")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--models", default=",".join(MODELS))
     given = parser.parse_args()
-    capacities = tuple(given.capacities.split(","))
-    number = len(capacities)
-    recipe = (
-        f"rounds = {given.rounds}\ndata.clients = {number}\ndevices.per_round = {number}\nevaluation.local = false\n"
-    )
-    recipe += 'data.partition = "iid"\nmodel.name = "cnn"\nmodel.options = { widths = [32, 64, 64] }\n'
+    capacities, models = given.capacities.split(","), given.models.split(",")
     with tempfile.TemporaryDirectory() as folder:
-        loop = Loopback(Path(folder) / "d", recipe, nodes=number, capacities=capacities)
-        relays = [Relay(loop.plan.port) for _ in capacities]
+        text = recipe(models[0], len(capacities), given.rounds)
+        loop = Loopback(Path(folder) / "d", text, nodes=len(capacities), capacities=tuple(capacities))
+        proxies = [Proxy(loop.plan.port) for _ in capacities]
         try:
             loop.superlink()
             loop.register()
-            for client, relay in enumerate(relays):
-                loop.node(client, more='trainer=""', **{"--superlink": f"127.0.0.1:{relay.port}"})
-            loop.run()
-            seen = []
-            for rounds in range(1, given.rounds + 1):
-                loop.wait_rounds(rounds, 600)
-                seen.append((time.monotonic(), [(relay.down, relay.up) for relay in relays], loop.lines()[-1]))
-            wait_until(lambda: (loop.out / "summary.json").exists(), 60, lambda: loop.log("run"))
-            before = [(relay.down, relay.up) for relay in relays]
+            for client, proxy in enumerate(proxies):
+                loop.node(client, through=proxy.port)
+            found, memory = [], Memory(loop, 0)
+            for model in models:
+                found += measure(loop, proxies, model, capacities, given.rounds)
+                memory.end()
+                print(*found[-len(capacities) :], sep="\n", file=sys.stderr, flush=True)
+            before = [proxy.down + proxy.up for proxy in proxies]
             time.sleep(IDLE_SECONDS)
-            idle = [(relay.down - down, relay.up - up) for relay, (down, up) in zip(relays, before, strict=True)]
+            now = [proxy.down + proxy.up for proxy in proxies]
         finally:
             loop.close()
-    seconds = (seen[-1][0] - seen[0][0]) / (given.rounds - 1)
-    print(f"{seconds:.1f} s a round; an idle device's bytes a second, down and up:", end=" ")
-    print(", ".join(f"{down / IDLE_SECONDS:.0f} and {up / IDLE_SECONDS:.0f}" for down, up in idle))
-    print("| capacity | down | up |\n| --- | ---: | ---: |")
-    for place, capacity in enumerate(capacities):
-        first, last = seen[0][1][place], seen[-1][1][place]
-        down, up = ((last[way] - first[way]) / (given.rounds - 1) for way in (0, 1))
-        print(f"| {capacity} | {down:,.0f} | {up:,.0f} |", flush=True)
+            for proxy in proxies:
+                proxy.close()
+    idle = sum(now) - sum(before)
+    idle_rate = idle / len(proxies) / IDLE_SECONDS
+    print("| model | tensors | capacity | sub-model | down | up | both | estimate | off by | s a round |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for each in found:
+        both = each.down + each.up
+        numbers = (each.sub_model, each.down, each.up, both, each.estimated)
+        shown = " | ".join(f"{number:,.0f}" for number in numbers)
+        off = f"{100 * (each.estimated / both - 1):+.0f} % | {each.seconds:.1f}"
+        print(f"| {each.model} | {each.tensors} | {each.capacity} | {shown} | {off} |")
+    per_tensor, per_round = fit(found, idle_rate)
+    print(f"\nan idle device: {idle_rate:.0f} bytes a second, {idle_rate * 86_400 / 1e6:.1f} MB a day")
+    print(f"least squares: {per_tensor:,.0f} bytes a tensor, {per_round:,.0f} a round beside polling, that is")
+    for words, size in memory.by_process.items():
+        print(f"{size / 1e6:6.0f} MB  {words[:100]}", file=sys.stderr)
+    print(f"{per_round + POLLING_SECONDS * idle_rate:,.0f} with polling for {POLLING_SECONDS} s")
+    print(f"a device's processes had {memory.most / 1e6:,.0f} MB of memory at most")
 
 
 if __name__ == "__main__":

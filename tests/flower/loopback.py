@@ -199,10 +199,13 @@ class Loopback:
 class Proxy:
     """Passes bytes on to a port of this machine, as a proxy of the fourth layer does: it knows nothing of TLS.
 
-    Where nobody listens there, it accepts connections all the same and closes them.
+    Where nobody listens there, it accepts connections all the same and closes them. It counts the bytes that go `up`
+    to that port, and those that come `down` from it.
     """
 
     def __init__(self, port: int) -> None:
+        self.up = self.down = 0
+        self._counting = threading.Lock()
         self._to, self._listener = port, socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -226,15 +229,16 @@ class Proxy:
 
     def _join(self, near: socket.socket, far: socket.socket) -> None:
         with near, far:
-            back = threading.Thread(target=self._pass_on, args=[far, near], daemon=True)
+            back = threading.Thread(target=self._pass_on, args=[far, near, "down"], daemon=True)
             back.start()
-            self._pass_on(near, far)
+            self._pass_on(near, far, "up")
             back.join()
 
-    @staticmethod
-    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket, way: str) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
+                with self._counting:
+                    setattr(self, way, getattr(self, way) + len(data))
                 target.sendall(data)
         for end in (source, target):
             with suppress(OSError):

@@ -21,8 +21,10 @@ from fedwidth.errors import CapacityError
 BUDGETS = ("memory", "bytes", "operations")
 TENSOR_BYTES = 4_200
 """For each tensor of a sub-model that goes down and comes up, whatever its size."""
+POLLING_SECONDS = 30
+"""How long a round is taken to last: a device that waits asks for messages all the time."""
 ROUND_BYTES = 10_000
-"""For each round: messages about it, and polling for half a minute."""
+"""For each round: messages about it, and polling for so long."""
 
 
 def bytes_beside(parts: Any) -> tuple[int, int]:
