@@ -155,7 +155,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         text = recipe(models[0], len(capacities), given.rounds)
         loop = Loopback(Path(folder) / "d", text, nodes=len(capacities), capacities=tuple(capacities))
-        proxies = [Proxy(loop.plan.port) for _ in capacities]
+        proxies = [Proxy(loop.setup.port) for _ in capacities]
         try:
             loop.superlink()
             loop.register()

@@ -19,7 +19,7 @@ from pathlib import Path
 from fedwidth.config.read import read_settings
 from fedwidth.config.write import settings_toml
 from fedwidth.flower.deployment.app_folder import ENVIRONMENT, PACKAGE, write_deployment
-from fedwidth.flower.deployment.plan import Plan
+from fedwidth.flower.deployment.setup import Setup
 
 BIN = Path(sys.executable).parent
 
@@ -48,8 +48,8 @@ class Loopback:
     ):
         self.folder, self.nodes, self.out = folder, nodes, folder / "run"
         first = free_ports(nodes + 2)
-        self.plan = Plan(port=first, node_port=first + 1, nodes=nodes, capacities=capacities, days=days)
-        write_deployment(folder, self.plan, read_settings(recipe).main)
+        self.setup = Setup(port=first, node_port=first + 1, nodes=nodes, capacities=capacities, days=days)
+        write_deployment(folder, self.setup, read_settings(recipe).main)
         from fedwidth.flower.access.keys import make_node_key  # behind an extra
 
         for client in range(nodes):  # as its first start does
@@ -103,12 +103,12 @@ class Loopback:
         if resident and not more and not changes:
             words = ["--superlink", f"127.0.0.1:{through}"] if through else []
             return self.start(name, "./start.sh", *words, cwd=place)
-        capacity = self.plan.capacities[client % len(self.plan.capacities)]
+        capacity = self.setup.capacities[client % len(self.setup.capacities)]
         options = {
             "--root-certificates": "ca.pem",
             "--auth-supernode-private-key": "key",
-            "--superlink": f"127.0.0.1:{self.plan.port}",
-            "--port": str(self.plan.node_port + client),
+            "--superlink": f"127.0.0.1:{self.setup.port}",
+            "--port": str(self.setup.node_port + client),
             "--node-config": f'client={client} capacity="{capacity}" {more}'.strip(),
             **changes,
         }
@@ -193,7 +193,7 @@ class Loopback:
 
     def _listens(self) -> bool:
         with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.plan.port)) == 0
+            return probe.connect_ex(("127.0.0.1", self.setup.port)) == 0
 
 
 class Proxy:

@@ -10,7 +10,7 @@ from fedwidth.engines.serial import SerialEngine
 from fedwidth.experiment import Experiment
 
 if TYPE_CHECKING:
-    from fedwidth.flower.server import Deployment
+    from fedwidth.flower.run_config import RunConfig
 
 
 class WithAbsentees(SerialEngine):
@@ -27,14 +27,14 @@ class WithAbsentees(SerialEngine):
         return sums, replace(report, absent=gone)
 
 
-def replayed(text: str, lines: list[dict], deployment: Deployment | None = None) -> dict:
+def replayed(text: str, lines: list[dict], deployment: RunConfig | None = None) -> dict:
     """The state that the embedded engine has after these rounds, with the cohorts and absentees that the metrics name.
 
     Equal states mean that no answer was lost, counted twice or taken from another round.
     """
-    from fedwidth.flower.server import Deployment  # behind an extra
+    from fedwidth.flower.run_config import RunConfig  # behind an extra
 
-    experiment = Experiment((deployment or Deployment()).with_defaults(read_settings(text).main))
+    experiment = Experiment((deployment or RunConfig()).with_defaults(read_settings(text).main))
     absent = {
         (round, int(client))
         for round, line in enumerate(lines)

@@ -15,17 +15,17 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.access import operators as module
+from fedwidth.flower.access import authorisation
+from fedwidth.flower.access.authorisation import AHEAD_SECONDS, NODE_KEY, WINDOW_SECONDS, Authorisation, read_operators
 from fedwidth.flower.access.enrolment import Enrolled, pem_of, remove_enrolled, write_enrolled
 from fedwidth.flower.access.keys import make_node_key, make_operator_key
-from fedwidth.flower.access.operators import AHEAD_SECONDS, NODE_KEY, WINDOW_SECONDS, Operators, read_operators
 from fedwidth.flower.access.signing import APP_SIGNATURE, SIGNATURE, key_of, name_of, read_key, sign, sign_app
 
 LIST, ACQUIRE, FLEET = "/v1/control/list-runs", "/v1/runtime/acquire-task", "/v1/fleet/pull-messages"
 
 
-class Place:
-    """The middleware in front of an application that answers 200 with what it was sent."""
+class Server:
+    """The check of requests in front of an application that answers 200 with what it was sent, and a clock."""
 
     def __init__(self, folder):
         make_operator_key(folder / "key")
@@ -37,16 +37,20 @@ class Place:
         self.folder, self.now, self.apps, self.reached = folder, time.time(), {}, []
         self.make()
 
-    def make(self):
-        self.server = Operators(
+    def make(self, **limits):
+        self.middleware = Authorisation(
             self.app,
             operators=self.folder / "operators.pub",
             enrolled=self.enrolled,
             runtime=self.runtime.public_key(),
             apps=self.apps,
             clock=lambda: self.now,
+            **limits,
         )
         self.now += AHEAD_SECONDS + 0.001  # a request is signed after the start
+
+    def sign(self, key, method, target, body):
+        return sign(key, method, target, body, clock=lambda: self.now)
 
     async def app(self, scope, receive, send):
         self.reached.append((await receive())["body"])
@@ -57,7 +61,7 @@ class Place:
         """The status of a request, and what it was told."""
         if key is not None:
             target = path + (f"?{query.decode()}" if query else "")
-            header = sign(key, method, target, body)
+            header = self.sign(key, method, target, body)
         headers = [(SIGNATURE.encode(), header.encode())] if header is not None else []
         size = max(1, -(-len(body) // parts))
         chunks = [body[at : at + size] for at in range(0, len(body), size)] or [b""]
@@ -78,21 +82,19 @@ class Place:
             "client": ("127.0.0.1", 4000),
             "headers": [*headers, *more],
         }
-        asyncio.run(self.server(scope, receive, send))
+        asyncio.run(self.middleware(scope, receive, send))
         return sent[0]["status"], sent[1]["body"].decode()
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    made = Place(tmp_path)
-    monkeypatch.setattr("fedwidth.flower.access.signing.time.time_ns", lambda: int(made.now * 1e9))
-    return made
+def server(tmp_path):
+    return Server(tmp_path)
 
 
-def test_an_operator_is_heard_once_and_word_for_word(place):
+def test_an_operator_is_heard_once_and_word_for_word(server):
     body = bytes(range(256)) * 40
-    assert place.ask(LIST, key=place.operator, body=body, parts=7) == (200, "")
-    assert place.reached == [body]
+    assert server.ask(LIST, key=server.operator, body=body, parts=7) == (200, "")
+    assert server.reached == [body]
 
 
 @pytest.mark.parametrize(
@@ -108,26 +110,26 @@ def test_an_operator_is_heard_once_and_word_for_word(place):
         "//v1/fleet/x",
     ],
 )
-def test_whoever_signs_nothing_or_with_another_key_is_refused_unread(place, path):
+def test_whoever_signs_nothing_or_with_another_key_is_refused_unread(server, path):
     stranger = Ed25519PrivateKey.generate()
     for options in ({}, {"key": stranger}, {"header": ""}, {"header": "1 2 3 4"}, {"header": "a b c d e"}):
-        status, said = place.ask(path, body=b"x" * 100, **options)
+        status, said = server.ask(path, body=b"x" * 100, **options)
         assert status == 403
         assert "only operators" in said
-    assert place.reached == []
+    assert server.reached == []
 
 
-def test_two_signatures_are_none(place):
-    header = sign(place.operator, "POST", LIST, b"")
-    status, said = place.ask(LIST, header=header, more=[(SIGNATURE.encode(), header.encode())])
+def test_two_signatures_are_none(server):
+    header = server.sign(server.operator, "POST", LIST, b"")
+    status, said = server.ask(LIST, header=header, more=[(SIGNATURE.encode(), header.encode())])
     assert (status, "not signed" in said) == (403, True)
 
 
-def test_keys_are_good_for_their_own_paths_only(place):
-    assert place.ask(ACQUIRE, key=place.runtime)[0] == 200
-    assert place.ask(ACQUIRE, key=place.operator)[0] == 403
-    assert place.ask(LIST, key=place.runtime)[0] == 403
-    assert place.ask("/v1/runtimes", key=place.runtime)[0] == 403
+def test_keys_are_good_for_their_own_paths_only(server):
+    assert server.ask(ACQUIRE, key=server.runtime)[0] == 200
+    assert server.ask(ACQUIRE, key=server.operator)[0] == 403
+    assert server.ask(LIST, key=server.runtime)[0] == 403
+    assert server.ask("/v1/runtimes", key=server.runtime)[0] == 403
 
 
 @pytest.mark.parametrize(
@@ -139,171 +141,172 @@ def test_keys_are_good_for_their_own_paths_only(place):
         ({"body": b"other"}, "not what was signed"),
     ],
 )
-def test_a_signature_is_for_one_method_path_query_and_content(place, change, why):
-    header = sign(place.operator, "POST", LIST, b"body")
+def test_a_signature_is_for_one_method_path_query_and_content(server, change, why):
+    header = server.sign(server.operator, "POST", LIST, b"body")
     asked = {"path": LIST, "body": b"body", "method": "POST", "query": b""} | change
-    status, said = place.ask(asked.pop("path"), header=header, **asked)
+    status, said = server.ask(asked.pop("path"), header=header, **asked)
     assert (status, why in said) == (403, True), said
-    assert place.reached == []
+    assert server.reached == []
 
 
-def test_a_request_that_came_before_is_refused_also_by_a_server_that_was_started_again(place):
-    header = sign(place.operator, "POST", LIST, b"")
-    assert place.ask(LIST, header=header)[0] == 200
-    status, said = place.ask(LIST, header=header)
+def test_a_request_that_came_before_is_refused_also_by_a_server_that_was_started_again(server):
+    header = server.sign(server.operator, "POST", LIST, b"")
+    assert server.ask(LIST, header=header)[0] == 200
+    status, said = server.ask(LIST, header=header)
     assert (status, "it came before" in said) == (403, True)
     for seconds in (1, WINDOW_SECONDS - 5):
-        place.now += seconds
-        assert place.ask(LIST, header=header)[0] == 403
-    place.make()
-    status, said = place.ask(LIST, header=header)
+        server.now += seconds
+        assert server.ask(LIST, header=header)[0] == 403
+    server.make()
+    status, said = server.ask(LIST, header=header)
     assert (status, "before this server was started" in said) == (403, True)
-    assert len(place.reached) == 1
+    assert len(server.reached) == 1
 
 
-def test_a_clock_that_is_ahead_does_not_let_a_request_outlive_the_server(place):
+def test_a_clock_that_is_ahead_does_not_let_a_request_outlive_the_server(server):
     for ahead, status in ((AHEAD_SECONDS + 1, 403), (AHEAD_SECONDS - 0.5, 200)):
-        place.now += ahead
-        header = sign(place.operator, "POST", LIST, b"")
-        place.now -= ahead
-        assert place.ask(LIST, header=header)[0] == status
-    place.make()
-    assert place.ask(LIST, header=header)[0] == 403
+        server.now += ahead
+        header = server.sign(server.operator, "POST", LIST, b"")
+        server.now -= ahead
+        assert server.ask(LIST, header=header)[0] == status
+    server.make()
+    assert server.ask(LIST, header=header)[0] == 403
 
 
-def test_two_keys_are_none(place):
+def test_two_keys_are_none(server):
     # Flower takes the first of two headers, so that the second must not speak for it.
     for name in "ab":
-        make_node_key(place.folder / name)
-    first, second = ((place.folder / f"{name}.pub").read_text().strip() for name in "ab")
-    write_enrolled(place.enrolled, Enrolled(0, first))
+        make_node_key(server.folder / name)
+    first, second = ((server.folder / f"{name}.pub").read_text().strip() for name in "ab")
+    write_enrolled(server.enrolled, Enrolled(0, first))
     headers = [(NODE_KEY, base64.b64encode(pem_of(key))) for key in (second, first)]
-    assert place.ask("/v1/fleet/pull-messages", more=headers[1:])[0] == 200
-    assert place.ask("/v1/fleet/pull-messages", more=headers)[0] == 401
+    assert server.ask("/v1/fleet/pull-messages", more=headers[1:])[0] == 200
+    assert server.ask("/v1/fleet/pull-messages", more=headers)[0] == 401
 
 
-def test_devices_are_let_in_again_once_their_folder_is_mended(place):
-    make_node_key(place.folder / "a")
-    key = (place.folder / "a.pub").read_text().strip()
-    write_enrolled(place.enrolled, Enrolled(0, key))
+def test_devices_are_let_in_again_once_their_folder_is_mended(server):
+    make_node_key(server.folder / "a")
+    key = (server.folder / "a.pub").read_text().strip()
+    write_enrolled(server.enrolled, Enrolled(0, key))
     header = [(NODE_KEY, base64.b64encode(pem_of(key)))]
-    file = place.enrolled / "client-0.json"
-    os.utime(place.enrolled, (1, 1))
+    file = server.enrolled / "client-0.json"
+    os.utime(server.enrolled, (1, 1))
     whole = file.read_text()
     file.write_text("{")
-    assert place.ask("/v1/fleet/pull-messages", more=header)[0] == 401
+    assert server.ask("/v1/fleet/pull-messages", more=header)[0] == 401
     file.write_text(whole)
-    os.utime(place.enrolled, (1, 1))
-    assert place.ask("/v1/fleet/pull-messages", more=header)[0] == 200
+    os.utime(server.enrolled, (1, 1))
+    assert server.ask("/v1/fleet/pull-messages", more=header)[0] == 200
 
 
-def test_a_request_that_is_refused_for_its_content_cannot_be_sent_again_with_the_right_one(place):
-    header = sign(place.operator, "POST", LIST, b"body")
-    assert place.ask(LIST, header=header, body=b"other")[0] == 403
-    assert "it came before" in place.ask(LIST, header=header, body=b"body")[1]
+def test_a_request_that_is_refused_for_its_content_cannot_be_sent_again_with_the_right_one(server):
+    header = server.sign(server.operator, "POST", LIST, b"body")
+    assert server.ask(LIST, header=header, body=b"other")[0] == 403
+    assert "it came before" in server.ask(LIST, header=header, body=b"body")[1]
 
 
-def test_a_request_counts_for_a_minute(place):
+def test_a_request_counts_for_a_minute(server):
     for seconds, status in ((WINDOW_SECONDS - 1, 200), (WINDOW_SECONDS + 1, 403), (-WINDOW_SECONDS - 1, 403)):
-        header = sign(place.operator, "POST", LIST, b"")
-        place.now += seconds
-        assert place.ask(LIST, header=header)[0] == status
-        place.now -= seconds if seconds < 0 else 0
+        header = server.sign(server.operator, "POST", LIST, b"")
+        server.now += seconds
+        assert server.ask(LIST, header=header)[0] == status
+        server.now -= seconds if seconds < 0 else 0
 
 
-def test_what_was_used_is_forgotten_once_it_could_not_be_used_again(place):
+def test_what_was_used_is_forgotten_once_it_could_not_be_used_again(server):
     for _ in range(50):
-        assert place.ask(LIST, key=place.operator)[0] == 200
-        place.now += 10
-    assert len(place.server._used) <= 4 * WINDOW_SECONDS / 10
+        assert server.ask(LIST, key=server.operator)[0] == 200
+        server.now += 10
+    assert len(server.middleware._used) <= 4 * WINDOW_SECONDS / 10
 
 
-def test_an_operator_who_is_taken_out_is_none_at_once_and_another_is_one(place, tmp_path):
+def test_an_operator_who_is_taken_out_is_none_at_once_and_another_is_one(server, tmp_path):
     other = make_operator_key(tmp_path / "other", "second")
-    assert place.ask(LIST, key=read_key(tmp_path / "other"))[0] == 403
+    assert server.ask(LIST, key=read_key(tmp_path / "other"))[0] == 403
     (tmp_path / "operators.pub").write_text(f"# who may\n{other}\n")
-    assert place.ask(LIST, key=read_key(tmp_path / "other"))[0] == 200
-    assert place.ask(LIST, key=place.operator)[0] == 403
+    assert server.ask(LIST, key=read_key(tmp_path / "other"))[0] == 200
+    assert server.ask(LIST, key=server.operator)[0] == 403
     (tmp_path / "operators.pub").unlink()
-    assert place.ask(LIST, key=read_key(tmp_path / "other"))[0] == 403
+    assert server.ask(LIST, key=read_key(tmp_path / "other"))[0] == 403
 
 
-def test_too_large_a_request_is_refused_although_it_is_signed(place, monkeypatch):
-    monkeypatch.setattr(module, "MAX_SIGNED", 10)
-    assert "more than 10 bytes" in place.ask(LIST, key=place.operator, body=b"x" * 11, parts=3)[1]
+def test_too_large_a_request_is_refused_although_it_is_signed(server):
+    server.make(max_signed=10)
+    assert "more than 10 bytes" in server.ask(LIST, key=server.operator, body=b"x" * 11, parts=3)[1]
 
 
-def test_a_device_is_let_through_while_it_is_enrolled(place, tmp_path):
+def test_a_device_is_let_through_while_it_is_enrolled(server, tmp_path):
     make_node_key(tmp_path / "device", "client-3")
     public = " ".join((tmp_path / "device.pub").read_text().split()[:2])
     said = [(b"flwr-public-key", base64.b64encode(pem_of(public)))]
-    assert place.ask(FLEET, more=said)[0] == 401
-    write_enrolled(place.enrolled, Enrolled(3, public))
-    assert place.ask(FLEET, more=said)[0] == 200
-    assert place.ask(FLEET)[0] == 401
-    (place.enrolled / "client-4.json").write_text("{")
-    assert place.ask(FLEET, more=said)[0] == 401, "a folder that cannot be trusted lets nobody in"
-    (place.enrolled / "client-4.json").unlink()
-    assert place.ask(FLEET, more=said)[0] == 200
-    remove_enrolled(place.enrolled, 3)
-    assert place.ask(FLEET, more=said)[0] == 401
+    assert server.ask(FLEET, more=said)[0] == 401
+    write_enrolled(server.enrolled, Enrolled(3, public))
+    assert server.ask(FLEET, more=said)[0] == 200
+    assert server.ask(FLEET)[0] == 401
+    (server.enrolled / "client-4.json").write_text("{")
+    assert server.ask(FLEET, more=said)[0] == 401, "a folder that cannot be trusted lets nobody in"
+    (server.enrolled / "client-4.json").unlink()
+    assert server.ask(FLEET, more=said)[0] == 200
+    remove_enrolled(server.enrolled, 3)
+    assert server.ask(FLEET, more=said)[0] == 401
 
 
-def test_a_device_is_told_in_flowers_own_words_that_it_is_not_let_in(place):
+def test_a_device_is_told_in_flowers_own_words_that_it_is_not_let_in(server):
     from flwr.supercore.error import ApiErrorCode, FlowerError
 
-    status, said = place.ask("/v1/fleet/activate-node")
+    status, said = server.ask("/v1/fleet/activate-node")
     error = FlowerError.from_json(said)
     assert (status, error.code) == (412, ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)
     assert error.message == "this device is not enrolled"
 
 
-def test_enrolled_devices_are_not_read_again_for_every_request(place, tmp_path, monkeypatch):
+def test_enrolled_devices_are_not_read_again_for_every_request(server, tmp_path):
+    """While the folder is as it was, a file that would lock everybody out is not looked at."""
     make_node_key(tmp_path / "device")
     public = " ".join((tmp_path / "device.pub").read_text().split()[:2])
-    write_enrolled(place.enrolled, Enrolled(0, public))
+    write_enrolled(server.enrolled, Enrolled(0, public))
     said = [(b"flwr-public-key", base64.b64encode(pem_of(public)))]
-    monkeypatch.setattr(module, "SETTLED_SECONDS", 0.0)
-    calls = []
-    read = module.read_enrolled
-    monkeypatch.setattr(module, "read_enrolled", lambda folder: calls.append(1) or read(folder))
-    assert [place.ask(FLEET, more=said)[0] for _ in range(5)] == [200] * 5
-    assert len(calls) == 1
+    os.utime(server.enrolled, (1, 1))
+    assert server.ask(FLEET, more=said)[0] == 200
+    (server.enrolled / "client-0.json").write_text("{")
+    assert [server.ask(FLEET, more=said)[0] for _ in range(5)] == [200] * 5
+    os.utime(server.enrolled, (2, 2))
+    assert server.ask(FLEET, more=said)[0] == 401
 
 
-def test_health_is_for_everyone_and_websockets_for_nobody(place):
-    assert place.ask("/health", method="GET")[0] == 200
+def test_health_is_for_everyone_and_websockets_for_nobody(server):
+    assert server.ask("/health", method="GET")[0] == 200
     sent = []
 
     async def send(event):
         sent.append(event)
 
-    asyncio.run(place.server({"type": "websocket", "path": "/v1/control/x", "headers": []}, None, send))
+    asyncio.run(server.middleware({"type": "websocket", "path": "/v1/control/x", "headers": []}, None, send))
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
-def test_the_apps_signature_is_what_flowers_nodes_verify(place):
+def test_the_apps_signature_is_what_flowers_nodes_verify(server):
     """By Flower's own check, which a node makes before it runs an app."""
     from flwr.proto.control_pb2 import StartRunRequest
     from flwr.proto.fab_pb2 import Fab as FabMessage
     from flwr.supercore.fab import Fab
     from flwr.supernode.start_client_internal import _verify_fab
 
-    from fedwidth.flower.deployment.app_folder import trusted
+    from fedwidth.flower.deployment.app_folder import trusted_entities
 
     content = b"an app"
     body = StartRunRequest(fab=FabMessage(content=content)).SerializeToString()
-    more = [(APP_SIGNATURE.encode(), sign_app(place.operator, body).encode())]
-    assert place.ask("/v1/control/start-run", key=place.operator, body=body, more=more)[0] == 200
-    (found,) = place.apps.values()
-    assert list(place.apps) == [hashlib.sha256(content).hexdigest()]
+    more = [(APP_SIGNATURE.encode(), sign_app(server.operator, body).encode())]
+    assert server.ask("/v1/control/start-run", key=server.operator, body=body, more=more)[0] == 200
+    (found,) = server.apps.values()
+    assert list(server.apps) == [hashlib.sha256(content).hexdigest()]
     assert found["valid_license"]
-    line = trusted(place.folder / "operators.pub")
+    line = trusted_entities(server.folder / "operators.pub")
     name, key = line.strip().split(": ")
-    assert name == name_of(place.operator.public_key())
+    assert name == name_of(server.operator.public_key())
     assert _verify_fab(Fab("", content, found), {name: key})
     assert not _verify_fab(Fab("", content + b"!", found), {name: key})
-    stranger = {name: " ".join(make_operator_key(place.folder / "stranger").split()[:2])}
+    stranger = {name: " ".join(make_operator_key(server.folder / "stranger").split()[:2])}
     assert not _verify_fab(Fab("", content, found), stranger)
 
 
@@ -311,13 +314,13 @@ def test_flower_keeps_the_signature_with_the_app(monkeypatch):
     from flwr.superlink.servicer.control import control_handlers
 
     monkeypatch.setattr(control_handlers, "Fab", control_handlers.Fab)
-    module.sign_apps_with({"digest": {"name": "signature"}})
+    authorisation.sign_apps_with({"digest": {"name": "signature"}})
     assert control_handlers.Fab("digest", b"", {}).verifications == {"name": "signature"}
     assert control_handlers.Fab("other", b"", {}).verifications == {}
     assert control_handlers.Fab("digest", b"", {"store": "own"}).verifications == {"store": "own"}
 
 
-def test_every_path_that_flower_serves_is_asked_for_proof(place, monkeypatch):
+def test_every_path_that_flower_serves_is_asked_for_proof(server, monkeypatch):
     """The real application: whatever it serves beside health is refused to a stranger, and nothing is forgotten."""
     monkeypatch.delenv("FLWR_DATABASE", raising=False)
     from flwr.superlink.main import create_app
@@ -325,8 +328,8 @@ def test_every_path_that_flower_serves_is_asked_for_proof(place, monkeypatch):
     paths = {context.path for context in _routes(create_app())}
     assert {LIST, ACQUIRE, FLEET, "/docs", "/openapi.json", "/health"} <= paths
     for path in paths - {"/health"}:
-        assert place.ask(path)[0] in (401, 403, 412), path
-    assert place.reached == []
+        assert server.ask(path)[0] in (401, 403, 412), path
+    assert server.reached == []
 
 
 def _routes(app):

@@ -32,11 +32,11 @@ from fedwidth.flower.access.keys import (
     make_operator_key,
     make_server_certificate,
 )
-from fedwidth.flower.deployment.admission import add
+from fedwidth.flower.deployment.admission import enrol
 from fedwidth.flower.deployment.app_folder import COPIED
 from fedwidth.flower.deployment.doctor import examine
 from fedwidth.flower.deployment.launch import finished
-from fedwidth.flower.deployment.plan import Plan, read_plan
+from fedwidth.flower.deployment.setup import Setup, read_setup
 
 PORT = 18_473
 
@@ -56,8 +56,8 @@ def folder(made, tmp_path, monkeypatch):
     shutil.copytree(made, tmp_path / "d")
     for client in (0, 1):
         place = tmp_path / "d" / "nodes" / f"client-{client}"
-        subprocess.run([sys.executable, "enrol.py", str(client)], cwd=place, check=True, capture_output=True)
-        add(tmp_path / "d", read_plan(tmp_path / "d"), place / "key.pub")
+        subprocess.run([sys.executable, "device_key.py", str(client)], cwd=place, check=True, capture_output=True)
+        enrol(tmp_path / "d", read_setup(tmp_path / "d"), place / "key.pub")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     return tmp_path / "d"
 
@@ -68,7 +68,7 @@ def wrongs(folder, **options):
 
 def test_a_new_deployment_has_nothing_wrong(folder):
     assert wrongs(folder) == []
-    assert read_plan(folder) == Plan("fed.example.org", PORT, 9094, 2, ("1", "1/4"), 365)
+    assert read_setup(folder) == Setup("fed.example.org", PORT, 9094, 2, ("1", "1/4"), 365)
 
 
 def test_a_run_waits_for_no_more_nodes_than_there_are(made):
@@ -292,10 +292,10 @@ def test_a_server_on_ipv6_is_reached_there(tmp_path):
     assert config["superlink"]["deployment"]["address"] == f"[::1]:{PORT}"
     assert f"--superlink [::1]:{PORT}" in (tmp_path / "d" / "nodes" / "client-0" / "start.sh").read_text()
     assert "--host ::1 " in (tmp_path / "d" / "superlink.sh").read_text()
-    outside = Plan("2001:db8::7")
-    assert (outside.host, outside.near) == ("::", "::1")
+    outside = Setup("2001:db8::7")
+    assert (outside.listen_address, outside.local_address) == ("::", "::1")
     assert {"2001:db8::7", "::1"} <= set(outside.hosts)
-    assert (Plan("fed.example.org").host, Plan("fed.example.org").near) == ("0.0.0.0", "127.0.0.1")
+    assert (Setup("fed.example.org").listen_address, Setup("fed.example.org").local_address) == ("0.0.0.0", "127.0.0.1")
 
 
 def test_devices_are_let_in_by_the_keys_they_made(folder, capsys):
@@ -378,7 +378,7 @@ def test_a_key_that_cannot_be_let_in_is_named_in_one_line(folder, tmp_path, caps
 def test_a_device_makes_its_key_once(folder):
     place = folder / "nodes" / "client-0"
     before = (place / "key").read_bytes()
-    done = subprocess.run([sys.executable, "enrol.py", "0"], cwd=place, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "device_key.py", "0"], cwd=place, capture_output=True, text=True)
     assert done.returncode == 1
     assert "this device has a key" in done.stderr
     assert (place / "key").read_bytes() == before
@@ -426,13 +426,13 @@ def test_an_authority_is_kept_elsewhere_and_used_again(tmp_path, capsys):
 
 def test_a_run_that_has_finished_is_not_started_again(folder, tmp_path):
     from fedwidth.experiment import Experiment
-    from fedwidth.flower.server import Deployment
+    from fedwidth.flower.run_config import RunConfig
 
     recipe = folder / "app" / "fedwidth_app" / "recipe.toml"
     settings = read_settings(recipe, ["rounds=1", "data.clients=4", "devices.per_round=2"]).main
     recipe.write_text(settings_toml(settings))
     assert finished(folder / "app", []) is None
-    Experiment(Deployment().with_defaults(settings)).run(tmp_path / "out")
+    Experiment(RunConfig().with_defaults(settings)).run(tmp_path / "out")
     said = finished(folder / "app", ["--run-config", f'round-seconds=9.0 out="{tmp_path / "out"}"'])
     assert said is not None
     assert "has finished: 1 of 1 rounds" in said

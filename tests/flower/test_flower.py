@@ -15,14 +15,15 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
+from in_process import InProcessGrid
 
 from fedwidth.config.read import read_settings
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.flower.budgets import bytes_beside
-from fedwidth.flower.in_process import InProcessGrid
 from fedwidth.flower.node.client_app import client_app
-from fedwidth.flower.server import LOCK, Deployment, _in_one_line, serve
+from fedwidth.flower.run_config import RunConfig
+from fedwidth.flower.server import LOCK, serve, shorten_failures
 from fedwidth.run.checkpoint import rounds_done
 from fedwidth.run.folder import locked
 from small_runs import RECIPE, same
@@ -54,7 +55,7 @@ def grid_of(text: str, *, nodes: dict[int, dict] | None = None, spoil=None, run_
 
 def embedded(text: str):
     """The state after the recipe's rounds on the serial engine, with what deployments add to its settings."""
-    return Experiment(Deployment().with_defaults(read_settings(text).main)).run().server.state
+    return Experiment(RunConfig().with_defaults(read_settings(text).main)).run().server.state
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_the_state_after_three_rounds_is_the_embedded_engines_bit_for_bit(tmp_pa
     if "model.name" in more:
         text = "\n".join(line for line in text.splitlines() if not line.startswith("model.")) + "\n"
     text += more
-    result = serve(grid_of(text), text, Deployment(out=str(tmp_path)))
+    result = serve(grid_of(text), text, RunConfig(out=str(tmp_path)))
     assert same(embedded(text), dict(result.server.state))
 
 
@@ -158,7 +159,7 @@ HOSTILE = {
 def test_a_hostile_answer_is_refused_named_and_does_not_stop_the_round(tmp_path, without_client_two, attack):
     change, why = HOSTILE[attack]
     text, lines = recipe().replace("rounds = 3", "rounds = 1"), []
-    result = serve(grid_of(text, spoil=spoiled(change)), text, Deployment(out=str(tmp_path)), log=lines.append)
+    result = serve(grid_of(text, spoil=spoiled(change)), text, RunConfig(out=str(tmp_path)), log=lines.append)
     line = result.metrics[0]
     assert sorted(line["clients"]) == [0, 1, 3]
     assert why in line["absent"]["2"]
@@ -173,7 +174,7 @@ def without_client_two(tmp_path_factory):
     text = recipe().replace("rounds = 3", "rounds = 1")
     grid = grid_of(text, spoil=lambda client, reply: error_reply(reply) if client == 2 else reply)
     out = tmp_path_factory.mktemp("without")
-    return dict(serve(grid, text, Deployment(out=str(out)), log=lambda _: None).server.state)
+    return dict(serve(grid, text, RunConfig(out=str(out)), log=lambda _: None).server.state)
 
 
 def error_reply(reply):
@@ -190,7 +191,7 @@ def test_a_failing_node_leaves_a_partial_aggregate_and_too_few_repeat_the_round(
             raise RuntimeError("out of memory")
         return reply
 
-    wanted = Deployment(out=str(tmp_path), least_clients=2, attempts=4)
+    wanted = RunConfig(out=str(tmp_path), least_clients=2, attempts=4)
     result = serve(grid_of(text, spoil=fails_twice), text, wanted, log=lines.append)
     assert sum("it is repeated" in line for line in lines) == 2
     assert all("absent" not in line for line in result.metrics)
@@ -205,7 +206,7 @@ def test_a_round_that_never_has_enough_answers_ends_the_run_and_keeps_the_checkp
             raise RuntimeError("gone")
         return reply
 
-    wanted = Deployment(out=str(tmp_path), least_clients=2, attempts=2)
+    wanted = RunConfig(out=str(tmp_path), least_clients=2, attempts=2)
     with pytest.raises(FedwidthError, match="round 3 has 1 answers, but needs at least 2"):
         serve(grid_of(text, spoil=dies_in_round_three), text, wanted, log=lambda _: None)
     assert [json.loads(x)["round"] for x in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
@@ -216,7 +217,7 @@ def test_a_round_that_never_has_enough_answers_ends_the_run_and_keeps_the_checkp
 @pytest.mark.parametrize("more", ["", "checkpoint_every = 2\n", "checkpoint_seconds = 1e9\n"])
 def test_every_round_is_saved_when_it_ends_whatever_the_recipe_says(more, tmp_path):
     text, found = recipe(more), []
-    wanted = Deployment(out=str(tmp_path))
+    wanted = RunConfig(out=str(tmp_path))
     serve(grid_of(text), text, wanted, on_round=lambda _: found.append(rounds_done(tmp_path)), log=lambda _: None)
     assert found == [1, 2, 3]
 
@@ -232,8 +233,8 @@ def test_a_killed_server_resumes_in_a_new_run_with_the_same_bits(tmp_path):
             raise Killed
 
     with pytest.raises(Killed):
-        serve(grid_of(text), text, Deployment(out=str(tmp_path)), on_round=die, log=lambda _: None)
-    resumed = serve(grid_of(text), text, Deployment(out=str(tmp_path)), log=lambda _: None)
+        serve(grid_of(text), text, RunConfig(out=str(tmp_path)), on_round=die, log=lambda _: None)
+    resumed = serve(grid_of(text), text, RunConfig(out=str(tmp_path)), log=lambda _: None)
     assert [line["round"] for line in resumed.metrics] == [1, 2, 3]
     assert same(embedded(text), dict(resumed.server.state))
 
@@ -250,7 +251,7 @@ def test_a_node_gets_its_own_sub_model_and_nothing_else(tmp_path):
 
     nodes = {1: {"client": 0, "capacity": 1.0}, 2: {"client": 1, "capacity": "1/4"}}
     text_two = text.replace(f"devices.per_round = {CLIENTS}", "devices.per_round = 2")
-    serve(InProcessGrid(watch, nodes, {}), text_two, Deployment(out=str(tmp_path)), log=lambda _: None)
+    serve(InProcessGrid(watch, nodes, {}), text_two, RunConfig(out=str(tmp_path)), log=lambda _: None)
     whole, quarter = seen[0], seen[1]
     hidden = [shape for name, shape in whole.items() if shape[:1] == (8,)]
     assert hidden
@@ -270,7 +271,7 @@ def test_a_budget_becomes_the_largest_capacity_it_pays_for(tmp_path):
         3: {"client": 2, "memory": int(full.memory(batch=64, moments=1))},
         4: {"client": 3, "capacity": "1/2"},
     }
-    result = serve(grid_of(text, nodes=nodes), text, Deployment(out=str(tmp_path)), log=lambda _: None)
+    result = serve(grid_of(text, nodes=nodes), text, RunConfig(out=str(tmp_path)), log=lambda _: None)
     line = result.metrics[0]
     assert dict(zip(line["clients"], line["capacities"], strict=True)) == {0: 0.5, 1: 0.25, 2: 1.0, 3: 0.5}
 
@@ -298,7 +299,7 @@ def test_data_may_be_the_devices_own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     text = recipe('server.weighting = "samples"\n')
     grid = grid_of(text, run_config={"load": "own_data:load"})
-    deployment = Deployment(out=str(tmp_path / "run"), load="own_data:load")
+    deployment = RunConfig(out=str(tmp_path / "run"), load="own_data:load")
     result = serve(grid, text, deployment, log=lambda _: None)
     assert [sorted(line["clients"]) for line in result.metrics] == [[0, 1, 2, 3]] * 3
     import own_data
@@ -307,7 +308,7 @@ def test_data_may_be_the_devices_own(tmp_path, monkeypatch):
     assert set(own_data.asked[1:]) == {0, 1, 2, 3}
     for wrong, why in (("own_data:nothing", "must return"), ("own_data:no", "must be package"), ("no", "must be")):
         with pytest.raises(OptionError, match=why):
-            serve(grid, text, Deployment(out=str(tmp_path / "other"), load=wrong), log=lambda _: None)
+            serve(grid, text, RunConfig(out=str(tmp_path / "other"), load=wrong), log=lambda _: None)
 
 
 @pytest.mark.parametrize("change", ["data.validation = 0.1", 'devices.correlate = "labels"'])
@@ -316,18 +317,18 @@ def test_what_needs_all_data_is_refused_where_it_is_the_devices_own(tmp_path, mo
     monkeypatch.syspath_prepend(tmp_path)
     text = f"{change}\n{recipe()}"
     with pytest.raises(OptionError, match="needs data that the recipe names, but load gives each device its own"):
-        serve(grid_of(text), text, Deployment(out=str(tmp_path / "run"), load="own_data:load"), log=lambda _: None)
+        serve(grid_of(text), text, RunConfig(out=str(tmp_path / "run"), load="own_data:load"), log=lambda _: None)
 
 
 def test_real_devices_are_not_simulated(tmp_path):
     text = f"devices.dropout = 0.1\n{recipe()}"
     with pytest.raises(OptionError, match="are for simulated devices, and these are real"):
-        serve(grid_of(text), text, Deployment(out=str(tmp_path)), log=lambda _: None)
+        serve(grid_of(text), text, RunConfig(out=str(tmp_path)), log=lambda _: None)
 
 
 def test_validation_samples_and_sizes_by_labels_are_those_of_a_simulated_run(tmp_path):
     text = f'data.validation = 0.1\ndevices.correlate = "labels"\n{recipe()}'
-    result = serve(grid_of(text), text, Deployment(out=str(tmp_path)), log=lambda _: None)
+    result = serve(grid_of(text), text, RunConfig(out=str(tmp_path)), log=lambda _: None)
     alone = Experiment(read_settings(text).main).run()
     assert same(result.server.state, alone.server.state)
     assert result.summary["validation_accuracy"] == alone.summary["validation_accuracy"]
@@ -347,7 +348,7 @@ def test_validation_samples_and_sizes_by_labels_are_those_of_a_simulated_run(tmp
 def test_a_node_that_is_no_client_is_left_out_and_named(tmp_path, config, why):
     text, lines = recipe().replace(f"per_round = {CLIENTS}", "per_round = 3").replace("rounds = 3", "rounds = 1"), []
     nodes = {100 + client: {"client": client} for client in range(3)} | {200: config}
-    serve(grid_of(text, nodes=nodes), text, Deployment(out=str(tmp_path)), log=lines.append)
+    serve(grid_of(text, nodes=nodes), text, RunConfig(out=str(tmp_path)), log=lines.append)
     who = f"node 200 (client {config['client']})" if config else "node 200"
     assert any(line.startswith(f"{who} is left out") and why in line for line in lines)
 
@@ -357,7 +358,7 @@ def test_a_key_registered_for_one_client_cannot_be_another(tmp_path):
     grid = grid_of(text)
     names = {100: "client-0", 101: "client-1", 102: "client-2", 103: "client-1"}
     grid.get_nodes = lambda: [NodeInfo(node_id=id, name=name) for id, name in names.items()]
-    result = serve(grid, text, Deployment(out=str(tmp_path)), log=lines.append)
+    result = serve(grid, text, RunConfig(out=str(tmp_path)), log=lines.append)
     assert sorted(result.metrics[0]["clients"]) == [0, 1, 2]
     assert lines[1] == "node 103 (client-1) is left out: it says it is client 3, but is registered as client-1"
 
@@ -368,7 +369,7 @@ def test_a_key_registered_for_one_client_cannot_be_another(tmp_path):
 )
 def test_a_wrong_run_config_is_refused(config, why):
     with pytest.raises(OptionError, match=why):
-        Deployment.of(config)
+        RunConfig.of(config)
 
 
 def test_a_folder_another_run_writes_to_is_refused_before_nodes_are_asked(tmp_path):
@@ -377,14 +378,14 @@ def test_a_folder_another_run_writes_to_is_refused_before_nodes_are_asked(tmp_pa
         locked(tmp_path, LOCK),
         pytest.raises(OptionError, match="another run is writing to"),
     ):
-        serve(grid_of(recipe()), recipe(), Deployment(out=str(tmp_path)), log=lines.append)
+        serve(grid_of(recipe()), recipe(), RunConfig(out=str(tmp_path)), log=lines.append)
     assert lines == []
 
 
 def test_what_stopped_a_run_is_one_line_in_flowers_log(caplog):
     """As Flower logs it: the exception with its traceback, then an exit code with a page of help."""
     log = logging.getLogger("test_flower.flwr")
-    log.addFilter(_in_one_line())
+    log.addFilter(shorten_failures())
     log.error("Exit Code: 1")
     for error in (OptionError("only 1 of 4\nnodes came"), KeyError("a bug")):
         try:

@@ -33,7 +33,7 @@ from test_flower import recipe
 
 from fedwidth.flower.access.keys import make_node_key
 from fedwidth.flower.access.signing import SIGNATURE, read_key, sign
-from fedwidth.flower.deployment.app_folder import ENVIRONMENT, write_node
+from fedwidth.flower.deployment.app_folder import ENVIRONMENT, write_device
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +110,7 @@ def authority(loop: Loopback) -> bytes:
 def ask(loop: Loopback, path: str, message, *, port: int = 0, **headers: str) -> tuple[int, bytes]:
     """Status and content of a request over TLS."""
     context = ssl.create_default_context(cafile=str(loop.folder / "certificates" / "ca.pem"))
-    connection = http.client.HTTPSConnection("127.0.0.1", port or loop.plan.port, context=context, timeout=20)
+    connection = http.client.HTTPSConnection("127.0.0.1", port or loop.setup.port, context=context, timeout=20)
     usual = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
     version = dict(RuntimeVersionMetadata.from_local_component("flwr CLI").as_metadata())
     try:
@@ -127,7 +127,7 @@ def signed(loop: Loopback, path: str, message) -> str:
 
 
 def test_a_local_process_without_a_key_gets_nothing(server, tmp_path):
-    environment = stranger(tmp_path / "s", server.plan.port, authority(server))
+    environment = stranger(tmp_path / "s", server.setup.port, authority(server))
     gets_nothing(tmp_path / "s", environment)
     for path, message in ((LIST_RUNS, ListRunsRequest()), ("/v1/control/list-nodes", ListNodesRequest())):
         assert ask(server, path, message)[0] == 403
@@ -135,7 +135,7 @@ def test_a_local_process_without_a_key_gets_nothing(server, tmp_path):
 
 def test_root_without_the_operators_key_gets_nothing(server, tmp_path):
     """As the server's own user, with a key of its own instead of the operator's, which is somewhere else."""
-    environment = stranger(tmp_path / "s", server.plan.port, authority(server))
+    environment = stranger(tmp_path / "s", server.setup.port, authority(server))
     safe = server.folder.parent / "safe"
     shutil.move(server.folder / "operator", safe)
     try:
@@ -170,7 +170,7 @@ def test_another_user_gets_nothing_and_can_read_nothing(server):
     place = Path("/tmp") / f"stranger-{os.getpid()}"
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     try:
-        environment = stranger(place, server.plan.port, authority(server)) | {"HOME": str(place)}
+        environment = stranger(place, server.setup.port, authority(server)) | {"HOME": str(place)}
         if subprocess.run([*nobody, str(BIN / "flwr"), "--version"], env=environment, capture_output=True).returncode:
             pytest.skip("another user cannot run this environment's commands")
         gets_nothing(place, environment, nobody)
@@ -186,7 +186,7 @@ def test_another_user_gets_nothing_and_can_read_nothing(server):
 
 
 def test_a_proxy_on_the_servers_machine_makes_nobody_an_operator(server, tmp_path):
-    with Proxy(server.plan.port) as proxy:
+    with Proxy(server.setup.port) as proxy:
         environment = stranger(tmp_path / "s", proxy.port, authority(server))
         gets_nothing(tmp_path / "s", environment)
         assert ask(server, LIST_RUNS, ListRunsRequest(), port=proxy.port)[0] == 403
@@ -220,7 +220,7 @@ def test_the_token_in_the_list_of_processes_opens_nothing(server):
 
 def test_a_device_is_added_and_another_revoked_while_the_run_goes_on(loop):
     seen = len(loop.lines())
-    write_node(loop.folder, loop.plan, 2, "1/4")
+    write_device(loop.folder, loop.setup, 2, "1/4")
     make_node_key(loop.folder / "nodes" / "client-2" / "key", "client-2")
     deploy(loop, "add", str(loop.folder), "nodes/client-2/key.pub", "--max-capacity", "1/2")
     loop.node(2)

@@ -76,7 +76,7 @@ def test_intruders_are_refused(loop, tmp_path):
     stranger = loop.node(
         0,
         name="stranger",
-        **{"--auth-supernode-private-key": str(tmp_path / "stranger"), "--port": str(loop.plan.node_port + CLIENTS)},
+        **{"--auth-supernode-private-key": str(tmp_path / "stranger"), "--port": str(loop.setup.node_port + CLIENTS)},
     )
     assert stranger.wait(60) != 0
     assert "authenticat" in loop.log("stranger").lower() or "305" in loop.log("stranger")
@@ -91,13 +91,13 @@ def test_intruders_are_refused(loop, tmp_path):
             "--auth-supernode-private-key": "",
             "key": "",
             "--max-retries": "2",
-            "--port": str(loop.plan.node_port + CLIENTS),
+            "--port": str(loop.setup.node_port + CLIENTS),
         },
     )
     wait_until(lambda: plain.poll() is not None or "retrying" in loop.log("plain"), 60, lambda: loop.log("plain"))
     assert "SuperNode ID" not in loop.log("plain")
     loop.kill("plain")
-    with socket.create_connection(("127.0.0.1", loop.plan.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", loop.setup.port), timeout=10) as connection:
         connection.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
         connection.settimeout(10)
         with suppress(ConnectionResetError):
@@ -316,7 +316,7 @@ def impostor(loop: Loopback, tmp_path: Path) -> dict[str, str]:
 def request(loop: Loopback, path: str, body: bytes, headers: dict[str, str]) -> int:
     """The status of a request over TLS."""
     context = ssl.create_default_context(cafile=str(loop.folder / "certificates" / "ca.pem"))
-    connection = http.client.HTTPSConnection("127.0.0.1", loop.plan.port, context=context, timeout=20)
+    connection = http.client.HTTPSConnection("127.0.0.1", loop.setup.port, context=context, timeout=20)
     try:
         connection.request(
             "POST", path, body, {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE, **headers}

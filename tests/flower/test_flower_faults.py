@@ -31,7 +31,7 @@ BACK = ("Connection successful after", "SuperNode ID:")
 
 def test_after_a_restart_behind_a_proxy_all_nodes_are_back_within_a_minute_five_times(tmp_path):
     made = Loopback(tmp_path / "d", recipe())
-    proxy, took = Proxy(made.plan.port), []
+    proxy, took = Proxy(made.setup.port), []
     try:
         made.superlink()
         made.register()
@@ -102,7 +102,7 @@ def test_devices_come_in_while_a_thousand_strangers_stall(loop):
     begun = time.monotonic()
     for number in range(1001):
         with suppress(OSError):
-            plain = socket.create_connection(("127.0.0.1", loop.plan.port), timeout=20)
+            plain = socket.create_connection(("127.0.0.1", loop.setup.port), timeout=20)
             held.append(plain)
             if number % 2:
                 held[-1] = context.wrap_socket(plain, server_hostname="127.0.0.1")
@@ -135,7 +135,7 @@ def test_sigterm_ends_the_server_within_seconds_while_a_run_is_watched_and_a_sec
     loop.begin(text, "ended")
     run = loop.run()
     loop.wait_rounds(1)
-    second = loop.start("second", "./superlink.sh", "--port", str(loop.plan.port + CLIENTS + 1))
+    second = loop.start("second", "./superlink.sh", "--port", str(loop.setup.port + CLIENTS + 1))
     assert second.wait(60) == 1
     assert loop.log("second").splitlines() == ["error: another SuperLink uses state/superlink.db; end that one first"]
     first, begun = loop.processes.pop("superlink"), time.monotonic()

@@ -32,15 +32,15 @@ from test_scripts import certify
 from fedwidth.flower.access import superlink
 from fedwidth.flower.access.guard import ACTIVATE, KEY, Guard
 from fedwidth.flower.access.keys import make_node_key, make_operator_key
-from fedwidth.flower.access.known_nodes import enrolled_in
+from fedwidth.flower.access.registered_nodes import registered_in
 from fedwidth.flower.node import device, reasons, supernode
 
 
 @pytest.fixture
 def started(tmp_path, monkeypatch):
     """What Flower's SuperLink hands to uvicorn when it is started behind the guard: the app and the options."""
-    for place, name in ((uvicorn, "run"), (extensions, "configure_app"), (sql_mixin, "SQLITE_PRAGMAS"), (sys, "argv")):
-        monkeypatch.setattr(place, name, getattr(place, name))
+    for module, name in ((uvicorn, "run"), (extensions, "configure_app"), (sql_mixin, "SQLITE_PRAGMAS"), (sys, "argv")):
+        monkeypatch.setattr(module, name, getattr(module, name))
     found = {}
     monkeypatch.setattr(superlink, "server_with", lambda _: lambda app, **options: found.update(options, app=app))
     certificates = certify(tmp_path / "c")
@@ -60,9 +60,9 @@ def test_the_guard_is_the_first_to_see_a_request(started):
     """`extensions.configure_app` is called with the app, and `uvicorn.run` with host and port."""
     first = started["app"].user_middleware[0]
     assert first.cls is Guard
-    assert first.kwargs["most"] == 100
-    assert first.kwargs["most_reply"] == 200
-    assert first.kwargs["is_enrolled"] is not None
+    assert first.kwargs["max_body"] == 100
+    assert first.kwargs["max_reply"] == 200
+    assert first.kwargs["is_registered"] is not None
     assert {"host", "port", "ssl_certfile", "ssl_keyfile"} <= set(started)
     assert set(started) - {"app"} <= set(uvicorn.Config.__init__.__code__.co_varnames)
 
@@ -107,22 +107,22 @@ def test_a_registered_key_is_known_by_its_signature_alone(started, tmp_path):
     """`authenticate_node`, `app.state`, and `get_node_id_by_public_key` of Flower's state."""
     for name in ("key", "other"):
         make_node_key(tmp_path / name)
-    is_enrolled = enrolled_in(started["app"])
+    is_registered = registered_in(started["app"])
     public, pairs = headers_of(tmp_path)
-    assert not is_enrolled(scope_of(pairs)), "not registered"
+    assert not is_registered(scope_of(pairs)), "not registered"
     state = started["app"].state.linkstate_factory.state()
     node = state.create_node("owner", "name", public, 30.0)
-    assert is_enrolled(scope_of(pairs))
+    assert is_registered(scope_of(pairs))
     _, others = headers_of(tmp_path, key="other")
-    assert not is_enrolled(scope_of(others))
+    assert not is_registered(scope_of(others))
     stolen = others | {FLEET_HTTP_PUBLIC_KEY_HEADER: pairs[FLEET_HTTP_PUBLIC_KEY_HEADER]}
-    assert not is_enrolled(scope_of(stolen)), "its public key, but not its signature"
+    assert not is_registered(scope_of(stolen)), "its public key, but not its signature"
     old = headers_of(tmp_path, when=datetime.now(UTC) - timedelta(hours=1))[1]
-    assert not is_enrolled(scope_of(old)), "a signature of an hour ago"
-    assert not is_enrolled(scope_of({}))
-    assert not is_enrolled(scope_of({**pairs, FLEET_HTTP_PUBLIC_KEY_HEADER: "no base64!"}))
+    assert not is_registered(scope_of(old)), "a signature of an hour ago"
+    assert not is_registered(scope_of({}))
+    assert not is_registered(scope_of({**pairs, FLEET_HTTP_PUBLIC_KEY_HEADER: "no base64!"}))
     state.delete_node("owner", node)
-    assert not is_enrolled(scope_of(pairs)), "unregistered again"
+    assert not is_registered(scope_of(pairs)), "unregistered again"
 
 
 def test_a_supernode_tries_again_after_its_connection_was_cut(monkeypatch):
@@ -144,7 +144,7 @@ def test_each_answer_of_the_server_is_a_beat(monkeypatch):
     """Flower's client sends by `httpx.Client.send`, and SuperNodes say that they are there in at most 30 seconds."""
     ours, theirs = os.pipe()
     monkeypatch.setattr(httpx.Client, "send", httpx.Client.send)
-    supernode.beat(theirs)
+    supernode.write_pulse(theirs)
     client = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200)))
     client.get("http://here/")
     assert os.read(ours, 10) == b"."

@@ -12,15 +12,16 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
+from in_process import InProcessGrid
 from replay import replayed
 from test_flower import CLIENTS, embedded, grid_of, recipe, set_fact, spoiled
 
-from fedwidth.flower import attendance as roll_file
+from fedwidth.flower import attendance
 from fedwidth.flower.access.enrolment import Enrolled, write_enrolled
-from fedwidth.flower.in_process import InProcessGrid
 from fedwidth.flower.node.client_app import client_app
 from fedwidth.flower.printable import printable
-from fedwidth.flower.server import Deployment, serve
+from fedwidth.flower.run_config import RunConfig
+from fedwidth.flower.server import serve
 from small_runs import same
 
 ONE = recipe().replace("rounds = 3", "rounds = 1")
@@ -43,7 +44,7 @@ def grid_with(text, answer, nodes=None):
 def served(grid, text, out, **keys):
     """The result and the log of a deployment."""
     lines = []
-    result = serve(grid, text, Deployment(out=str(out), **{**QUICK, **keys}), log=lines.append)
+    result = serve(grid, text, RunConfig(out=str(out), **{**QUICK, **keys}), log=lines.append)
     return result, lines
 
 
@@ -58,21 +59,6 @@ def test_an_oversized_introduction_is_refused(tmp_path):
     result, lines = served(grid_with(text, answer), text, tmp_path)
     assert 3 not in result.metrics[0]["clients"]
     assert "node 103 (client 3) is left out: its introduction has 1,048,597 bytes, more than 16,384" in lines
-
-
-def test_introductions_are_bounded_before_the_first_byte_is_pulled(tmp_path, monkeypatch):
-    """A grid of a deployment pulls what `bounds` lets it: it is told before introductions are asked for."""
-    told, grid = [], grid_of(ONE)
-    monkeypatch.setattr(roll_file, "bound_replies", lambda _grid, most, **_more: told.append(most))
-    pull = grid.pull_messages
-
-    def pulled(names):
-        assert told, "pulled without a bound"
-        return pull(names)
-
-    grid.pull_messages = pulled
-    served(grid, ONE, tmp_path)
-    assert told[0] == roll_file.MAX_BYTES == 16_384
 
 
 def test_a_mute_device_costs_seconds_once_and_gets_a_line(tmp_path):
@@ -104,7 +90,7 @@ def test_a_late_introduction_is_found_in_a_later_round(tmp_path):
             grid._replies[late[0][0].metadata.message_id] = late[0][1]
 
     lines = []
-    serve(grid, text, Deployment(out=str(tmp_path), **QUICK), on_round=after, log=lines.append)
+    serve(grid, text, RunConfig(out=str(tmp_path), **QUICK), on_round=after, log=lines.append)
     assert len(late) == 1, "it is asked once, as the question lives on"
     assert "node 103 (client 3) takes part now" in lines
 
@@ -241,7 +227,7 @@ def test_who_is_not_enrolled_or_no_longer_takes_no_part(tmp_path):
         if line["round"] == 1:
             (folder / "client-2.json").unlink()
 
-    deployment = Deployment(out=str(tmp_path / "run"), enrolled=enrolled, **QUICK)
+    deployment = RunConfig(out=str(tmp_path / "run"), enrolled=enrolled, **QUICK)
     result = serve(grid_of(text), text, deployment, on_round=revoke, log=lines.append)
     assert [sorted(line["clients"]) for line in result.metrics] == [[0, 2, 3], [0, 3], [0, 3]]
     assert "node 101 (client 1) is left out: client 1 is not enrolled" in lines
@@ -382,7 +368,7 @@ def test_quarantine_is_kept_over_a_kill(tmp_path):
         if line["round"] == 4:
             raise Killed
 
-    deployment = Deployment(out=str(tmp_path), **QUICK)
+    deployment = RunConfig(out=str(tmp_path), **QUICK)
     with pytest.raises(Killed):
         serve(grid_with(SIX, flipped(1.0), MANY), SIX, deployment, on_round=die, log=lambda _: None)
     asked = []
@@ -409,15 +395,15 @@ def test_an_alarm_is_said(tmp_path):
 @pytest.mark.parametrize(("key", "value"), [("quorum", 0.0), ("quorum", 1.5), ("screen", 1), ("clip", True)])
 def test_wrong_keys_of_the_run_config_are_refused(key, value):
     with pytest.raises(ValueError, match=f"run config key '{key}' must be"):
-        Deployment.of({key: value})
+        RunConfig.of({key: value})
 
 
 def test_what_the_recipe_says_comes_before_what_deployments_add():
     from fedwidth.config.read import read_settings
 
-    own = Deployment().with_defaults(read_settings(recipe("server.clip = 7.0\nevaluation.alarm = 3.0\n")).main)
+    own = RunConfig().with_defaults(read_settings(recipe("server.clip = 7.0\nevaluation.alarm = 3.0\n")).main)
     assert (own.server.clip, own.evaluation.alarm, own.checkpoint_history, own.server.screen) == (7.0, 3.0, 5, True)
-    off = Deployment.of({"clip": 0.0, "screen": False, "alarm": 0, "history": 0}).with_defaults(
+    off = RunConfig.of({"clip": 0.0, "screen": False, "alarm": 0, "history": 0}).with_defaults(
         read_settings(recipe()).main
     )
     assert (off.server.clip, off.server.screen, off.evaluation.alarm, off.checkpoint_history) == (0.0, False, 0.0, 0)
@@ -453,12 +439,12 @@ def test_an_alarm_by_validation_needs_no_test_set():
 def test_nobody_but_clients_in_quarantine_is_no_round(tmp_path):
     text = recipe()
     grid = grid_with(text, lambda kind, client, message, usual: usual())
-    roll = roll_file.Roll(grid, CLIENTS, lambda node, round: 1.0, seconds=0.3, log=lambda _: None)
-    assert len(roll.wait(CLIENTS, 1.0)) == CLIENTS
-    roll.quarantined = dict.fromkeys(range(CLIENTS), 5)
+    known = attendance.Attendance(grid, CLIENTS, lambda node, round: 1.0, seconds=0.3, log=lambda _: None)
+    assert len(known.wait(CLIENTS, 1.0)) == CLIENTS
+    known.quarantined = dict.fromkeys(range(CLIENTS), 5)
     with pytest.raises(ValueError, match=f"only 0 of 1 nodes came within 0.2 seconds, and {CLIENTS} in quarantine"):
-        roll.wait(1, 0.2, round=4)
-    assert len(roll.wait(1, 0.2, round=5)) == CLIENTS
+        known.wait(1, 0.2, round=4)
+    assert len(known.wait(1, 0.2, round=5)) == CLIENTS
 
 
 def test_more_answers_than_a_round_takes_can_be_asked_for(tmp_path):

@@ -15,27 +15,30 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
 
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.superlink.grid import http_grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_process import InProcessGrid
 from safetensors.torch import load
 from test_flower import BASE, grid_of, recipe
 
 from fedwidth.errors import OptionError
 from fedwidth.flower.access.guard import KEY, Guard
+from fedwidth.flower.attendance import Attendance
 from fedwidth.flower.bounds import bound_replies
 from fedwidth.flower.exchange import error_of
-from fedwidth.flower.in_process import InProcessGrid
-from fedwidth.flower.node import resident
+from fedwidth.flower.node import trainer
 from fedwidth.flower.node.client_app import client_app, train_block
 from fedwidth.flower.node.training import raw_of, tensor_of, trainer_of
 from fedwidth.flower.node.wire import CODES, pack, receive, send, unpack
-from fedwidth.flower.server import Deployment, serve
+from fedwidth.flower.run_config import RunConfig
+from fedwidth.flower.server import serve
 
 
 @given(st.sampled_from(sorted(CODES)), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 2**32))
@@ -63,9 +66,9 @@ def test_half_a_block_is_refused(cut):
 
 def test_the_resident_trainer_answers_as_training_here_does_and_survives_rubbish(tmp_path):
     path = tmp_path / "t.sock"
-    listener = resident.listen(path)
+    listener = trainer.listen(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    threading.Thread(target=resident.serve, args=[listener], daemon=True).start()
+    threading.Thread(target=trainer.serve, args=[listener], daemon=True).start()
     for rubbish in (b"", b"\xff" * 8, (5).to_bytes(8, "little") + b"hello"):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(path))
@@ -78,11 +81,11 @@ def test_the_resident_trainer_answers_as_training_here_does_and_survives_rubbish
         assert "rounds must be" in unpack(receive(connection))[0]["error"]
     text = recipe()
     nodes = {c: {"client": c, "trainer": str(path)} for c in range(4)}
-    through = serve(grid_of(text, nodes=nodes), text, Deployment(out=str(tmp_path / "a")), log=lambda _: None)
-    here = serve(grid_of(text), text, Deployment(out=str(tmp_path / "b")), log=lambda _: None)
+    through = serve(grid_of(text, nodes=nodes), text, RunConfig(out=str(tmp_path / "a")), log=lambda _: None)
+    here = serve(grid_of(text), text, RunConfig(out=str(tmp_path / "b")), log=lambda _: None)
     assert all(torch.equal(through.server.state[name], here.server.state[name]) for name in here.server.state)
     with pytest.raises(OptionError, match="another trainer listens"):
-        resident.listen(path)
+        trainer.listen(path)
 
 
 def test_a_trainer_that_is_gone_is_done_without(tmp_path, capsys):
@@ -97,7 +100,7 @@ def test_a_trainer_that_is_gone_is_done_without(tmp_path, capsys):
 
     grid = grid_of(text)
     grid.app = keep
-    serve(grid, text, Deployment(out=str(tmp_path)), log=lambda _: None)
+    serve(grid, text, RunConfig(out=str(tmp_path)), log=lambda _: None)
     arrays = facts.pop("arrays")
     answer, trained = train_block(facts, arrays, str(tmp_path / "nobody.sock"))
     assert answer["client"] == facts["client"]
@@ -106,7 +109,7 @@ def test_a_trainer_that_is_gone_is_done_without(tmp_path, capsys):
 
 
 def test_the_trainer_process_says_what_is_wrong(tmp_path):
-    command = [sys.executable, "-m", "fedwidth.flower.node.resident", "--socket", str(tmp_path / ("x" * 200))]
+    command = [sys.executable, "-m", "fedwidth.flower.node.trainer", "--socket", str(tmp_path / ("x" * 200))]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("error: the socket's path has")
@@ -145,7 +148,7 @@ def test_bytes_on_the_wire_are_the_sub_model_and_a_small_overhead(tmp_path, capa
 
     grid = grid_of(text, nodes={c: {"client": c, "capacity": capacity} for c in range(4)})
     grid.app = measure
-    result = serve(grid, text, Deployment(out=str(tmp_path)), log=lambda _: None)
+    result = serve(grid, text, RunConfig(out=str(tmp_path)), log=lambda _: None)
     tensors, number, down, up = sizes[0]
     assert tensors * len(sizes) == result.metrics[0]["bytes_down"]
     print(f"capacity {capacity}: {tensors} bytes, {number} tensors; down {down - tensors}, up {up - tensors} more")
@@ -208,7 +211,25 @@ def test_a_huge_reply_is_not_pulled_and_replies_come_one_at_a_time():
         store._client.event_hooks["response"][0](answer)
 
 
-def test_parts_of_a_refused_reply_do_not_count_for_the_next(monkeypatch):
+def test_an_introduction_is_bounded_before_it_is_pulled():
+    """A node that introduces itself with 30 MB is left out, and next to nothing of them reaches the ServerApp."""
+    InProcessGrid(client_app(""), {}, {})
+    asked = Message(RecordDict(), 7, "query")
+    asked.metadata.__dict__["_message_id"] = "question"
+    rubbish = torch.randint(0, 255, (30_000_000,), dtype=torch.uint8).numpy().tobytes()
+    arrays = ArrayRecord({"w": Array("uint8", (len(rubbish),), "fedwidth.raw", rubbish)})
+    said = RecordDict({"node": ConfigRecord({"client": 0}), "arrays": arrays})
+    grid, store = http_grid.HttpGrid(token="t", insecure=True), Store([Message(said, reply_to=asked)])
+    grid._client, grid._run = store, SimpleNamespace(run_id=1)
+    grid.get_nodes = lambda: [NodeInfo(node_id=7, name="")]
+    grid.push_messages = lambda _: ["question"]
+    lines = []
+    assert Attendance(grid, 4, lambda said, round: 1.0, log=lines.append).refresh() == {}
+    assert lines == ["node 7 is left out: its answer is refused unread: it has more than 16,384 bytes"]
+    assert store.pulled < 12_000_000, "no more than two chunks of 5 MiB, pulled side by side"
+
+
+def test_parts_of_a_refused_reply_do_not_count_for_the_next():
     """Flower pulls parts side by side: one may still be on its way when the next reply is begun."""
     InProcessGrid(client_app(""), {}, {})
     replies = []
@@ -228,11 +249,11 @@ def test_parts_of_a_refused_reply_do_not_count_for_the_next(monkeypatch):
 
     def meanwhile(request):
         """While the first reply's part is on its way, the second reply is begun."""
-        monkeypatch.setattr(store, "PullObject", pull)
+        store.PullObject = pull
         grid._client.PullMessages(asked)
         return pull(request)
 
-    monkeypatch.setattr(store, "PullObject", meanwhile)
+    store.PullObject = meanwhile
     grid._client.PullObject(PullObjectRequest(object_id=late))
     with pytest.raises(ObjectPullError):
         grid._client.PullObject(PullObjectRequest(object_id=late))
@@ -284,11 +305,11 @@ async def inner(_scope, receive_event, send_event):
     ],
 )
 def test_the_guard_lets_strangers_do_what_nodes_do_in_small_requests(request_, status):
-    assert call_guard(Guard(inner, most=1000), **request_) == status
+    assert call_guard(Guard(inner, max_body=1000), **request_) == status
 
 
 def test_the_guard_bounds_a_reply_made_of_many_parts_and_each_node_for_itself():
-    guard = Guard(inner, most=1000, most_reply=2500)
+    guard = Guard(inner, max_body=1000, max_reply=2500)
     part = {"path": "/v1/fleet/push-object", "length": 1000, "body": b"x" * 1000}
     assert [call_guard(guard, key=b"one", **part) for _ in range(4)] == [200, 200, 413, 413]
     assert call_guard(guard, key=b"two", **part) == 200

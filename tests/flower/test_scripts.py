@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import subprocess
 import sys
 import threading
-import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,12 +16,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
 
-from fedwidth.cli.entry import run_command
-from fedwidth.errors import OptionError
 from fedwidth.flower import versions
 from fedwidth.flower.access.keys import make_authority, make_server_certificate
 from fedwidth.flower.deployment import launch
-from fedwidth.flower.node import device
+from fedwidth.flower.node import device, reasons
 
 FAKE = """#!{python}
 import sys
@@ -35,7 +33,7 @@ sys.exit({status} if words[0] == "run" else 0)
 
 
 @pytest.fixture
-def play(tmp_path, monkeypatch):
+def play(tmp_path):
     """Call `launch` with a Flower that says so, and lists the run with this status."""
 
     def call(said="Successfully started run 7", status="finished:completed", details="", *, code=0, listing=None):
@@ -43,10 +41,7 @@ def play(tmp_path, monkeypatch):
         found = f'{{"runs": [{{"run-id": "7", "status": "{status}", "status-details": "{details}"}}]}}'
         path.write_text(FAKE.format(python=sys.executable, said=said, listing=listing or found, status=code))
         path.chmod(0o755)
-        monkeypatch.setattr(launch, "command", lambda _, *words: [str(path), *words])
-        monkeypatch.setattr(launch, "SETTLE_SECONDS", 0.0)
-        monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
-        return launch.launch("app", "link", [])
+        return launch.launch("app", "link", [], flwr=lambda *words: [str(path), *words], outcome_seconds=0.0)
 
     return call
 
@@ -85,7 +80,7 @@ def test_a_finished_run_exits_with_zero_and_its_output_is_passed_on(play, capsys
 
 @contextmanager
 def server(folder: Path):
-    """Something that listens with the certificate in this folder; its address."""
+    """Something that shakes hands with the certificate in this folder, and hangs up; its address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
     with socket.socket() as listener:
@@ -93,16 +88,21 @@ def server(folder: Path):
         listener.listen()
 
         def answer():
-            try:
-                connection, _ = listener.accept()
-                context.wrap_socket(connection, server_side=True).close()
-            except OSError:  # the device hung up, as it should
-                pass
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection, suppress(OSError):  # the device hangs up, as it should
+                    context.wrap_socket(connection, server_side=True).close()
 
         thread = threading.Thread(target=answer)
         thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        thread.join(20)
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(60)
 
 
 def certify(folder: Path, *, hosts=("127.0.0.1",), days=30) -> Path:
@@ -122,7 +122,7 @@ def certify(folder: Path, *, hosts=("127.0.0.1",), days=30) -> Path:
 def test_a_device_ends_where_the_servers_certificate_is_no_good(tmp_path, shown, why):
     place = certify(tmp_path / "c", **shown)
     with server(place) as address:
-        found = device.distrust(address, str(place / "ca.pem"))
+        found = reasons.why_distrusted(address, str(place / "ca.pem"))
     assert found == why if why is None else f"the certificate of the server at {address} is refused" in found
     assert why is None or why in found
 
@@ -130,64 +130,64 @@ def test_a_device_ends_where_the_servers_certificate_is_no_good(tmp_path, shown,
 def test_a_device_ends_where_another_authority_signed(tmp_path):
     place, other = certify(tmp_path / "c"), certify(tmp_path / "other")
     with server(place) as address:
-        assert "is refused" in device.distrust(address, str(other / "ca.pem"))
+        assert "is refused" in reasons.why_distrusted(address, str(other / "ca.pem"))
 
 
 def test_a_server_that_is_not_there_is_waited_for(tmp_path):
     place = certify(tmp_path / "c")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        assert device.distrust(f"127.0.0.1:{taken.getsockname()[1]}", str(place / "ca.pem")) is None
-    assert device.distrust("no-such-host.invalid:1", str(place / "ca.pem")) is None
-    assert "is missing" in device.distrust("127.0.0.1:1", str(tmp_path / "none.pem"))
+        assert reasons.why_distrusted(f"127.0.0.1:{taken.getsockname()[1]}", str(place / "ca.pem")) is None
+    assert reasons.why_distrusted("no-such-host.invalid:1", str(place / "ca.pem")) is None
+    assert "is missing" in reasons.why_distrusted("127.0.0.1:1", str(tmp_path / "none.pem"))
     (tmp_path / "empty.pem").touch()
-    assert "holds no certificate" in device.distrust("127.0.0.1:1", str(tmp_path / "empty.pem"))
+    assert "holds no certificate" in reasons.why_distrusted("127.0.0.1:1", str(tmp_path / "empty.pem"))
 
 
 REFUSED = "Exit Code: 305\nFailed to initialize the connection to the SuperLink.\n[code: 2004] Failed to activate"
 CUT_OFF = "Exit Code: 305\nFailed to initialize the connection to the SuperLink.\nproxy error"
 
 
-def connect(monkeypatch, *attempts, last="Exit Code: 302\nThe key is invalid."):
-    """What ends a device whose attempts (connected, what Flower said) end so; and how many there were."""
-    now, made = [0.0], []
-    waiting = [*attempts, (False, last)]
+@pytest.fixture
+def connect(tmp_path):
+    """Play attempts of SuperNodes that end so (connected, last output); what ends the device, and after how many."""
+    authority = str(certify(tmp_path / "c") / "ca.pem")
 
-    class Node:
-        def __init__(self, words):
-            self.connected, self._said = waiting[min(len(made), len(waiting) - 1)]
-            self.process = SimpleNamespace(poll=lambda: 0, wait=lambda *_: 0)
+    def call(*attempts, last="Exit Code: 302\nThe key is invalid."):
+        now, made = [0.0], []
+        waiting = [*attempts, (False, last)]
+
+        def start(words):
+            connected, output = waiting[min(len(made), len(waiting) - 1)]
             made.append(words)
+            process = SimpleNamespace(poll=lambda: 0, wait=lambda *_: 0)
+            return SimpleNamespace(connected=connected, process=process, last_output=lambda: output)
 
-        def last_words(self):
-            return self._said
+        def sleep(seconds):
+            now[0] += seconds
 
-    monkeypatch.setattr(device, "Node", Node)
-    monkeypatch.setattr(device, "distrust", lambda *_: None)
-    played = SimpleNamespace(
-        monotonic=lambda: now[0],
-        sleep=lambda seconds: now.__setitem__(0, now[0] + seconds),
-        strftime=time.strftime,
-    )
-    monkeypatch.setattr(device, "time", played)
-    return device.stay_connected(["x"], "here:1", "ca.pem", SimpleNamespace(failed=None)), len(made)
+        trainer = SimpleNamespace(failed=None)
+        options = {"start": start, "clock": lambda: now[0], "sleep": sleep}
+        return device.stay_connected(["x"], "127.0.0.1:9", authority, trainer, **options), len(made)
+
+    return call
 
 
-def test_a_device_that_was_cut_off_is_let_in_again(monkeypatch):
+def test_a_device_that_was_cut_off_is_let_in_again(connect):
     """Refused for 90 seconds, then connected for a while, and so on: that heals."""
     attempts = [(True, ""), *[(False, REFUSED)] * 9, (True, ""), *[(False, REFUSED)] * 9, (True, "")]
-    assert connect(monkeypatch, *attempts) == ("The key is invalid.", len(attempts) + 1)
+    assert connect(*attempts) == ("The key is invalid.", len(attempts) + 1)
 
 
-def test_a_device_the_server_does_not_know_ends_with_the_reason(monkeypatch):
-    reason, tries = connect(monkeypatch, *[(False, REFUSED)] * 50)
+def test_a_device_the_server_does_not_know_ends_with_the_reason(connect):
+    reason, tries = connect(*[(False, REFUSED)] * 50)
     assert "its key is not registered" in reason
     assert "clock" in reason
     assert tries == 12, "a try every 10 seconds for 100 seconds"
 
 
-def test_what_may_heal_is_tried_for_ever(monkeypatch):
-    assert connect(monkeypatch, *[(False, CUT_OFF)] * 200)[1] == 201
+def test_what_may_heal_is_tried_for_ever(connect):
+    assert connect(*[(False, CUT_OFF)] * 200)[1] == 201
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_what_may_heal_is_tried_for_ever(monkeypatch):
         ("Exit Code: 606\nThe runtime is incompatible.\n\nFor more information, visit", "The runtime is incompatible."),
     ],
 )
-def test_what_cannot_heal_ends_a_device_at_once(monkeypatch, last, why):
-    reason, tries = connect(monkeypatch, last=last)
+def test_what_cannot_heal_ends_a_device_at_once(connect, last, why):
+    reason, tries = connect(last=last)
     assert why in reason
     assert tries == 1
 
@@ -213,20 +213,23 @@ def test_what_watches_over_a_device_leaves_its_memory_to_the_trainer(tmp_path):
     assert done.stdout == "set()\n", done.stderr
 
 
-def test_another_version_of_flower_is_refused_in_one_sentence(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(device, "version", lambda _: "1.410.2")
-    with pytest.raises(
-        OptionError, match=r"^flwr 1.410.2 is installed, but .* were made for flwr 1.41 to 1.42 .*'flwr==1.42"
-    ):
-        versions.check_flower()
-    assert run_command(["deploy", "init", str(tmp_path / "d")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    for name in ("1.41.0", "1.41.3", "1.41", "1.42.0", "1.42.9"):
-        monkeypatch.setattr(device, "version", lambda _, name=name: name)
-        versions.check_flower()
+def test_another_version_of_flower_is_refused_in_one_sentence():
+    why = device.why_not_flower("1.410.2")
+    assert re.match(r"flwr 1.410.2 is installed, but .* were made for flwr 1.41 to 1.42 .*'flwr==1.42", why)
+    for found in ("1.41.0", "1.41.3", "1.41", "1.42.0", "1.42.9"):
+        assert device.why_not_flower(found) is None
+    versions.check_flower()
 
 
-@pytest.mark.parametrize("module", ["superlink", "device --superlink x:1 --root-certificates x", "launch app link"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "flower.access.superlink",
+        "flower.node.device --superlink x:1 --root-certificates x",
+        "flower.deployment.launch app link",
+        "cli.entry deploy init x",
+    ],
+)
 def test_no_script_starts_with_another_version_of_flower(tmp_path, module):
     """A package of that name and another version, first in the path: nothing of it is imported."""
     (tmp_path / "flwr-1.43.0.dist-info").mkdir()
@@ -234,9 +237,9 @@ def test_no_script_starts_with_another_version_of_flower(tmp_path, module):
     (tmp_path / "flwr.py").write_text("raise SystemError('imported')")
     name, *words = module.split()
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv[1:] = {words!r}\n"
-    code += f"from fedwidth.flower.{name} import main; main()"
+    code += f"from fedwidth.{name} import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode in (1, 2)
     assert done.stderr.startswith(
         "error: flwr 1.43.0 is installed, but fedwidth's deployments were made for flwr 1.41 to"
     )

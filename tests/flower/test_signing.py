@@ -27,14 +27,14 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
 from fedwidth.config.read import read_settings
 from fedwidth.errors import OptionError
-from fedwidth.flower.access import operators, proof, signing
+from fedwidth.flower.access import authorisation, required_signatures, signing
 from fedwidth.flower.access.enrolment import pem_of, read_enrolled
 from fedwidth.flower.access.keys import make_node_key, make_operator_key
 from fedwidth.flower.access.signing import APP_SIGNATURE, RUNTIME_KEY, SIGNATURE, is_signed, sign_requests, text_of
-from fedwidth.flower.deployment.admission import add, revoke
+from fedwidth.flower.deployment.admission import enrol, revoke
 from fedwidth.flower.deployment.app_folder import write_deployment
-from fedwidth.flower.deployment.members import settle
-from fedwidth.flower.deployment.plan import Plan
+from fedwidth.flower.deployment.registration import synchronise
+from fedwidth.flower.deployment.setup import Setup
 
 
 @pytest.fixture
@@ -104,33 +104,33 @@ def test_flower_finds_its_processes_by_these_names():
     from flwr.superlink.cli.flower_superlink import _get_superexec_command
 
     started = _get_superexec_command("127.0.0.1:1", None, None, 1, False)[0], TASK_TYPE_TO_COMMAND[TaskType.SERVER_APP]
-    assert started == proof.PROCESSES
+    assert started == required_signatures.PROCESSES
 
 
 def test_headers_and_switches_have_these_names():
     from flwr.supercore import constant
     from flwr.superlink.cli import flower_superlink
 
-    assert constant.FLEET_HTTP_PUBLIC_KEY_HEADER.encode() == operators.NODE_KEY
+    assert constant.FLEET_HTTP_PUBLIC_KEY_HEADER.encode() == authorisation.NODE_KEY
     module = sys.modules[flower_superlink.__module__]
     switches = [value for name, value in vars(module).items() if name.startswith("FLWR_INTERNAL_GRPC")]
-    assert sorted(switches) == sorted(proof.UNGUARDED)
+    assert sorted(switches) == sorted(required_signatures.UNGUARDED)
 
 
 def test_a_server_hands_its_processes_a_key_and_opens_no_other_port(tmp_path, monkeypatch):
     from flwr.superlink.servicer.control import control_handlers
 
     monkeypatch.setattr(control_handlers, "Fab", control_handlers.Fab)
-    for name in (*proof.UNGUARDED, RUNTIME_KEY):
+    for name in (*required_signatures.UNGUARDED, RUNTIME_KEY):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("PATH", os.environ["PATH"])
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
     make_operator_key(tmp_path / "key")
     (tmp_path / "enrolled").mkdir()
-    proof.require_proof(tmp_path / "key.pub", tmp_path / "enrolled")
-    assert not any(name in os.environ for name in proof.UNGUARDED)
+    required_signatures.require_signatures(tmp_path / "key.pub", tmp_path / "enrolled")
+    assert not any(name in os.environ for name in required_signatures.UNGUARDED)
     first = Path(os.environ["PATH"].split(":")[0])
-    assert sorted(path.name for path in first.iterdir()) == sorted(proof.PROCESSES)
+    assert sorted(path.name for path in first.iterdir()) == sorted(required_signatures.PROCESSES)
     assert first.stat().st_mode & 0o077 == 0
     assert len(signing.key_of("flower-superexec", os.environ).private_bytes_raw()) == 32
     done = subprocess.run(["flower-superexec", "--version"], capture_output=True, text=True)
@@ -141,15 +141,15 @@ def test_a_server_hands_its_processes_a_key_and_opens_no_other_port(tmp_path, mo
 def deployment(tmp_path, monkeypatch):
     """A folder with two devices that are enrolled."""
     monkeypatch.delenv(signing.OPERATOR_KEY, raising=False)
-    write_deployment(tmp_path / "d", Plan(nodes=2), read_settings("quickstart").main)
+    write_deployment(tmp_path / "d", Setup(nodes=2), read_settings("quickstart").main)
     for client in (0, 1):
         make_node_key(tmp_path / "key", f"client-{client}")
-        add(tmp_path / "d", Plan(nodes=2), tmp_path / "key.pub")
+        enrol(tmp_path / "d", Setup(nodes=2), tmp_path / "key.pub")
     return tmp_path / "d"
 
 
 def test_a_server_is_told_of_devices_in_signed_requests(deployment, sent):
-    assert list(settle(deployment, Plan(nodes=2))) == ["the server knows client-0", "the server knows client-1"]
+    assert list(synchronise(deployment, Setup(nodes=2))) == ["the server knows client-0", "the server knows client-1"]
     key = signing.read_key(deployment / "operator" / "key")
     assert all(is_good(key, request) for request in sent)
     asked = [RegisterNodeRequest.FromString(request.content) for request in sent[1:]]
@@ -174,7 +174,7 @@ def test_a_server_is_told_of_devices_that_were_revoked(deployment, monkeypatch):
 
     monkeypatch.setattr(httpx.Client, "send", send)
     revoke(deployment, 1)
-    assert list(settle(deployment, Plan(nodes=2))) == ["the server no longer knows client-1"]
+    assert list(synchronise(deployment, Setup(nodes=2))) == ["the server no longer knows client-1"]
     assert UnregisterNodeRequest.FromString(asked[1].content).node_id == 6
 
 
@@ -188,7 +188,7 @@ def test_a_server_is_told_of_devices_that_were_revoked(deployment, monkeypatch):
 def test_a_server_that_will_not_listen_is_an_error_in_one_line(deployment, monkeypatch, answer, why):
     monkeypatch.setattr(httpx.Client, "send", lambda client, request, **options: answer(request))
     with pytest.raises(OptionError, match=why) as error:
-        list(settle(deployment, Plan(nodes=2)))
+        list(synchronise(deployment, Setup(nodes=2)))
     assert str(error.value).isprintable()
 
 
@@ -198,7 +198,7 @@ def test_a_server_does_not_start_without_operators_or_devices(tmp_path, missing)
     (tmp_path / "enrolled").mkdir()
     names = {"operators": tmp_path / "key.pub", "enrolled": tmp_path / "enrolled"} | {missing: tmp_path / "none"}
     with pytest.raises(SystemExit, match="error: .*none"):
-        proof.require_proof(**names)
+        required_signatures.require_signatures(**names)
 
 
 @pytest.mark.parametrize(

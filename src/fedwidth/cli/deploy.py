@@ -44,12 +44,12 @@ def init(
     _need_flower()
     from fedwidth.config.read import read_settings
     from fedwidth.flower.deployment.app_folder import write_deployment
-    from fedwidth.flower.deployment.plan import Plan
+    from fedwidth.flower.deployment.setup import Setup
 
     settings = read_settings(recipe or "quickstart", changes or []).main
     wanted = tuple(part.strip() for part in capacities.split(",") if part.strip())
-    plan = Plan(address, port, node_port, nodes, wanted, days)
-    write_deployment(folder, plan, settings, authority=authority, overwrite=overwrite)
+    setup = Setup(address, port, node_port, nodes, wanted, days)
+    write_deployment(folder, setup, settings, authority=authority, overwrite=overwrite)
     print(f"wrote {folder}: read {folder / 'README.md'}, and check it with fedwidth deploy doctor {folder}")
 
 
@@ -79,18 +79,18 @@ def device(
     """Write the folder of one more device: copy it there, start it, and let the key that it makes in."""
     _need_flower()
     from fedwidth.devices.capacity import parse_capacity
-    from fedwidth.flower.deployment.app_folder import write_node
-    from fedwidth.flower.deployment.plan import read_plan
+    from fedwidth.flower.deployment.app_folder import write_device
+    from fedwidth.flower.deployment.setup import read_setup
 
-    plan = read_plan(folder)
+    setup = read_setup(folder)
     if capacity:
         parse_capacity(capacity)
-    if not plan.node_port + client <= 65535:
-        raise OptionError(f"client {client} would need the port {plan.node_port + client}: give a lower --node-port")
+    if not setup.node_port + client <= 65535:
+        raise OptionError(f"client {client} would need the port {setup.node_port + client}: give a lower --node-port")
     if (folder / "nodes" / f"client-{client}").exists():
         raise OptionError(f"{folder / 'nodes' / f'client-{client}'} is there already")
-    place = write_node(folder, plan, client, capacity)
-    print(f"wrote {place}: copy it to the device, ./start.sh there, then fedwidth deploy add {folder} KEY.pub")
+    written = write_device(folder, setup, client, capacity)
+    print(f"wrote {written}: copy it to the device, ./start.sh there, then fedwidth deploy add {folder} KEY.pub")
 
 
 @app.command("add")
@@ -111,15 +111,15 @@ def add(
     _need_flower()
     from fedwidth.devices.capacity import parse_capacity
     from fedwidth.flower.deployment import admission
-    from fedwidth.flower.deployment.plan import read_plan
+    from fedwidth.flower.deployment.setup import read_setup
 
-    plan, wrong = read_plan(folder), 0
+    setup, wrong = read_setup(folder), 0
     if client is not None and len(requests or []) != 1:
         raise OptionError("--client names the client of one key: give one")
     most = parse_capacity(max_capacity) if max_capacity else None
     for request in requests or []:
         try:
-            print(admission.add(folder, plan, request, client=client, max_capacity=most, max_samples=max_samples))
+            print(admission.enrol(folder, setup, request, client=client, max_capacity=most, max_samples=max_samples))
         except FedwidthError as error:
             if len(requests or []) == 1:
                 raise
@@ -137,9 +137,9 @@ def revoke(
     """Let a device in no more, at once; the others are not touched."""
     _need_flower()
     from fedwidth.flower.deployment import admission
-    from fedwidth.flower.deployment.plan import read_plan
+    from fedwidth.flower.deployment.setup import read_setup
 
-    read_plan(folder)
+    read_setup(folder)
     print(admission.revoke(folder, client))
     _tell_server(folder)
 
@@ -152,24 +152,24 @@ def renew(
 ) -> None:
     """Make the server a new key and certificate; devices go on trusting it, because the authority is the same."""
     _need_flower()
-    from fedwidth.flower.deployment.plan import read_plan
     from fedwidth.flower.deployment.renewal import renew_server
+    from fedwidth.flower.deployment.setup import read_setup
 
-    plan = read_plan(folder)
-    end = renew_server(folder, plan, authority or folder / "authority", days=days)
+    setup = read_setup(folder)
+    end = renew_server(folder, setup, authority or folder / "authority", days=days)
     print(f"the server's certificate is new, valid until {end:%Y-%m-%d}; start ./superlink.sh again to use it")
 
 
 def _tell_server(folder: Path) -> None:
-    """Have a server that runs learn of the devices; one that does not is told by register.sh."""
-    from fedwidth.flower.deployment.members import settle
-    from fedwidth.flower.deployment.plan import listens, read_plan
+    """Register the devices with a server that runs here; where none does, register.sh will."""
+    from fedwidth.flower.deployment.registration import synchronise
+    from fedwidth.flower.deployment.setup import listens, read_setup
 
-    plan = read_plan(folder)
-    if not listens(plan):
+    setup = read_setup(folder)
+    if not listens(setup):
         print("the server does not run here: ./register.sh tells it once it does")
         return
-    for line in settle(folder, plan):
+    for line in synchronise(folder, setup):
         print(line)
 
 

@@ -1,16 +1,20 @@
 """Running on real devices with Flower: a ServerApp, a ClientApp, and what a deployment needs around them.
 
-Nothing here imports flwr until it is used; it comes with `pip install 'fedwidth[flower]'`. Read in this order:
+Nothing here imports flwr until it is used; it comes with `pip install 'fedwidth[flower]'`. Flower's own words are used:
+the SuperLink is the server that devices connect to; a SuperNode is Flower's process on a device, and a node is what the
+SuperLink calls it; the ServerApp and the ClientApp are a run's code on the server and on a device. Each device is one of
+the recipe's clients. Read in this order:
 
+server       the ServerApp: the same experiment as `fedwidth run`, with the run config of a deployment (run_config)
 engine       trains a round's tasks on nodes: the same arithmetic as every other engine
-records      what goes over the wire, and the checks on what comes back; exchange, bounds: how it gets there
-             patience: how long that may take; printable: what devices say, fit for a log
-attendance   who is there, which client each node is and what it can afford (budgets), and who is slow (stragglers)
-server       the ServerApp
-node/        what runs on a device: client_app, the ClientApp, which imports neither torch nor fedwidth until it must
-             train itself; training; resident, a process that stays up for it; device, which keeps both running
-access/      who may do what: keys, enrolment, operators and their signatures, superlink, Flower's server behind a guard
-deployment/  what `fedwidth deploy` does: app_folder writes it, launch starts a run, doctor says what is wrong with it
-versions     which Flower this was made for
-in_process   a grid without network
+records      how a task and its answer are sent, and the checks of an answer; exchange, bounds: messages and replies;
+             patience: how long a round waits; printable: what devices say, fit for a log
+attendance   which nodes are connected, which client each is, what it can afford (budgets), who is slow (stragglers)
+node/        what runs on a device: client_app, the ClientApp, which imports torch only where it must train itself;
+             training; trainer, a process that stays up and trains; device, which keeps trainer and SuperNode running
+access/      who may do what: superlink, Flower's server behind a guard; authorisation, signing, enrolment, keys
+deployment/  what `fedwidth deploy` does: app_folder writes a deployment, launch starts a run, doctor finds faults
+versions     which versions of Flower deployments work with
+
+Training needs no particular system, but deployments run on POSIX only: on Linux and macOS, not on Windows.
 """

@@ -1,8 +1,8 @@
-"""Who is there: which client each node is, and the capacity it states or can pay for.
+"""Which nodes are connected, which client each of them is, and the capacity that it states or can pay for.
 
-A node says which client it is. Where its key was registered under a name (`client-3`, as `register.sh` does it), it
-cannot be another one. Whoever does not say so in time, or says what cannot be, gets a line in the log and is asked
-again next round; nobody waits for it a second time.
+The server asks every new node to introduce itself. A node whose key was registered under a name (`client-3`, as
+`register.sh` does it) cannot say that it is another client. A node that does not answer in time, or says what cannot be
+true, gets a line in the log and is asked again next round, but a round waits for it only once.
 """
 
 from __future__ import annotations
@@ -26,29 +26,32 @@ from fedwidth.flower.records import size_of
 from fedwidth.flower.stragglers import Stragglers
 
 MAX_BYTES = 16_384
-"""Of an introduction: a few words and numbers."""
+"""Size of an introduction, which holds a few words and numbers."""
 MIN_CAPACITY = 1 / 64
-"""A claim below it is no width that anybody trains, unless the recipe has one."""
+"""The smallest capacity that a node may state, unless the recipe has a smaller one."""
 LIFE_SECONDS = 600.0
-"""How long a question lives: an answer that comes late is found in a later round."""
+"""How long a question to a node stays open: an answer that comes late is found in a later round."""
 REMINDER_SECONDS = 60.0
+"""How often the log says which nodes are still missing."""
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node that introduced itself."""
+class Introduction:
+    """What a node has said about itself, checked."""
 
-    id: int
+    node: int
+    """The node's number, which Flower gives it."""
     client: int
     capacity: float | None
-    """Stated outright; None: see `budgets`, and without those the recipe's mix deals it one."""
+    """The capacity that it states; None: its budgets decide, and without budgets the recipe's mix of capacities."""
     budgets: Mapping[str, float]
+    """What it can spend, by the names in `BUDGETS`."""
     samples: float | None = None
-    """How many it has, where the server cannot know."""
+    """How many training samples it has, where only the node knows."""
 
     @classmethod
-    def of(cls, id: int, content: RecordDict, clients: int, least: float = MIN_CAPACITY) -> Node:
-        """What the node said, checked."""
+    def of(cls, node: int, content: RecordDict, clients: int, min_capacity: float = MIN_CAPACITY) -> Introduction:
+        """Read a node's introduction; `OptionError` where it cannot be true."""
         if (size := size_of(content)) > MAX_BYTES:
             raise OptionError(f"its introduction has {size:,} bytes, more than {MAX_BYTES:,}")
         said = content.get("node")
@@ -58,153 +61,170 @@ class Node:
         if type(client) is not int or not 0 <= client < clients:
             raise OptionError(f"it says it is client {printable(client, 40)}; clients are numbered 0 to {clients - 1}")
         capacity = parse_capacity(str(said["capacity"])) if "capacity" in said else None
-        if capacity is not None and capacity < least:
-            raise OptionError(f"it states the capacity {capacity:g}, below the least sensible one, {least:g}")
+        if capacity is not None and capacity < min_capacity:
+            raise OptionError(f"it states the capacity {capacity:g}, below the least sensible one, {min_capacity:g}")
         numbers: dict[str, float] = {}
         for name in (*BUDGETS, "samples"):
             number = said.get(name, 1)
             if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
                 raise OptionError(f"its {name} is {printable(repr(number), 40)}, not a number above 0")
             numbers |= {name: float(number)} if name in said else {}
-        return cls(id, client, capacity, numbers, numbers.pop("samples", None))
+        return cls(node, client, capacity, numbers, numbers.pop("samples", None))
 
 
 @dataclass
-class Roll:
-    """The nodes that are connected; those that are new are asked to introduce themselves."""
+class Attendance:
+    """Keeps track of the nodes that are connected, and asks new ones to introduce themselves."""
 
     grid: Grid
     clients: int
-    capacity_of: Callable[[Node, int], float]
-    """The capacity of a node in a round."""
+    """How many clients the recipe has."""
+    capacity_of: Callable[[Introduction, int], float]
+    """Says what capacity a node trains in a round."""
     seconds: float = 20.0
-    """How long an introduction is waited for."""
+    """How long to wait for the introductions of new nodes."""
     enrolled: Callable[[], Mapping[int, Enrolled] | None] = lambda: None
-    """Who is let in and what each may claim, as it is now; None: everybody, anything."""
-    least_capacity: float = MIN_CAPACITY
+    """Says which clients are enrolled at this moment, and what each may claim; None: every client, and any claim."""
+    min_capacity: float = MIN_CAPACITY
     log: Callable[[str], None] = print
-    nodes: dict[int, Node] = field(default_factory=dict)
-    present: dict[int, Node] = field(default_factory=dict)
-    """By client number, as of the last call."""
+    introductions: dict[int, Introduction] = field(default_factory=dict)
+    """The introductions that were accepted, by node; the node need not be connected now."""
+    present: dict[int, Introduction] = field(default_factory=dict)
+    """The introductions of the nodes that were connected when `refresh` was last called, by client."""
     stragglers: Stragglers = field(default_factory=Stragglers)
     quarantined: dict[int, int] = field(default_factory=dict)
-    """The last round (from 1) of which a client is left out."""
-    _said: dict[int, str] = field(default_factory=dict)
-    """What the log says about a node that could not be entered."""
+    """For each client in quarantine the last round, counted from 1, in which it is left out."""
+    _left_out: dict[int, str] = field(default_factory=dict)
+    """Why a node's introduction was not accepted, by node: the line that the log has about it."""
     _names: dict[int, str] = field(default_factory=dict)
+    """The names under which the connected nodes were registered, by node."""
 
     def __post_init__(self) -> None:
-        self._hellos = Exchange(self.grid)
+        self._questions = Exchange(self.grid)
 
-    def call(self, *, again: bool = True) -> dict[int, Node]:
-        """The connected nodes by client number; those that could not be entered before are asked `again`."""
+    def refresh(self, *, ask_again: bool = True) -> dict[int, Introduction]:
+        """The connected nodes, by client, after new ones have introduced themselves.
+
+        With `ask_again`, nodes whose introductions were not accepted before are asked once more.
+        """
         self._names = {node.node_id: node.name for node in self.grid.get_nodes()}
         connected, enrolled = set(self._names), self.enrolled()
-        for node in list(self.nodes.values()):
-            if enrolled is not None and node.client not in enrolled:
-                del self.nodes[node.id]
-        for id in self._hellos.waiting - connected:
-            self._hellos.forget(id)
-        unknown = connected - set(self.nodes)
-        new = unknown - self._hellos.waiting - set(self._said)  # only for these one waits
-        asked = unknown - self._hellos.waiting if again else new
+        for known in list(self.introductions.values()):
+            if enrolled is not None and known.client not in enrolled:
+                del self.introductions[known.node]
+        questions = self._questions
+        for node in questions.waiting - connected:
+            questions.forget(node)
+        unknown = connected - set(self.introductions)
+        new = unknown - questions.waiting - set(self._left_out)  # a round waits for these alone
+        asked = unknown - questions.waiting if ask_again else new
         if asked:
             hello = {node: RecordDict({"hello": ConfigRecord({"clients": self.clients})}) for node in sorted(asked)}
-            self._hellos.send(hello, "query", seconds=max(self.seconds, LIFE_SECONDS))
+            questions.send(hello, "query", seconds=max(self.seconds, LIFE_SECONDS))
         bound_replies(self.grid, MAX_BYTES, seconds=self.seconds)
-        still_waiting = within(self.seconds)
-        for id, reply in self._hellos.replies(lambda: bool(new & self._hellos.waiting) and still_waiting()):
-            self._take(id, reply, connected, enrolled)
-        for id in sorted(self._hellos.waiting & new):
-            self._leave_out(id, f"it has not introduced itself within {self.seconds:g} s")
-        self.present = {node.client: node for node in self.nodes.values() if node.id in connected}
+        in_time = within(self.seconds)
+        for node, reply in questions.replies(lambda: bool(new & questions.waiting) and in_time()):
+            self._read(node, reply, connected, enrolled)
+        for node in sorted(questions.waiting & new):
+            self._leave_out(node, f"it has not introduced itself within {self.seconds:g} s")
+        self.present = {known.client: known for known in self.introductions.values() if known.node in connected}
         return self.present
 
-    def _take(self, id: int, reply: Message, connected: set[int], enrolled: Mapping[int, Enrolled] | None) -> None:
+    def _read(self, node: int, reply: Message, connected: set[int], enrolled: Mapping[int, Enrolled] | None) -> None:
+        """Accept a node's introduction, or leave the node out with a line that says why."""
         try:
             if never_came(reply):
                 raise OptionError(f"it has not introduced itself within {self.seconds:g} s")
             if (error := error_of(reply)) is not None:
                 raise OptionError(error)
-            node = Node.of(id, reply.content, self.clients, self.least_capacity)
-            if self._names[id].startswith("client-") and self._names[id] != f"client-{node.client}":
-                raise OptionError(f"it says it is client {node.client}, but is registered as {self._names[id]}")
-            self._enter(node, connected, enrolled)
+            said = Introduction.of(node, reply.content, self.clients, self.min_capacity)
+            if self._names[node].startswith("client-") and self._names[node] != f"client-{said.client}":
+                raise OptionError(f"it says it is client {said.client}, but is registered as {self._names[node]}")
+            self._accept(said, connected, enrolled)
         except FedwidthError as error_here:
-            said = reply.content.get("node") if reply.has_content() else None
-            self._leave_out(id, str(error_here), said.get("client") if isinstance(said, ConfigRecord) else None)
+            record = reply.content.get("node") if reply.has_content() else None
+            client = record.get("client") if isinstance(record, ConfigRecord) else None
+            self._leave_out(node, str(error_here), client)
 
-    def _enter(self, node: Node, connected: set[int], enrolled: Mapping[int, Enrolled] | None) -> None:
-        """Two connected nodes cannot be one client: it would count twice."""
-        if enrolled is not None and node.client not in enrolled:
-            raise OptionError(f"client {node.client} is not enrolled")
-        for other in list(self.nodes.values()):
-            if other.client == node.client and other.id != node.id:
-                if other.id in connected:
-                    raise OptionError(f"it says it is client {node.client}, which node {other.id} is already")
-                del self.nodes[other.id]
-        dealt = self.capacity_of(node, 0)  # a budget that no sub-model fits is seen here, not in the middle of a round
-        if node.capacity is not None and dealt < node.capacity:
-            who, limit = self.named(node.id, node.client), f"is enrolled for at most {dealt:g}"
-            self.log(f"{who} states the capacity {node.capacity:g}, but {limit}: it is dealt {dealt:g}")
-        self.nodes[node.id] = node
-        if self._said.pop(node.id, None) is not None:
-            self.log(f"{self.named(node.id)} takes part now")
+    def _accept(self, said: Introduction, connected: set[int], enrolled: Mapping[int, Enrolled] | None) -> None:
+        """Accept an introduction. Two connected nodes cannot be one client: its data would count twice."""
+        if enrolled is not None and said.client not in enrolled:
+            raise OptionError(f"client {said.client} is not enrolled")
+        for other in list(self.introductions.values()):
+            if other.client == said.client and other.node != said.node:
+                if other.node in connected:
+                    raise OptionError(f"it says it is client {said.client}, which node {other.node} is already")
+                del self.introductions[other.node]
+        capacity = self.capacity_of(said, 0)  # a budget that no sub-model fits is an error here, not in mid-round
+        if said.capacity is not None and capacity < said.capacity:
+            who, limit = self.named(said.node, said.client), f"is enrolled for at most {capacity:g}"
+            self.log(f"{who} states the capacity {said.capacity:g}, but {limit}: it is dealt {capacity:g}")
+        self.introductions[said.node] = said
+        if self._left_out.pop(said.node, None) is not None:
+            self.log(f"{self.named(said.node)} takes part now")
 
-    def _leave_out(self, id: int, why: str, client: object = None) -> None:
-        if self._said.get(id) != why:
-            self.log(f"{self.named(id, client)} is left out: {why}")
-        self._said[id] = why
+    def _leave_out(self, node: int, why: str, client: object = None) -> None:
+        """Remember why a node is left out, and say so in the log once."""
+        if self._left_out.get(node) != why:
+            self.log(f"{self.named(node, client)} is left out: {why}")
+        self._left_out[node] = why
 
-    def named(self, id: int, client: object = None) -> str:
-        """A node by its id and by the client it is registered as, or says it is: people know clients."""
-        name = self._names.get(id, "")
-        client = self.nodes[id].client if id in self.nodes else client
+    def named(self, node: int, client: object = None) -> str:
+        """A node in words: its number, and the client that it is registered as or says it is, which people know."""
+        name = self._names.get(node, "")
+        client = self.introductions[node].client if node in self.introductions else client
         known = name if name.startswith("client-") else f"client {client}" if type(client) is int else name
-        return f"node {id} ({printable(known, 40)})" if known else f"node {id}"
+        return f"node {node} ({printable(known, 40)})" if known else f"node {node}"
 
-    def wait(self, number: int, seconds: float, *, round: int | None = None) -> dict[int, Node]:
-        """The connected nodes once there are so many, for a round not counting those that are in quarantine then."""
-        still_waiting, quiet, again = within(seconds), within(REMINDER_SECONDS), True
-        while len(found := self._allowed(self.call(again=again), round)) < number:
-            again = False
-            if not still_waiting():
+    def wait(self, number: int, seconds: float, *, round: int | None = None) -> dict[int, Introduction]:
+        """Wait until so many nodes are connected, and return them by client; `OptionError` after so many seconds.
+
+        Where a `round` is given, clients that are in quarantine in that round do not count.
+        """
+        in_time, quiet, ask_again = within(seconds), within(REMINDER_SECONDS), True
+        while len(found := self._without_quarantined(self.refresh(ask_again=ask_again), round)) < number:
+            ask_again = False
+            if not in_time():
                 out = len(self.present) - len(found)
                 more = f", and {out} in quarantine" if out else ""
                 raise OptionError(f"only {len(found)} of {number} nodes came within {seconds:g} seconds{more}")
             if not quiet():
-                quiet, again = within(REMINDER_SECONDS), True
+                quiet, ask_again = within(REMINDER_SECONDS), True
                 self.log(f"{len(found)} of {number} nodes are there{self._missing(found)}")
             time.sleep(min(1.0, seconds))
         return found
 
-    def _allowed(self, found: dict[int, Node], round: int | None) -> dict[int, Node]:
-        """Those that are not in quarantine in a round; all of them where none is named."""
+    def _without_quarantined(self, found: dict[int, Introduction], round: int | None) -> dict[int, Introduction]:
+        """The nodes whose clients are not in quarantine in a round; all of them where no round is given."""
         if round is None:
             return found
-        return {client: node for client, node in found.items() if self.quarantined.get(client, 0) <= round}
+        return {client: said for client, said in found.items() if self.quarantined.get(client, 0) <= round}
 
     def _missing(self, found: Collection[int]) -> str:
-        """Who is not, in words, where that is known."""
+        """The enrolled clients that are not among those found, in words."""
         enrolled = self.enrolled() or {}
-        gone = [str(client) for client in sorted(enrolled) if client not in found]
-        return f"; not there: client {', '.join(gone[:20])}{' …' * (len(gone) > 20)}" if gone else ""
+        missing = [str(client) for client in sorted(enrolled) if client not in found]
+        return f"; not there: client {', '.join(missing[:20])}{' …' * (len(missing) > 20)}" if missing else ""
 
     def cohort(
-        self, round: int, per_round: int, *, seed: int, found: Mapping[int, Node], least: int = 1
+        self, round: int, per_round: int, *, seed: int, found: Mapping[int, Introduction], min_clients: int = 1
     ) -> list[tuple[int, float]]:
-        """Who takes part: with every client connected and in time, the same draw as in a simulated run."""
-        allowed = sorted(self._allowed(dict(found), round))
-        there = [client for client in allowed if not self.stragglers.is_passed_over(client, round)]
-        if len(there) < least:  # rather with them than not at all
-            there = allowed
-        drawn = sample_clients(len(there), min(per_round, len(there)), round=round, seed=seed)
-        return [(there[place], self.capacity_of(found[there[place]], round)) for place in drawn]
+        """Draw a round's clients, with the capacity of each.
+
+        With every client connected and none of them late before, it is the draw of a simulated run.
+        """
+        allowed = sorted(self._without_quarantined(dict(found), round))
+        available = [client for client in allowed if not self.stragglers.is_passed_over(client, round)]
+        if len(available) < min_clients:  # rather with stragglers than not at all
+            available = allowed
+        drawn = sample_clients(len(available), min(per_round, len(available)), round=round, seed=seed)
+        clients = [available[position] for position in drawn]
+        return [(client, self.capacity_of(found[client], round)) for client in clients]
 
     def note(self, round: int, late: Collection[int], answered: Collection[int]) -> None:
-        """A round has ended with these clients late: they are drawn less often."""
+        """Take down that a round has ended with these clients late: they are drawn less often from now on."""
         for client, rounds in self.stragglers.note(round, late=late, answered=answered).items():
-            node = self.present.get(client)
-            who = self.named(node.id) if node is not None else f"client {client}"
+            said = self.present.get(client)
+            who = self.named(said.node) if said is not None else f"client {client}"
             again = f"{rounds} round{'s' * (rounds > 1)}"
             self.log(f"{who} has missed {self.stragglers.missed[client]} in a row: it is passed over for {again}")

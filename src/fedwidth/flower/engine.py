@@ -1,8 +1,8 @@
-"""An engine whose clients are Flower nodes. Same tasks, same sums as every other engine: answers are added in task
-order, whatever order they come in.
+"""The engine that trains a round's tasks on Flower nodes, with the same sums as every other engine.
 
-A client that is late, gone, failed or sends what must not count is left out and named; the round goes on with the
-others. Where fewer than `least` remain, nothing is aggregated: the server repeats the round (`TooFewAnswers`).
+Answers are added in the order of the tasks, whatever order they arrive in. A client that is late, gone, failed or sends
+what must not count is left out and named, and the round goes on with the others. Where fewer than `min_answers` remain,
+nothing is aggregated and the server repeats the round (`TooFewAnswers`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fedwidth.flower.bounds import UNREAD, bound_replies
 from fedwidth.flower.exchange import Exchange, error_of, never_came
 from fedwidth.flower.patience import Patience
 from fedwidth.flower.printable import printable
-from fedwidth.flower.records import Answer, Limits, read_answer, size_of, task_arrays, task_record
+from fedwidth.flower.records import CheckedAnswer, Limits, read_answer, size_of, task_arrays, task_record
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer
 from fedwidth.training.rounds import Coming, Report, Watch
 
 
 class TooFewAnswers(ClientError):
-    """A round that must be repeated."""
+    """So few clients have answered that the round must be repeated."""
 
 
 @dataclass
@@ -39,25 +39,25 @@ class FlowerEngine:
 
     grid: Grid
     trainer: Trainer
-    """What the server knows of training: plan, settings and the method's local rule."""
-    node_of: Callable[[], Mapping[int, int]]
-    """Client number -> node id of those connected now."""
-    least: int = 1
-    """Answers without which a round does not count."""
-    enough: int | None = None
-    """Answers with which a round ends at once, where more clients are asked than are needed; None: those of all."""
+    """Knows what the server must know of training: the plan, the settings and the method's local rule."""
+    nodes: Callable[[], Mapping[int, int]]
+    """Says which nodes are connected at this moment: client -> node."""
+    min_answers: int = 1
+    """With fewer answers a round is repeated."""
+    wanted_answers: int | None = None
+    """With so many answers a round ends at once, where more clients are asked than it needs; None: as many as asked."""
     quorum: float = 1.0
-    """Share of the wanted answers after which the others are waited for only as long again."""
-    patience: float = 60.0
-    """Seconds that they are waited for at least."""
-    seconds: float = 600.0
+    """Share of the wanted answers after which the round waits only as long again as these took."""
+    patience_seconds: float = 60.0
+    """How long a round waits after the quorum at least."""
+    round_seconds: float = 600.0
     """How long a round waits for answers at most."""
     limits: Limits = field(default_factory=Limits)
-    samples_of: Callable[[int], int] | None = None
-    """Samples that a client may claim, where that differs from client to client."""
+    max_samples: Callable[[int], int] | None = None
+    """Says how many samples a client may claim, where that differs between clients; 0: it was revoked."""
     log: Callable[[str], None] = print
-    noted: Callable[[int, Collection[int], Collection[int]], None] = lambda *_: None
-    """Told of a round which clients were late and which answered."""
+    on_round_end: Callable[[int, Collection[int], Collection[int]], None] = lambda *_: None
+    """Called after each round with its number, the clients that were late and those that answered."""
 
     def run(
         self,
@@ -68,10 +68,10 @@ class FlowerEngine:
         coming: Coming | None = None,
         watch: Watch | None = None,
     ) -> tuple[list[CohortSum], Report]:
-        """Send every task its sub-model; one sum per cohort of the answers that count."""
+        """Send every client its task and sub-model; returns one sum for each cohort, of the answers that count."""
         del coming, watch
         subs, arrays = self._cut(state, tasks)
-        nodes = self.node_of()
+        nodes = self.nodes()
         absent = {task.client: "it is not connected" for task in tasks if task.client not in nodes}
         by_node = {nodes[task.client]: task for task in tasks if task.client in nodes}
         tokens = {node: secrets.token_hex(16) for node in by_node}
@@ -82,22 +82,22 @@ class FlowerEngine:
             for node, task in by_node.items()
         }
         sums, refused, late, answered = _Sums(tasks), set[int](), set[int](), set[int]()
-        tasks_out = Exchange(self.grid)
-        tasks_out.send(contents, "train", seconds=self.seconds, group=str(round))
-        unsent = [task.client for node, task in by_node.items() if node not in tasks_out.waiting]
+        exchange = Exchange(self.grid)
+        exchange.send(contents, "train", seconds=self.round_seconds, group=str(round))
+        unsent = [task.client for node, task in by_node.items() if node not in exchange.waiting]
         absent |= dict.fromkeys(unsent, "it could not be sent its task: it has just been revoked or is gone")
-        bound_replies(self.grid, max(map(self._most_bytes, subs.values())), seconds=self.seconds)
-        enough = min(self.enough or len(tasks), len(tasks))
-        patience = Patience(enough, self.quorum, least=self.patience, most=self.seconds)
+        bound_replies(self.grid, max(map(self._max_bytes, subs.values())), seconds=self.round_seconds)
+        wanted = min(self.wanted_answers or len(tasks), len(tasks))
+        patience = Patience(wanted, self.quorum, min_seconds=self.patience_seconds, max_seconds=self.round_seconds)
 
-        def is_patient() -> bool:
-            goes_on = patience.goes_on(len(answered))
-            if goes_on and (why := patience.why(len(answered))):
-                waiting = ", ".join(_named(by_node[node], node) for node in sorted(tasks_out.waiting))
+        def goes_on() -> bool:
+            longer = patience.goes_on(len(answered))
+            if longer and (why := patience.why(len(answered))):
+                waiting = ", ".join(_named(by_node[node], node) for node in sorted(exchange.waiting))
                 self.log(f"round {round + 1}: {why} for {waiting}")
-            return goes_on
+            return longer
 
-        for node, reply in tasks_out.replies(is_patient):
+        for node, reply in exchange.replies(goes_on):
             task = by_node[node]
             try:
                 if never_came(reply):
@@ -109,28 +109,26 @@ class FlowerEngine:
                 absent[task.client] = printable(error)
                 if isinstance(error, UpdateError):
                     refused.add(task.client)
-            if len(answered) == enough:
+            if len(answered) == wanted:
                 break
-        unanswered = {by_node[node].client for node in tasks_out.waiting}
-        if len(answered) < enough:
+        unanswered = {by_node[node].client for node in exchange.waiting}
+        if len(answered) < wanted:
             late |= unanswered
         else:
-            absent |= dict.fromkeys(unanswered, f"it was not waited for: {enough} answers are enough")
+            absent |= dict.fromkeys(unanswered, f"it was not waited for: {wanted} answers are enough")
         absent |= self._why_late(late, nodes, patience.seconds)
         for client, why in absent.items():
             self.log(f"round {round + 1}: client {client} (node {nodes.get(client, '-')}) is left out: {why}")
-        self.noted(round, late, answered)
-        if len(answered) < max(1, self.least):
-            raise TooFewAnswers(
-                f"round {round + 1} has {len(answered)} answers, but needs at least {max(1, self.least)}"
-            )
+        self.on_round_end(round, late, answered)
+        if len(answered) < (needed := max(1, self.min_answers)):
+            raise TooFewAnswers(f"round {round + 1} has {len(answered)} answers, but needs at least {needed}")
         return sums.finish(absent, frozenset(refused))
 
     def close(self) -> None:
-        """Nodes outlive the run."""
+        """Nothing is to be closed: nodes stay up when a run ends."""
 
     def _why_late(self, late: Collection[int], nodes: Mapping[int, int], seconds: float) -> dict[int, str]:
-        """Why each of these clients has not answered, as far as one can know."""
+        """Why each of these clients has not answered, as far as the server can tell."""
         if not late:
             return {}
         connected = {node.node_id for node in self.grid.get_nodes()}
@@ -146,23 +144,24 @@ class FlowerEngine:
     def _cut(
         self, state: Mapping[str, Tensor], tasks: Sequence[Task]
     ) -> tuple[dict[str, SubState], dict[str, ArrayRecord]]:
-        """The sub-model of every index of the round, as tensors and as sent."""
+        """The sub-models of a round by the keys of their indices: as tensors, and as Flower sends them."""
         indexes = {task.index.key: task.index for task in tasks}
         plan = self.trainer.plan
         subs = {key: extract(state, plan, index) for key, index in indexes.items()}
         return subs, {key: task_arrays(sub, plan.tied) for key, sub in subs.items()}
 
-    def _read(self, reply: Message, task: Task, sent: SubState, token: str, round: int) -> Answer:
+    def _read(self, reply: Message, task: Task, sent: SubState, token: str, round: int) -> CheckedAnswer:
+        """Check a reply to a task; `UpdateError` or `ClientError` where it cannot count."""
         if (error := error_of(reply)) is not None:
             raise UpdateError(error) if UNREAD in error else ClientError(error)
-        if (size := size_of(reply.content)) > (most := self._most_bytes(sent)):
-            raise UpdateError(f"its answer has {size:,} bytes, more than {most:,}")
+        if (size := size_of(reply.content)) > (max_bytes := self._max_bytes(sent)):
+            raise UpdateError(f"its answer has {size:,} bytes, more than {max_bytes:,}")
         limits = self.limits
-        if self.samples_of is not None:
-            most = self.samples_of(task.client)
-            if not most:
+        if self.max_samples is not None:
+            max_samples = self.max_samples(task.client)
+            if not max_samples:
                 raise UpdateError("it is no longer enrolled")
-            limits = replace(limits, samples=min(limits.samples, most))
+            limits = replace(limits, samples=min(limits.samples, max_samples))
         return read_answer(
             reply.content,
             task,
@@ -174,8 +173,8 @@ class FlowerEngine:
             trainer=self.trainer,
         )
 
-    def _most_bytes(self, sent: SubState) -> int:
-        """What an answer may have: the tensors, as often as the method asks for them, and for each some words."""
+    def _max_bytes(self, sent: SubState) -> int:
+        """How large an answer may be: the tensors as often as the method asks for them, and a little for each name."""
         local = self.trainer.rule.local
         each = sum(t.numel() * t.element_size() + 2048 for t in sent.values())
         return each * (1 + len(local.adds) + len(local.own)) + self.limits.overhead
@@ -186,25 +185,25 @@ def _named(task: Task, node: int) -> str:
 
 
 class _Sums:
-    """Cohort sums made in task order: an answer that comes early waits until those before it are in."""
+    """Adds answers in the order of the tasks: an early answer is kept until those before it have come."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = list(tasks)
-        self._early: dict[int, Answer] = {}
+        self._early: dict[int, CheckedAnswer] = {}
         self._added = 0
         self._sums: dict[str, CohortSum] = {}
         self._facts: list[tuple[int, float]] = []
         self._kept: dict[int, Mapping[str, Mapping[str, Tensor]]] = {}
 
-    def take(self, task: Task, answer: Answer) -> None:
-        """Take a client's answer."""
+    def take(self, task: Task, answer: CheckedAnswer) -> None:
+        """Add a client's answer, now or when those before it have come."""
         self._early[task.client] = answer
         while self._added < len(self.tasks) and self.tasks[self._added].client in self._early:
             self._add(self.tasks[self._added])
             self._added += 1
 
     def finish(self, absent: Mapping[int, str], refused: frozenset[int]) -> tuple[list[CohortSum], Report]:
-        """The sums of all that answered."""
+        """The sums of all answers, and the report of the round."""
         for task in self.tasks[self._added :]:
             if task.client in self._early:
                 self._add(task)

@@ -1,4 +1,4 @@
-"""What goes over the wire, and the checks on what comes back before it counts.
+"""The records that a task and its answer are sent as, and the checks of an answer before it counts.
 
 down   task    token, round, client, capacity, the index's digest, units kept per group (a node need not know which)
        arrays  the sub-model's tensors by name, as raw bytes; tied ones once; `sent/NAME/TENSOR` for what the method
@@ -6,8 +6,8 @@ down   task    token, round, client, capacity, the index's digest, units kept pe
 up     answer  token, round, client, index as sent, weight, labels, samples seen, loss
        arrays  the trained tensors, same names, dtypes and shapes; `report/NAME/TENSOR` for what it reports beside them
 
-The token is a secret between server and node: no other node can answer in its name. No pickle, and nothing is made into
-a tensor before its name, dtype, shape and length are as expected.
+The token is a secret between server and node, so that no other node can answer in its name. Nothing is pickled, and
+nothing is made into a tensor before its name, dtype, shape and length are as expected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from fedwidth.core.updates import Update, check_update, weigh
 from fedwidth.errors import FedwidthError, UpdateError
 from fedwidth.flower.node.client_app import STYPE
-from fedwidth.flower.node.training import REPORT, SENT, raw_of, sorted_out, tensor_of, with_tied
+from fedwidth.flower.node.training import REPORT, SENT, grouped, raw_of, tensor_of, with_tied
 from fedwidth.flower.node.wire import CODES
 from fedwidth.flower.printable import printable
 from fedwidth.methods import Task
@@ -35,29 +35,30 @@ from fedwidth.training.client import Trainer
 
 @dataclass(frozen=True)
 class Limits:
-    """What an answer may be at most."""
+    """The limits of what an answer may hold."""
 
     norm: float = 10.0
-    """Norm of the change, in multiples of the norm of what was sent (at least 1)."""
+    """Largest norm of the change, in multiples of the norm of what was sent (at least 1)."""
     samples: int = 1_000_000
-    """Samples that a client may claim for its weight, and the local steps they make."""
+    """Most samples that a client may claim for its weight, and for the number of its local steps."""
     overhead: int = 65_536
-    """Bytes beside the tensors."""
+    """Most bytes beside the tensors."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A checked answer."""
+class CheckedAnswer:
+    """A client's answer to a task, after every check."""
 
     update: Update
     passes: int
+    """How many samples the client has trained on, each counted as often as it was seen."""
     loss: float
     kept: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    """What the client keeps for itself, which the server keeps for it."""
+    """The client's own memory, by name and tensor, which the server keeps for it."""
 
 
 def task_arrays(sub: Mapping[str, Tensor], tied: Mapping[str, str]) -> ArrayRecord:
-    """A sub-model's tensors; made once for all clients that hold the same."""
+    """A sub-model's tensors as Flower sends them; made once for all clients with the same sub-model."""
     raws = {name: raw_of(tensor) for name, tensor in sub.items() if name not in tied}
     for name, (dtype, _, _) in raws.items():
         if dtype not in CODES:
@@ -73,7 +74,7 @@ def task_record(
     round: int,
     sent: Mapping[str, Mapping[str, Tensor] | float] | None = None,
 ) -> RecordDict:
-    """What a node gets; `sent` is what the method sends beside the sub-model, cut like it."""
+    """The content of a task's message; `sent` is what the method sends beside the sub-model, cut like it."""
     counts = task.index.counts
     beside = {
         f"{SENT}/{name}/{tensor}": value
@@ -108,8 +109,8 @@ def read_answer(
     settings: ServerSettings,
     limits: Limits,
     trainer: Trainer,
-) -> Answer:
-    """The answer to a task, or `UpdateError` with one sentence about what is wrong with it."""
+) -> CheckedAnswer:
+    """Check the answer to a task; `UpdateError` says in one sentence what is wrong with it."""
     if not isinstance(content.get("answer"), ConfigRecord) or not isinstance(content.get("arrays"), ArrayRecord):
         raise UpdateError("it is not an answer to a task")
     facts, arrays = content["answer"], content["arrays"]
@@ -130,17 +131,17 @@ def read_answer(
     }
     found = _tensors(arrays, {**own, **beside})
     sub = with_tied({name: found[name] for name in own}, plan.tied)
-    reports = sorted_out({name: found[name] for name in beside}, REPORT)
+    reports = grouped({name: found[name] for name in beside}, REPORT)
     kept = {name: reports.pop(name) for name in local.own if name in reports}
     _check_norm(sub, sent, limits.norm)
     weight = _number(facts, "weight")
     training = trainer.settings.training
-    least, most = (
+    min_weight, max_weight = (
         weigh(settings.weighting, samples=number, index=task.index, updates=count_steps(number, training))
         for number in (1, limits.samples)
     )
-    if not least <= weight <= most:
-        raise UpdateError(f"its weight {weight:g} is not between {least:g} and {most:g}")
+    if not min_weight <= weight <= max_weight:
+        raise UpdateError(f"its weight {weight:g} is not between {min_weight:g} and {max_weight:g}")
     try:
         labels = _labels(facts, settings.label_rows)
         update = Update(sub, task.index, weight, labels=labels, client=task.client, reports=reports)
@@ -148,17 +149,17 @@ def read_answer(
     except FedwidthError as error:
         raise UpdateError(str(error)) from None
     passes = facts.get("passes")
-    most_passes = count_steps(limits.samples, training) * training.batch_size + limits.samples
-    if type(passes) is not int or not 0 <= passes <= most_passes:
+    max_passes = count_steps(limits.samples, training) * training.batch_size + limits.samples
+    if type(passes) is not int or not 0 <= passes <= max_passes:
         raise UpdateError(f"it claims to have seen {_shown(passes)} samples")
     for name, tensor in ((name, tensor) for tensors in kept.values() for name, tensor in tensors.items()):
         if not bool(torch.isfinite(tensor).all()):
             raise UpdateError(f"what it remembers of '{name}' holds a value that is not finite")
-    return Answer(update, passes, _number(facts, "loss"), kept)
+    return CheckedAnswer(update, passes, _number(facts, "loss"), kept)
 
 
 def size_of(content: RecordDict) -> int:
-    """Bytes of all arrays, and of text and numbers about as they are sent."""
+    """How many bytes a message's content has: its arrays, and its text and numbers about as they are sent."""
     total = 0
     for record in content.values():
         for name, value in record.items():
@@ -173,7 +174,7 @@ def _value_size(value: Any) -> int:
 
 
 def _tensors(arrays: ArrayRecord, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays as tensors: names, dtypes and shapes must be those of what was sent."""
+    """The arrays as tensors, whose names, dtypes and shapes must be those of what was sent."""
     if set(arrays) != set(sent):
         odd = sorted(set(arrays) ^ set(sent))[0]
         raise UpdateError(f"it {'lacks' if odd in sent else 'has an unknown'} tensor '{printable(odd, 80)}'")
@@ -190,8 +191,8 @@ def _tensors(arrays: ArrayRecord, sent: Mapping[str, Tensor]) -> dict[str, Tenso
     return tensors
 
 
-def _check_norm(sub: Mapping[str, Tensor], sent: Mapping[str, Tensor], most: float) -> None:
-    """The change must be finite and of a size that training can bring about."""
+def _check_norm(sub: Mapping[str, Tensor], sent: Mapping[str, Tensor], max_norm: float) -> None:
+    """Refuse a change that is not finite, or larger than training can bring about."""
     change = size = 0.0
     for name, old in sent.items():
         if not old.is_floating_point():
@@ -201,7 +202,7 @@ def _check_norm(sub: Mapping[str, Tensor], sent: Mapping[str, Tensor], most: flo
             raise UpdateError(f"'{name}' holds a value that is not finite")
         change += float((after - before).square().sum())
         size += float(before.square().sum())
-    bound = most * max(1.0, math.sqrt(size))
+    bound = max_norm * max(1.0, math.sqrt(size))
     if not math.sqrt(change) <= bound:
         raise UpdateError(f"its change has norm {math.sqrt(change):.3g}, above the bound {bound:.3g}")
 
@@ -225,5 +226,5 @@ def _number(facts: ConfigRecord, name: str) -> float:
 
 
 def _shown(value: object) -> str:
-    """A stranger's value, fit for a log line."""
+    """A value that came from outside, made fit for a line of the log."""
     return printable(repr(value), 60)

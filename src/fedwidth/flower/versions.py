@@ -1,7 +1,7 @@
-"""Which Flower this was made for.
+"""Which versions of Flower deployments work with.
 
-The guard in front of the server, the bound on what is pulled from it and the scripts that read what Flower says use
-parts of Flower that it may change with any minor version. So another one is refused before any of it is touched.
+The guard in front of the SuperLink, the limit on what is pulled from it, and the scripts that read Flower's output use
+parts of Flower that may change with any minor version. So every other version is refused before any part is used.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Who may do what: keys, signatures, enrolment, and the guard before Flower."""
+"""Who may do what: keys, signatures, enrolment, and the guard in front of Flower's SuperLink."""

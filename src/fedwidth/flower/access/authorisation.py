@@ -1,4 +1,4 @@
-"""Who may ask the server for what.
+"""Who may ask the SuperLink for what.
 
 | path | who |
 | --- | --- |
@@ -8,8 +8,8 @@
 | everything else: runs, lists, logs, registrations | operators |
 
 A request of the second and of the last kind must be signed (`signing.py`). It counts once, for a minute, and only if it
-was signed after this server was started, because what was used is remembered in memory. Where it comes from does not
-matter: a process on the server's machine, or behind a proxy there, is nobody without a key.
+was signed after this server was started, because the numbers that were used are kept in memory alone. Where it comes
+from does not matter: a process on the server's machine, or behind a proxy there, may do nothing without a key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey a
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedwidth.errors import FedwidthError, OptionError
-from fedwidth.flower.access.enrolment import pem_of, read_enrolled
+from fedwidth.flower.access.enrolment import Enrolled, EnrolmentFolder, pem_of
 from fedwidth.flower.access.signing import (
     APP_SIGNATURE,
     RUNTIME,
@@ -42,21 +42,19 @@ from fedwidth.flower.access.signing import (
 
 FLEET, HEALTH = "/v1/fleet/", "/health"
 ACTIVATE, NOT_ACTIVATED = "/v1/fleet/activate-node", 2004
-"""How a device asks to be let in, and how Flower says no to it: the words a device understands."""
+"""The path by which a device asks to be let in, and the code by which Flower refuses that, which devices know."""
 NODE_KEY = b"flwr-public-key"
-"""The header in which a device says who it is."""
+"""The header in which a device sends its public key."""
 WINDOW_SECONDS = 60.0
 """How far the clocks of operator and server may be apart, and how long a signature counts."""
 AHEAD_SECONDS = 2.0
-"""How far the operator's clock may be ahead: what a server took must be too old for one that is started after it."""
-SETTLED_SECONDS = 1.0
-"""A folder that changed so lately may change again without a newer time of change."""
+"""How far the operator's clock may be ahead: a request that one server took must be too old for the next server."""
 MAX_SIGNED = 64 << 20
-"""Bytes of a signed request; an app has 10 MiB at most, the parts of messages 5."""
+"""Bytes of a signed request; an app has 10 MiB at most, the chunks of messages 5."""
 
 
-class Operators:
-    """ASGI middleware: lets through what its sender may ask."""
+class Authorisation:
+    """ASGI middleware that lets a request through if its sender may make it, and refuses it otherwise."""
 
     def __init__(
         self,
@@ -67,18 +65,20 @@ class Operators:
         runtime: PublicKey,
         apps: dict[str, dict[str, str]] | None = None,
         clock: Callable[[], float] = time.time,
+        max_signed: int = MAX_SIGNED,
     ) -> None:
+        """`runtime` is the key of the server's own processes; `apps` collects signatures of apps by their digests."""
         self.app, self._operators, self._runtime, self._clock = app, operators, runtime, clock
-        self._enrolled = Enrolment(enrolled)
+        self._enrolled = EnrolledKeys(EnrolmentFolder(enrolled))
         self._apps = {} if apps is None else apps
-        """Signatures of apps by the apps' digest, for Flower to hand on to devices."""
+        self._max_signed = max_signed
         self._began = clock()
         self._used: dict[str, float] = {}
-        """Numbers that were used, and until when they could be used again."""
-        self._tidy_at = 0.0
+        """The numbers of requests that were taken, each with the time until which it must be remembered."""
+        self._forget_at = 0.0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuse, or pass on."""
+        """Refuse a request, or pass it on to Flower."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] != "http":
@@ -97,30 +97,31 @@ class Operators:
             await self._signed(scope, receive, send)
 
     async def _signed(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on if it is signed by a key that may, and refuse it otherwise."""
         try:
             key, digest = self._signer(scope)
-            body = await _body(receive)
+            body = await self._body(receive)
             if hashlib.sha256(body).hexdigest() != digest:
                 raise OptionError("its content is not what was signed")
-            self._note_app(key, scope)
+            self._keep_app_signature(key, scope)
         except OptionError as error:
             why = "only operators of this deployment may ask this, with their key (./flwr.sh on the server)"
             await _refuse(send, 403, f"{why}: {error}")
             return
-        parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+        events = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-        async def again() -> Any:
-            return next(parts, None) or await receive()
+        async def receive_again() -> Any:
+            return next(events, None) or await receive()
 
-        await self.app(scope, again, send)
+        await self.app(scope, receive_again, send)
 
     def _signer(self, scope: Any) -> tuple[PublicKey, str]:
-        """Whose key signed the request, and what it says of the content; `OptionError` where nobody's did."""
+        """The key that signed a request, and the digest of the content that it signed; `OptionError` where none did."""
         values = [value for name, value in scope["headers"] if name == SIGNATURE.encode()]
-        parts = values[0].decode("latin-1").split(" ") if len(values) == 1 else []
-        if len(parts) != 4:
+        words = values[0].decode("latin-1").split(" ") if len(values) == 1 else []
+        if len(words) != 4:
             raise OptionError("the request is not signed")
-        moment, nonce, digest, signature = parts
+        moment, nonce, digest, signature = words
         target = target_of(scope["path"], scope.get("query_string", b""))
         text = text_of(scope["method"], target, digest, moment, nonce)
         allowed = [self._runtime] if scope["path"].startswith(RUNTIME) else read_operators(self._operators)
@@ -137,7 +138,10 @@ class Operators:
         return key, digest
 
     def _use_once(self, moment: float, nonce: str, begins: float) -> None:
-        """Refuse what was signed at another time, or came before. Only what is signed gets here, so it stays small."""
+        """Refuse a request that was signed at another time, or came before.
+
+        Only signed requests get so far, so few numbers are to be remembered.
+        """
         now = self._clock()
         if not abs(now - moment) <= WINDOW_SECONDS:
             raise OptionError(f"its time and the server's are {abs(now - moment):.0f} s apart; are the clocks right?")
@@ -145,49 +149,59 @@ class Operators:
             raise OptionError(f"it is dated {moment - now:.0f} s ahead of the server's clock; are the clocks right?")
         if moment < begins:  # else what an earlier server took could be sent again
             raise OptionError("it was signed before this server was started")
-        if now > self._tidy_at:
+        if now > self._forget_at:
             self._used = {used: until for used, until in self._used.items() if until > now}
-            self._tidy_at = now + WINDOW_SECONDS
+            self._forget_at = now + WINDOW_SECONDS
         if nonce in self._used:
             raise OptionError("it came before")
         self._used[nonce] = moment + 2 * WINDOW_SECONDS
 
-    def _note_app(self, key: PublicKey, scope: Any) -> None:
-        """Keep the operator's signature of the app that a run is started with."""
-        said = dict(scope["headers"]).get(APP_SIGNATURE.encode(), b"").decode("latin-1").split(" ")
-        if scope["path"] == START_RUN and len(said) == 3 and said[1].isdigit():
-            signed = json.dumps({"signature": said[2], "signed_at": int(said[1])})
-            # Flower's nodes ask for both: that apps can be signed here at all, and by whom this one is.
-            self._apps[said[0]] = {"valid_license": "Valid", name_of(key): signed}
+    def _keep_app_signature(self, key: PublicKey, scope: Any) -> None:
+        """Keep the operator's signature of the app that a run is started with, for Flower to hand on to devices."""
+        words = dict(scope["headers"]).get(APP_SIGNATURE.encode(), b"").decode("latin-1").split(" ")
+        if scope["path"] == START_RUN and len(words) == 3 and words[1].isdigit():
+            digest, moment, signature = words
+            signed = json.dumps({"signature": signature, "signed_at": int(moment)})
+            # Flower's SuperNodes ask for both: that apps can be signed here at all, and by whom this one is.
+            self._apps[digest] = {"valid_license": "Valid", name_of(key): signed}
+
+    async def _body(self, receive: Any) -> bytes:
+        """The whole content of a request."""
+        chunks: list[bytes] = []
+        while True:
+            event = await receive()
+            if event["type"] != "http.request":
+                raise OptionError("it broke off")
+            chunks.append(event.get("body", b""))
+            if sum(map(len, chunks)) > self._max_signed:
+                raise OptionError(f"it has more than {self._max_signed} bytes")
+            if not event.get("more_body", False):
+                return b"".join(chunks)
 
 
-class Enrolment:
-    """The keys of the enrolled devices as their requests carry them, read again when the folder changes."""
+class EnrolledKeys:
+    """The public keys of the enrolled devices, as their requests carry them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: EnrolmentFolder) -> None:
         self._folder = folder
-        self._stamp, self._keys = -1, frozenset[bytes]()
+        self._devices: Mapping[int, Enrolled] | None = None
+        self._keys = frozenset[bytes]()
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether a device is enrolled; none is where the folder cannot be read, for fear of one that was revoked."""
+        """Whether a device is enrolled; where the folder cannot be read none is, because one may have been revoked."""
         try:
-            stamp = self._folder.stat().st_mtime_ns
-        except OSError:
-            stamp = 0
-        if stamp != self._stamp or time.time() - stamp / 1e9 < SETTLED_SECONDS:
-            try:
-                self._keys = frozenset(
-                    base64.b64encode(pem_of(device.public_key)) for device in read_enrolled(self._folder).values()
-                )
-            except FedwidthError as error:
-                print(f"error: no device is let in: {error}", flush=True)
-                self._keys, stamp = frozenset(), -1  # and is looked at again, however soon it is mended
-            self._stamp = stamp
+            devices = self._folder.read()
+        except FedwidthError as error:
+            print(f"error: no device is let in: {error}", flush=True)
+            return False
+        if devices is not self._devices:
+            self._devices = devices
+            self._keys = frozenset(base64.b64encode(pem_of(device.public_key)) for device in devices.values())
         return key in self._keys
 
 
 def read_operators(path: Path) -> list[PublicKey]:
-    """The operators' public keys: a file with one OpenSSH line each; whoever is taken out of it is none any more."""
+    """The operators' public keys, from a file with one OpenSSH line for each; read for every request that is signed."""
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
         keys = [load_ssh_public_key(line.encode()) for line in lines]
@@ -199,7 +213,7 @@ def read_operators(path: Path) -> list[PublicKey]:
 
 
 def sign_apps_with(apps: Mapping[str, dict[str, str]]) -> None:
-    """Have Flower keep operators' signatures with the apps of runs, as it does for apps from its own store."""
+    """Have Flower store operators' signatures with the apps of runs, as it does for apps from its own store."""
     from flwr.superlink.servicer.control import control_handlers
 
     plain = control_handlers.Fab
@@ -214,16 +228,3 @@ async def _refuse(send: Any, status: int, why: str, **more: int) -> None:
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps({"detail": why, **more}).encode()})
-
-
-async def _body(receive: Any) -> bytes:
-    parts: list[bytes] = []
-    while True:
-        event = await receive()
-        if event["type"] != "http.request":
-            raise OptionError("it broke off")
-        parts.append(event.get("body", b""))
-        if sum(map(len, parts)) > MAX_SIGNED:
-            raise OptionError(f"it has more than {MAX_SIGNED} bytes")
-        if not event.get("more_body", False):
-            return b"".join(parts)

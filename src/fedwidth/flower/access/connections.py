@@ -1,9 +1,10 @@
-"""Connections that nobody has vouched for yet: few, and short.
+"""Limits the connections of strangers: those on which no request with a known sender has come yet.
 
-Between a connection and a request whose sender is known lie the TLS handshake and the headers, and whoever reaches the
-port can stop there. So such connections are counted from the moment they are accepted: beyond `most_each` of one
-address, or `most` in all, the oldest is closed to let the newest in, because a device is done with this within a
-fraction of a second and one that stalls is not. What lasts longer than `seconds` is closed too.
+Between a new connection and a request whose sender is known lie the TLS handshake and the headers, and whoever reaches
+the port can stop there. So strangers' connections are counted from the moment they are accepted. Beyond
+`max_per_address` of one address, or `max_strangers` in all, the oldest is closed to let the newest in: a device is done
+with handshake and headers within a fraction of a second, and a connection that stalls is not. One that lasts longer
+than `seconds` is closed, too.
 """
 
 from __future__ import annotations
@@ -15,55 +16,64 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-MOST, MAX_EACH, SECONDS = 1024, 256, 10.0
+MAX_STRANGERS, MAX_PER_ADDRESS, MAX_SECONDS = 1024, 256, 10.0
 SPARE_FILES = 256
-"""Descriptors kept for what is not a stranger: known devices, the database, the log."""
+"""File descriptors that are kept for everything but strangers: known devices, the database, the log."""
 
 Address = tuple[str, int]
+"""Host and port of the other end of a connection."""
 
 
 class Strangers:
-    """The connections that are not vouched for, oldest first."""
+    """Counts the connections of strangers and closes those that are too many or too slow."""
 
-    def __init__(self, *, most: int = MOST, most_each: int = MAX_EACH, seconds: float = SECONDS) -> None:
-        self.most, self.most_each, self.seconds = most, most_each, seconds
-        self._there: dict[Address, Connection] = {}
+    def __init__(
+        self,
+        *,
+        max_strangers: int = MAX_STRANGERS,
+        max_per_address: int = MAX_PER_ADDRESS,
+        seconds: float = MAX_SECONDS,
+    ) -> None:
+        self.max_strangers, self.max_per_address, self.seconds = max_strangers, max_per_address, seconds
+        self._strangers: dict[Address, Connection] = {}
+        """The connections of strangers, oldest first."""
         self._all: dict[Address, Connection] = {}
-        """Those that were vouched for included."""
+        """All connections, those of known devices included."""
         self._serving: set[Address] = set()
+        """The connections on which a request is being answered."""
 
     def __len__(self) -> int:
-        return len(self._there)
+        return len(self._strangers)
 
     def enter(self, connection: Connection) -> None:
         """Count a new connection, and close the oldest where that makes too many."""
         host = connection.address[0]
-        same = [address for address in self._there if address[0] == host]
-        if len(same) >= self.most_each:
-            self._there[same[0]].cut()
-        elif len(self._there) >= self.most:
-            self._there[next(iter(self._there))].cut()
-        self._there[connection.address] = self._all[connection.address] = connection
+        same = [address for address in self._strangers if address[0] == host]
+        if len(same) >= self.max_per_address:
+            self._strangers[same[0]].cut()
+        elif len(self._strangers) >= self.max_strangers:
+            self._strangers[next(iter(self._strangers))].cut()
+        self._strangers[connection.address] = self._all[connection.address] = connection
         self._watch(connection)
 
     def leave(self, connection: Connection) -> None:
         """Forget a connection that is closed."""
-        for connections in (self._there, self._all):
+        for connections in (self._strangers, self._all):
             if connections.get(connection.address) is connection:
                 del connections[connection.address]
 
     def cut(self, client: Any) -> None:
-        """End a connection, whoever's it is."""
+        """Close a connection, a stranger's or a known device's."""
         if (connection := self._all.get(_address(client))) is not None:
             connection.cut()
 
     def vouch_for(self, client: Any) -> None:
-        """From now on this connection is no stranger's."""
-        self._there.pop(_address(client), None)
+        """Take down that the sender of a connection's requests is known: it is no stranger's from now on."""
+        self._strangers.pop(_address(client), None)
 
     @contextmanager
     def serving(self, client: Any) -> Iterator[None]:
-        """While a request of this connection is answered its time does not run out: bodies have limits of their own."""
+        """Stop a connection's clock while one of its requests is answered: bodies have limits of their own."""
         address = _address(client)
         self._serving.add(address)
         try:
@@ -75,7 +85,7 @@ class Strangers:
         asyncio.get_running_loop().call_later(self.seconds, self._expire, connection)
 
     def _expire(self, connection: Connection) -> None:
-        if self._there.get(connection.address) is not connection:
+        if self._strangers.get(connection.address) is not connection:
             return
         if connection.address in self._serving:
             self._watch(connection)
@@ -84,15 +94,15 @@ class Strangers:
 
 
 class Listener(socket.socket):
-    """A listening socket whose connections are counted from their first moment, before TLS has begun.
+    """A listening socket that counts its connections from their first moment, before TLS has begun.
 
-    The event loop must be asyncio's own, which accepts by this method.
+    The event loop must be asyncio's own, which accepts connections by this class's `accept`.
     """
 
     strangers: Strangers
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection."""
+        """Accept the next connection, and count it."""
         plain, address = super().accept()
         connection = Connection(fileno=plain.detach())
         connection.address, connection.strangers = _address(address), self.strangers
@@ -101,25 +111,25 @@ class Listener(socket.socket):
 
 
 class Connection(socket.socket):
-    """One that says so when it is closed."""
+    """An accepted connection, which is no longer counted once it is closed."""
 
     address: Address
     strangers: Strangers
 
     def cut(self) -> None:
-        """End it whatever it is doing; the event loop notices and closes it."""
+        """End the connection whatever it is doing; the event loop notices and closes it."""
         self.strangers.leave(self)
         with suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection, and count it no longer."""
         self.strangers.leave(self)
         super().close()
 
 
 def listen(host: str, port: int, strangers: Strangers, *, backlog: int = 2048) -> Listener:
-    """A listening socket at this address; OSError where that is taken."""
+    """A listening socket at this address; `OSError` where the address is taken."""
     listener = Listener(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.strangers = strangers
     try:
@@ -133,18 +143,21 @@ def listen(host: str, port: int, strangers: Strangers, *, backlog: int = 2048) -
     return listener
 
 
-def make_room(most: int) -> int:
-    """Let this process open as many files as it may; how many of them strangers may hold, at most `most`."""
+def raise_file_limit(max_strangers: int) -> int:
+    """Let this process open as many files as the system allows.
+
+    Returns how many of them strangers may hold, at most `max_strangers`.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(soft, min(hard, 65536)) if hard != resource.RLIM_INFINITY else max(soft, 65536)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
-    return max(1, min(most, soft - SPARE_FILES, soft // 2))
+    return max(1, min(max_strangers, soft - SPARE_FILES, soft // 2))
 
 
 def _address(client: Any) -> Address:
-    """Host and port; IPv6 adds two more.
+    """The host and the port of an address; addresses of IPv6 have two parts more.
 
     >>> _address(("::1", 40000, 0, 0)), _address(None)
     (('::1', 40000), ('', 0))

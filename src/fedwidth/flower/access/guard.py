@@ -1,4 +1,4 @@
-"""What a stranger may send to Flower's SuperLink, where to, and for how long."""
+"""Limits what devices and strangers may send to Flower's SuperLink: where to, how much, and for how long."""
 
 from __future__ import annotations
 
@@ -10,75 +10,84 @@ from typing import Any
 
 from fedwidth.flower.access.connections import Strangers
 
-MAX_BYTES, MAX_REPLY = 16 << 20, 128 << 20
+MAX_BODY, MAX_REPLY = 16 << 20, 128 << 20
+"""Bytes of one request, and of all requests that make up one reply."""
 MIN_REPLY, TIMES_SENT = 1 << 20, 8
-"""A reply may have 1 MiB, and eight times what the node was sent: no method answers with as much."""
+"""A reply may have 1 MiB, and eight times what the node was sent: no method answers with so much."""
 MAX_ACTIVATION = 4096
-"""Bytes with which a node asks to be let in, its key among them."""
+"""Bytes of the request by which a node asks to be let in, its key among them."""
 BODY_SECONDS, BODY_RATE = 20.0, 8192
-"""A body has so many seconds, and one more for each so many bytes that came."""
+"""How long a body may take: so many seconds, and one more for each so many bytes that have come."""
 MAX_KEYS = 100_000
+"""Nodes whose uploads are counted; beyond that many, all counts begin anew."""
 KEY = b"flwr-public-key"
-"""The header in which a node says who it is; what it uploads counts once Flower has checked that."""
+"""The header in which a node sends its public key; what it uploads counts once Flower has checked its signature."""
 ACTIVATE = "/v1/fleet/activate-node"
+"""The path by which a node asks to be let in."""
 
 
 class Replies:
-    """How much each node has uploaded of its present reply, and how much it may."""
+    """Counts how much each node has uploaded of its present reply, and knows how much it may upload."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_reply: int) -> None:
+        self.max_reply = max_reply
         self._sent: dict[bytes, int] = {}
-        """Bytes that a node was sent since its last reply; unknown after a restart."""
+        """Bytes that each node was sent since its last reply; unknown after a restart."""
         self._allowed: dict[bytes, int] = {}
         self._uploaded: dict[bytes, int] = {}
 
     def allowed(self, key: bytes) -> int:
-        """Bytes that the node's present reply may have."""
-        return self._allowed.get(key, self.most)
+        """How many bytes the node's present reply may have."""
+        return self._allowed.get(key, self.max_reply)
 
     def takes(self, key: bytes, length: int) -> bool:
-        """Whether so many more may come."""
+        """Whether the node may upload so many bytes more."""
         return self._uploaded.get(key, 0) + length <= self.allowed(key)
 
     def sent(self, key: bytes, length: int) -> None:
-        """Add what a node was sent."""
+        """Count bytes that a node was sent."""
         self._sent[key] = self._sent.get(key, 0) + length
 
     def took(self, path: str, key: bytes, read: int) -> None:
-        """Add what Flower took; a new reply begins with its message."""
+        """Count bytes that Flower took from a node; its message begins a new reply."""
         for counts in (self._sent, self._allowed, self._uploaded):
             if len(counts) > MAX_KEYS:
                 counts.clear()
         if path == "/v1/fleet/push-messages":
             sent = self._sent.pop(key, None)
             self._uploaded[key] = 0
-            self._allowed[key] = self.most if sent is None else min(self.most, MIN_REPLY + TIMES_SENT * sent)
+            self._allowed[key] = self.max_reply if sent is None else min(self.max_reply, MIN_REPLY + TIMES_SENT * sent)
         elif path == "/v1/fleet/push-object":
             self._uploaded[key] = self._uploaded.get(key, 0) + read
 
 
 class Guard:
-    """ASGI middleware: what a stranger may send, and where to."""
+    """ASGI middleware in front of Flower's application, which refuses what goes beyond the limits of this file."""
 
     def __init__(
         self,
         app: Any,
         *,
-        most: int = MAX_BYTES,
-        most_reply: int = MAX_REPLY,
+        max_body: int = MAX_BODY,
+        max_reply: int = MAX_REPLY,
         local_control: bool = True,
         strangers: Strangers | None = None,
-        is_enrolled: Callable[[Any], bool] | None = None,
+        is_registered: Callable[[Any], bool] | None = None,
+        body_seconds: float = BODY_SECONDS,
+        body_rate: int = BODY_RATE,
     ) -> None:
-        """`is_enrolled` says from a request's headers whether a registered node signed them (None: all are let in)."""
-        self.app, self.most, self.local_control = app, most, local_control
+        """`is_registered` says from a request's headers whether a registered node signed it (None: all count as such).
+
+        With `local_control`, only processes of this machine may make requests that are not a node's.
+        """
+        self.app, self.max_body, self.local_control = app, max_body, local_control
         self.strangers = Strangers() if strangers is None else strangers
-        self.is_enrolled = is_enrolled
-        self.replies = Replies(most_reply)
+        self.is_registered = is_registered
+        self.replies = Replies(max_reply)
+        self.body_seconds, self.body_rate = body_seconds, body_rate
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuse, or pass on while counting."""
+        """Refuse a request, or pass it on to Flower and count its bytes."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -90,7 +99,7 @@ class Guard:
             await self._pass_on(scope, receive, send)
 
     async def _refusal(self, scope: Any) -> tuple[int, str] | None:
-        """Status and reason where the headers alone are enough to refuse a request."""
+        """The status and the reason by which a request is refused for its headers alone; None where it is not."""
         path, headers = scope["path"], dict(scope["headers"])
         is_node = path.startswith("/v1/fleet/")
         if self.local_control and not is_node and path != "/health" and not is_loopback(scope.get("client")):
@@ -100,10 +109,10 @@ class Guard:
         if sum(name == KEY for name, _ in scope["headers"]) > 1:
             return 400, "a request has one key"
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self.most:
-            return 413, f"a request may have {self.most} bytes"
-        if self.is_enrolled is not None:
-            if await asyncio.to_thread(self.is_enrolled, scope):
+        if not length.isdigit() or int(length) > self.max_body:
+            return 413, f"a request may have {self.max_body} bytes"
+        if self.is_registered is not None:
+            if await asyncio.to_thread(self.is_registered, scope):
                 self.strangers.vouch_for(scope.get("client"))
             elif path != ACTIVATE or int(length) > MAX_ACTIVATION:  # Flower says why it does not let a node in
                 return 401, "this node is not registered"
@@ -122,7 +131,7 @@ class Guard:
             nonlocal read, whole
             if whole:  # what comes next is the end of the connection, for which an answer may wait
                 return await receive()
-            left = begun + BODY_SECONDS + read / BODY_RATE - time.monotonic()
+            left = begun + self.body_seconds + read / self.body_rate - time.monotonic()
             try:
                 event = await asyncio.wait_for(receive(), max(left, 0.0))
             except TimeoutError:
@@ -130,7 +139,7 @@ class Guard:
                 return {"type": "http.disconnect"}
             read += len(event.get("body", b""))
             whole = not event.get("more_body", False)
-            if is_node and read > self.most:  # a body that did not say how long it is
+            if is_node and read > self.max_body:  # a body that did not say how long it is
                 return {"type": "http.disconnect"}
             return event
 

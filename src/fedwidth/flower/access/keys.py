@@ -1,4 +1,4 @@
-"""Certificates for TLS and keys, as files. Private ones can be read by their owner only."""
+"""Makes and reads certificates for TLS and keys, as files; only their owner can read the private ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.node.enrol import make_node_key, write_private
+from fedwidth.flower.node.device_key import make_node_key, write_private
 
 __all__ = [
     "hosts_of",
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def make_authority(folder: Path, *, days: int) -> tuple[PrivateKey, x509.Certificate]:
-    """A certificate authority of one's own: ca.key and ca.pem."""
+    """Make a certificate authority in a folder: ca.key and ca.pem."""
     key, name = _new_key(), _name("fedwidth deployment CA")
     certificate = (
         _builder(name, name, key.public_key(), days)
@@ -54,7 +54,7 @@ def make_authority(folder: Path, *, days: int) -> tuple[PrivateKey, x509.Certifi
 def make_server_certificate(
     folder: Path, authority: tuple[PrivateKey, x509.Certificate], hosts: Sequence[str], *, days: int
 ) -> None:
-    """server.key and server.pem, valid for these host names and addresses."""
+    """Make server.key and server.pem in a folder, valid for these host names and addresses."""
     signer, issuer = authority
     key = _new_key()
     certificate = (
@@ -71,7 +71,7 @@ def make_server_certificate(
 
 
 def make_operator_key(path: Path, remark: str = "operator") -> str:
-    """An operator's key pair as OpenSSH writes it (Ed25519): `path`, and the public line, which is also `path`.pub."""
+    """Make an operator's key pair as OpenSSH does (Ed25519): `path` and `path`.pub, whose line is returned."""
     key = Ed25519PrivateKey.generate()
     write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
@@ -81,7 +81,7 @@ def make_operator_key(path: Path, remark: str = "operator") -> str:
 
 
 def read_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
-    """The certificate authority that was made in a folder."""
+    """Read the certificate authority that was made in a folder."""
     try:
         key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
         certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
@@ -93,7 +93,7 @@ def read_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
 
 
 def hosts_of(certificate: x509.Certificate) -> set[str]:
-    """Names and addresses a certificate is valid for."""
+    """The host names and addresses that a certificate is valid for."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -1,6 +1,6 @@
-"""Whether a registered node signed a request, told from its headers alone.
+"""Tells from the headers of a request alone whether a registered node signed it.
 
-Flower asks the same once it has read the body, of up to 16 MiB; here nothing has been read yet.
+Flower checks the same only after it has read the body, of up to 16 MiB; here nothing has been read yet.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER  # noqa: E402
 from flwr.superlink.routers.fleet.node_auth import authenticate_node  # noqa: E402
 
 
-def enrolled_in(app: Any) -> Callable[[Any], bool] | None:
-    """The question, asked of an app's database; None where the app authenticates no nodes."""
+def registered_in(app: Any) -> Callable[[Any], bool] | None:
+    """A function that says whether a node in the app's database signed a request; None if it authenticates none."""
     if not app.state.enable_supernode_auth:
         return None
 
-    def is_enrolled(scope: Any) -> bool:
+    def is_registered(scope: Any) -> bool:
         request = Request({**scope, "state": {}})
         try:
             key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
@@ -35,4 +35,4 @@ def enrolled_in(app: Any) -> Callable[[Any], bool] | None:
             return False
         return app.state.linkstate_factory.state().get_node_id_by_public_key(key) is not None
 
-    return is_enrolled
+    return is_registered

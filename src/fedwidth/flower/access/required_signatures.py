@@ -1,4 +1,4 @@
-"""Has a SuperLink ask for proof, and hands its own processes the key with which they give it."""
+"""Has the SuperLink take signed requests only, and hands its own processes the key with which they sign theirs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedwidth.errors import OptionError
+from fedwidth.flower.access.authorisation import Authorisation, read_operators, sign_apps_with
 from fedwidth.flower.access.enrolment import read_enrolled
-from fedwidth.flower.access.operators import Operators, read_operators, sign_apps_with
 from fedwidth.flower.access.signing import RUNTIME_KEY, command
 
 PROCESSES = ("flower-superexec", "flwr-serverapp")
-"""What Flower starts on the server, by the name under which it looks for them in $PATH."""
+"""The processes that Flower starts on the server, by the names under which it looks for them in $PATH."""
 UNGUARDED = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
-"""With these, Flower would open ports beside the one that is guarded."""
+"""Switches with which Flower would open further ports, without a guard."""
 
 
-def require_proof(operators: Path, enrolled: Path) -> Callable[[Any], None]:
-    """What to call with Flower's application; from now on this process starts Flower's others with a key."""
+def require_signatures(operators: Path, enrolled: Path) -> Callable[[Any], None]:
+    """A function that adds the check of signatures to Flower's application.
+
+    From now on this process hands the Flower processes that it starts a key of their own.
+    """
     try:
         read_operators(operators)
         read_enrolled(enrolled)
@@ -38,18 +41,18 @@ def require_proof(operators: Path, enrolled: Path) -> Callable[[Any], None]:
     sign_apps_with(apps)
 
     def configure(app: Any) -> None:
-        app.add_middleware(Operators, operators=operators, enrolled=enrolled, runtime=key.public_key(), apps=apps)
+        app.add_middleware(Authorisation, operators=operators, enrolled=enrolled, runtime=key.public_key(), apps=apps)
 
     return configure
 
 
 def _commands() -> str:
-    """A folder with Flower's commands under their own names, as they sign their requests."""
-    place = Path(os.environ.get("FLWR_HOME") or tempfile.mkdtemp(prefix="fedwidth-")).absolute() / "commands"
-    place.mkdir(parents=True, exist_ok=True)
-    place.chmod(0o700)
+    """A folder with scripts under the names of Flower's commands, which run them with their requests signed."""
+    folder = Path(os.environ.get("FLWR_HOME") or tempfile.mkdtemp(prefix="fedwidth-")).absolute() / "commands"
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
     for name in PROCESSES:
-        path = place / name
+        path = folder / name
         path.write_text(f'#!/bin/sh\nexec {shlex.join(command(name))} "$@"\n')
         path.chmod(0o700)
-    return str(place)
+    return str(folder)

@@ -1,12 +1,13 @@
-"""Requests that are signed: `python -P signing.py COMMAND …` runs one of Flower's commands, its requests signed.
+"""Signs requests: `python -P signing.py COMMAND …` runs one of Flower's commands, and signs each of its requests.
 
     fedwidth-signature: TIME NONCE DIGEST SIGNATURE
 
-The signature (Ed25519) is over what is asked (method, path, query), the SHA-256 of the body, the time in milliseconds
-and a number that is used once. `flwr` signs what operators ask with the key that $FEDWIDTH_OPERATOR_KEY names, and the
-app that a run starts; Flower's processes on the server sign with a key of their own, which the server hands to them.
+The signature (Ed25519) is over method, path and query of the request, the SHA-256 of its body, the time in milliseconds
+and a number that is used once. `flwr` signs the requests of operators, and the app that a run starts, with the key that
+$FEDWIDTH_OPERATOR_KEY names. Flower's processes on the server sign with a key of their own, which the server hands to
+them.
 
-It is run as a file: importing fedwidth would bring PyTorch into processes that need none of it.
+This file is run by its path: importing fedwidth would bring PyTorch into processes that need none of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -29,21 +30,21 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 SIGNATURE, APP_SIGNATURE = "fedwidth-signature", "fedwidth-app-signature"
 OPERATOR_KEY, RUNTIME_KEY = "FEDWIDTH_OPERATOR_KEY", "FEDWIDTH_RUNTIME_KEY"
-"""Where a command finds its key: a file, and the key itself."""
+"""Environment variables in which a command finds its key: the name of a file, and the key itself."""
 CONTROL, RUNTIME = "/v1/control/", "/v1/runtime/"
-"""What operators ask, and what Flower's own processes on the server do."""
+"""How the paths of operators' requests begin, and those of Flower's own processes on the server."""
 START_RUN = CONTROL + "start-run"
 
 
 def text_of(method: str, target: str, digest: str, moment: str, nonce: str) -> bytes:
-    """What is signed; its first line keeps it from being taken for anything else that the key signs."""
+    """The text that is signed; by its first line it cannot be taken for anything else that the key signs."""
     return "\n".join(("fedwidth request 1", method, target, digest, moment, nonce)).encode()
 
 
-def sign(key: PrivateKey, method: str, target: str, body: bytes) -> str:
-    """The header of a request."""
+def sign(key: PrivateKey, method: str, target: str, body: bytes, *, clock: Callable[[], float] = time.time) -> str:
+    """The header that signs a request: time, number used once, digest and signature."""
     digest, nonce = hashlib.sha256(body).hexdigest(), secrets.token_hex(16)
-    moment = str(time.time_ns() // 1_000_000)
+    moment = str(int(1000 * clock()))
     signature = key.sign(text_of(method, target, digest, moment, nonce))
     return " ".join((moment, nonce, digest, base64.b64encode(signature).decode()))
 
@@ -58,23 +59,23 @@ def is_signed(key: PublicKey, signature: bytes, text: bytes) -> bool:
 
 
 def target_of(path: str, query: bytes) -> str:
-    """What a request is for, as it is signed."""
+    """Path and query of a request, as they are signed."""
     return path + (f"?{query.decode('latin-1')}" if query else "")
 
 
 def name_of(key: PublicKey) -> str:
-    """A short name for a public key, under which devices know it."""
+    """The short name under which devices know a public key."""
     raw = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
     return f"fpk_{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
 def public_line(key: PublicKey) -> str:
-    """A public key as OpenSSH writes it."""
+    """A public key as OpenSSH writes it, in one line."""
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
 def sign_app(key: PrivateKey, body: bytes) -> str:
-    """The signature of the app in a request to start a run, as Flower's nodes check it."""
+    """The signature of the app in a request that starts a run, in the form that Flower's SuperNodes check."""
     from flwr.proto.control_pb2 import StartRunRequest
     from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 
@@ -84,7 +85,7 @@ def sign_app(key: PrivateKey, body: bytes) -> str:
 
 
 def sign_requests(key: PrivateKey, prefix: str) -> None:
-    """Have every request of this process to a path below `prefix` signed."""
+    """Have this process sign every request whose path begins with `prefix`."""
     import httpx
 
     send = httpx.Client.send
@@ -100,13 +101,13 @@ def sign_requests(key: PrivateKey, prefix: str) -> None:
     httpx.Client.send = signed
 
 
-def command(name: str, *words: str) -> list[str]:
-    """The command line that runs one of Flower's commands with its requests signed."""
-    return [sys.executable, "-P", str(Path(__file__).absolute()), name, *words]
+def command(name: str, *arguments: str) -> list[str]:
+    """The command line that runs one of Flower's commands and signs its requests."""
+    return [sys.executable, "-P", str(Path(__file__).absolute()), name, *arguments]
 
 
 def read_key(path: Path) -> PrivateKey:
-    """An operator's private key, from an OpenSSH file."""
+    """Read an operator's private key from an OpenSSH file; `ValueError` says why it cannot be used."""
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -130,7 +131,7 @@ def key_of(name: str, environment: Mapping[str, str]) -> PrivateKey:
 
 
 def main() -> None:
-    """Run a command of Flower's, named first."""
+    """Run the Flower command that the first argument names, with the other arguments."""
     if len(sys.argv) < 2:
         raise SystemExit("error: give one of Flower's commands, such as flwr")
     name = sys.argv[1]

@@ -5,19 +5,19 @@
 The rest of the command line is `flower-superlink`'s own. Flower serves nodes, operators and apps on one port, and
 reads a request before it knows who sent it. The guard
 
-- refuses request bodies above `--most-bytes` (16 MiB; honest parts are 5 MiB) unread, with status 413;
-- refuses a request unread whose headers no registered node signed, asking to be let in excepted;
-- closes connections of strangers that are too many or too slow (`connections`, `--most-strangers`), and those whose
-  body stops coming;
-- refuses the parts of a reply beyond `--most-reply` bytes (128 MiB; set it to a little more than the model), or beyond
-  1 MiB and eight times what the node was sent, introductions included: Flower holds up to three times as much in
-  memory, and gigabytes in its database lock it for all nodes;
+- refuses a request with a body above `--most-bytes` unread, with status 413 (16 MiB; an honest node's have 5 MiB);
+- refuses a request unread if no registered node signed its headers, unless a node asks to be let in by it;
+- closes connections of strangers that are too many or too slow (`connections.py`, `--most-strangers`), and connections
+  on which a body stops coming;
+- refuses what a reply has beyond `--most-reply` bytes (128 MiB; set it to a little more than the model), or beyond 1
+  MiB and eight times what the node was sent, introductions included: Flower holds up to three times as much in memory,
+  and gigabytes in its database lock it for all nodes;
 - waits for a locked database longer than Flower's 5 seconds, after which SuperExec would give up for good and no run
   would start any more;
-- lets only this machine register nodes, start runs and fetch results (`--control any` lifts it).
+- lets only processes of this machine register nodes, start runs and fetch results (`--control any` lifts this).
 
-Behind the guard, `operators.py` asks for proof: operators and the server's own processes sign what they ask, and a
-device must be enrolled.
+Behind the guard, `authorisation.py` checks who asks: operators and the server's own processes sign their requests, and
+a device must be enrolled.
 
 SIGTERM ends it within seconds, whoever is connected. A second SuperLink on the same database is refused.
 """
@@ -39,34 +39,38 @@ from typing import Any
 
 from fedwidth.errors import OptionError
 from fedwidth.files import locked
-from fedwidth.flower.access.connections import MAX_EACH, MOST, Strangers, listen, make_room
-from fedwidth.flower.access.guard import MAX_BYTES, MAX_REPLY, Guard
-from fedwidth.flower.access.proof import require_proof
+from fedwidth.flower.access.connections import (
+    MAX_PER_ADDRESS,
+    MAX_STRANGERS,
+    Strangers,
+    listen,
+    raise_file_limit,
+)
+from fedwidth.flower.access.guard import MAX_BODY, MAX_REPLY, Guard
+from fedwidth.flower.access.required_signatures import require_signatures
 from fedwidth.flower.deployment.app_folder import ENROLLED, OPERATORS
 from fedwidth.flower.versions import check_flower
 
 LOCK_MILLISECONDS = "25000"
-"""Below the 30 seconds after which Flower's own clients give up."""
-
-
+"""How long a locked database is waited for: less than the 30 seconds after which Flower's own clients give up."""
 GRACE_SECONDS, APP_SECONDS, END_SECONDS = 3, 3.0, 12.0
-"""Once the server is asked to end: what answers get, what the apps it started get, and when it ends in any case."""
+"""Once the server is asked to end: how long requests have, how long its apps have, and when it ends in any case."""
 
 
 def server_with(strangers: Strangers) -> Callable[..., None]:
-    """What Flower calls as `uvicorn.run`, with connections counted and an end that comes."""
+    """A function in place of `uvicorn.run`, which Flower calls: it counts connections, and SIGTERM ends it in time."""
     import uvicorn
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            """Threads that answer someone who watches a run would be waited for without an end."""
+            """End the process in any case: it would wait for ever for threads that stream a run's log to somebody."""
             super().handle_exit(sig, frame)
             last = threading.Timer(END_SECONDS, os._exit, args=[128 + sig])
             last.daemon = True
             last.start()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            """A ServerApp that waits for the server that is gone would hold its run's folder for good."""
+            """End the ServerApps, too: waiting for a server that is gone, one would hold its run's folder for good."""
             apps = descendants(os.getpid())
             await super().shutdown(sockets)
             end(apps)
@@ -85,11 +89,11 @@ def server_with(strangers: Strangers) -> Callable[..., None]:
 
 
 def descendants(process: int) -> set[int]:
-    """The processes that one started, and those that they did, where the system says so."""
+    """The processes that a process has started, and those that these have started, where the system has /proc."""
     parents: dict[int, int] = {}
-    for place in Path("/proc").glob("[0-9]*/stat"):
+    for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
-            parents[int(place.parent.name)] = int(place.read_text().rsplit(")", 1)[1].split()[1])
+            parents[int(path.parent.name)] = int(path.read_text().rsplit(")", 1)[1].split()[1])
     found: set[int] = set()
     new = {process}
     while new := {child for child, parent in parents.items() if parent in new} - found:
@@ -98,7 +102,7 @@ def descendants(process: int) -> set[int]:
 
 
 def end(processes: set[int]) -> None:
-    """Ask the processes to end, and after a while make them."""
+    """Ask processes to end, and kill those that have not ended after a while."""
     for number, seconds in ((signal.SIGTERM, APP_SECONDS), (signal.SIGKILL, 0.0)):
         deadline = time.monotonic() + seconds
         for process in processes:
@@ -118,7 +122,7 @@ def _exists(process: int) -> bool:
 
 @contextmanager
 def alone(database: str) -> Iterator[None]:
-    """Hold the database's lock; it goes with the process, so none is left over."""
+    """Hold the lock of a database for as long as the block lasts; `OptionError` where another SuperLink holds it."""
     if not database or database.startswith(":"):
         yield
         return
@@ -133,14 +137,14 @@ def alone(database: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """Start the SuperLink with the guard in front."""
+    """Start the SuperLink behind the guard."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--most-bytes", type=int, default=MAX_BYTES)
+    parser.add_argument("--most-bytes", type=int, default=MAX_BODY)
     parser.add_argument("--most-reply", type=int, default=MAX_REPLY)
     parser.add_argument("--control", choices=("local", "any"), default="local")
     parser.add_argument("--operators", type=Path, default=Path(OPERATORS))
     parser.add_argument("--enrolled", type=Path, default=Path(ENROLLED))
-    parser.add_argument("--most-strangers", type=int, default=MOST)
+    parser.add_argument("--most-strangers", type=int, default=MAX_STRANGERS)
     parser.add_argument("--database", default="")
     own, rest = parser.parse_known_args()
     try:
@@ -152,30 +156,29 @@ def main() -> None:
 
 
 def serve(own: argparse.Namespace, rest: list[str]) -> None:
-    """Flower's SuperLink with the rest of the command line, behind the guard."""
+    """Run Flower's SuperLink with the rest of the command line, behind the guard."""
     import uvicorn
     from flwr.supercore import sql_mixin
     from flwr.superlink import extensions
     from flwr.superlink.cli import flower_superlink
 
-    from fedwidth.flower.access.known_nodes import enrolled_in
+    from fedwidth.flower.access.registered_nodes import registered_in
 
     configure = extensions.configure_app
-    most = make_room(own.most_strangers)
-    strangers = Strangers(most=most, most_each=min(MAX_EACH, max(1, most // 2)))
-
-    check_operators = require_proof(own.operators, own.enrolled)
+    most = raise_file_limit(own.most_strangers)
+    strangers = Strangers(max_strangers=most, max_per_address=min(MAX_PER_ADDRESS, max(1, most // 2)))
+    add_authorisation = require_signatures(own.operators, own.enrolled)
 
     def guarded(app: Any) -> None:
         configure(app)
-        check_operators(app)
+        add_authorisation(app)
         app.add_middleware(
             Guard,
-            most=own.most_bytes,
-            most_reply=own.most_reply,
+            max_body=own.most_bytes,
+            max_reply=own.most_reply,
             local_control=own.control == "local",
             strangers=strangers,
-            is_enrolled=enrolled_in(app),
+            is_registered=registered_in(app),
         )
 
     extensions.configure_app = guarded

@@ -1,1 +1,1 @@
-"""A deployment as a folder: made, checked, started, and its devices let in and out."""
+"""A deployment as a folder: written, checked and started, its devices enrolled and revoked."""

@@ -1,4 +1,4 @@
-"""Lets devices in and out of a deployment, one at a time, whether its server runs or not."""
+"""Enrols devices in a deployment and revokes them, one at a time, whether its server runs or not."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from fedwidth.errors import OptionError
 from fedwidth.files import write_whole
 from fedwidth.flower.access.enrolment import MAX_SAMPLES, Enrolled, read_enrolled, remove_enrolled, write_enrolled
 from fedwidth.flower.deployment.app_folder import ENROLLED, PACKAGE
-from fedwidth.flower.deployment.plan import Plan
+from fedwidth.flower.deployment.setup import Setup
 from fedwidth.flower.printable import printable
 
 REVOKED = "revoked.pub"
-"""Keys that were let in once and never will be again: whoever has such a device has its key."""
+"""The file of revoked keys, which stay out for ever: whoever has such a device has its key."""
 MAX_BYTES = 10_000
+"""How much of a public key's file is read."""
 
 
 class Revoked(OptionError):
-    """A key that was let in once, and stays out."""
+    """The key was enrolled once and then revoked, so it stays out."""
 
 
-def add(
+def enrol(
     folder: Path,
-    plan: Plan,
-    request: Path,
+    setup: Setup,
+    public_key: Path,
     *,
     client: int | None = None,
     max_capacity: float | None = None,
     max_samples: int | None = None,
 ) -> str:
-    """Enrol the device whose public key is in a file; what was done, in a line."""
+    """Enrol the device whose public key is in a file, or change what it may claim; returns a line about that."""
     from fedwidth.devices.capacity import parse_capacity
 
-    key, remark = read_request(request)
-    client = _client(remark, request) if client is None else client
+    key, remark = read_public_key(public_key)
+    client = _client_of(remark, public_key) if client is None else client
     clients = read_settings(folder / "app" / PACKAGE / "recipe.toml").main.data.clients
     if not 0 <= client < clients:
         raise OptionError(f"the recipe's clients are numbered 0 to {clients - 1}, and {client} is none of them")
-    place = folder / ENROLLED
-    there = read_enrolled(place)
+    there = read_enrolled(folder / ENROLLED)
     for other in there.values():
         if other.public_key == key and other.client != client:
-            raise OptionError(f"the key of {request} is enrolled already, as client {other.client}")
+            raise OptionError(f"the key of {public_key} is enrolled already, as client {other.client}")
     before = there.get(client)
     if before is not None and before.public_key != key:
         raise OptionError(f"client {client} is enrolled with another key; deploy revoke {folder} {client} first")
-    if key in revoked(place):
-        raise Revoked(f"the key of {request} was revoked; remove key and key.pub on the device, it makes others")
-    planned = plan.capacity_of(client)
+    if key in revoked(folder / ENROLLED):
+        raise Revoked(f"the key of {public_key} was revoked; remove key and key.pub on the device, it makes others")
+    planned = setup.capacity_of(client)
     usual = before or Enrolled(client, key, parse_capacity(planned) if planned else 1.0, MAX_SAMPLES)
     device = Enrolled(
         client,
@@ -63,36 +63,36 @@ def add(
     )
     if device == before:
         return f"client-{client} is enrolled already"
-    write_enrolled(place, device)
+    write_enrolled(folder / ENROLLED, device)
     limits = f"capacity at most {device.max_capacity:g}, samples at most {device.max_samples}"
     return f"client-{client} is enrolled: {limits}"
 
 
 def revoke(folder: Path, client: int) -> str:
-    """Let a device in no more; what was done, in a line."""
-    place = folder / ENROLLED
-    there = read_enrolled(place)
+    """Revoke a device, whose key stays out for ever; returns a line about that."""
+    enrolled = folder / ENROLLED
+    there = read_enrolled(enrolled)
     if client not in there:
         listed = ", ".join(map(str, there)) or "none"
         raise OptionError(f"client {client} is not enrolled; enrolled clients: {listed}")
-    # First the note, so that a crash between the two cannot let the key in again.
-    lines = [f"{key} {rest}".rstrip() for key, rest in revoked(place).items()]
+    # First the list of revoked keys, so that after a crash between the two the key cannot be enrolled again.
+    lines = [f"{key} {remark}".rstrip() for key, remark in revoked(enrolled).items()]
     lines.append(f"{there[client].public_key} client-{client} {time.strftime('%Y-%m-%d')}")
-    write_whole(place / REVOKED, "\n".join(lines) + "\n")
-    remove_enrolled(place, client)
+    write_whole(enrolled / REVOKED, "\n".join(lines) + "\n")
+    remove_enrolled(enrolled, client)
     return f"client-{client} is revoked: the server refuses its key from now on"
 
 
-def revoked(place: Path) -> dict[str, str]:
-    """Keys that were revoked, each with the remark about it."""
-    path = place / REVOKED
+def revoked(enrolled: Path) -> dict[str, str]:
+    """The keys that were revoked, each with a remark: which client it was, and when."""
+    path = enrolled / REVOKED
     lines = path.read_text().splitlines() if path.exists() else []
     words = [line.split(maxsplit=2) for line in lines if line.strip()]
-    return {" ".join(parts[:2]): " ".join(parts[2:]) for parts in words}
+    return {" ".join(line[:2]): " ".join(line[2:]) for line in words}
 
 
-def read_request(path: Path) -> tuple[str, str]:
-    """A device's public key and the remark in its file (`client-3`), checked: it comes from outside."""
+def read_public_key(path: Path) -> tuple[str, str]:
+    """Read a device's public key and the remark in its file (`client-3`), which come from outside and are checked."""
     try:
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES)
@@ -108,9 +108,9 @@ def read_request(path: Path) -> tuple[str, str]:
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode(), remark
 
 
-def _client(remark: str, request: Path) -> int:
-    """The client that a key says it is of."""
+def _client_of(remark: str, public_key: Path) -> int:
+    """The client that the remark in a public key's file names."""
     kind, _, number = remark.partition("-")
     if kind != "client" or not (number.isascii() and number.isdigit()) or len(number) > 9:
-        raise OptionError(f"{request} does not say which client it is of ({printable(remark)}); give --client N")
+        raise OptionError(f"{public_key} does not say which client it is of ({printable(remark)}); give --client N")
     return int(number)

@@ -1,4 +1,4 @@
-"""A complete deployment as a folder: app, certificates, one folder per node, and scripts with the exact commands."""
+"""Writes a deployment as a folder: app, certificates, a folder for each device, and scripts with the exact commands."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from string import Template
 
 from fedwidth.config.write import settings_toml
 from fedwidth.errors import OptionError
-from fedwidth.flower.deployment.plan import MARK, Plan, check_plan, listens, read_plan, with_port
+from fedwidth.flower.deployment.setup import FACTS, Setup, check_setup, listens, read_setup, with_port
 from fedwidth.settings import Settings
 
 LINK = "deployment"
+"""The name under which Flower's command line finds the server's address in its config.toml."""
 PACKAGE = "fedwidth_app"
+"""The Python package in the app folder."""
 OPERATORS, ENROLLED = "certificates/operators.pub", "enrolled"
-"""Who may command the server, and which devices are let in."""
+"""The operators who may command the server, and the folder of enrolled devices."""
 PRIVATE = ("certificates", "operator", "enrolled", "flower", "state", "nodes", "run")
 """Folders that nobody but their owner may look into."""
 SCRIPTS = ("superlink.sh", "register.sh", "run.sh", "flwr.sh")
-COPIED = ("device.py", "enrol.py", "reasons.py", "supernode.py", "trainer_process.py")
-"""What runs on a device before fedwidth is imported there."""
+"""The commands of a deployment, on the server's machine."""
+COPIED = ("device.py", "device_key.py", "reasons.py", "supernode.py", "trainer_process.py")
+"""The files of `node/` that are copied into a device's folder, because they run without importing fedwidth."""
 AUTHORITY_DAYS = 3650
 """How long an authority is valid at least: devices know it, and the server's certificate is renewed under it."""
 ENVIRONMENT = {
@@ -35,91 +38,94 @@ ENVIRONMENT = {
 
 
 def write_deployment(
-    folder: Path, plan: Plan, settings: Settings, *, authority: Path | None = None, overwrite: bool = False
+    folder: Path, setup: Setup, settings: Settings, *, authority: Path | None = None, overwrite: bool = False
 ) -> None:
-    """Write everything; refuses a folder with anything in it, and with `overwrite` one that is no deployment.
+    """Write a whole deployment; refuses a folder with anything in it, and with `overwrite` one that is no deployment.
 
-    `authority` is where the key that signs certificates is kept, or is already; none: a folder of its own in this one.
+    `authority` is the folder of the key that signs certificates, which is made where there is none; by default
+    `authority/` in the deployment.
     """
     from fedwidth.flower.access.keys import make_authority, make_operator_key, make_server_certificate, read_authority
 
-    check_plan(plan, settings)
+    check_setup(setup, settings)
     folder = folder.absolute()
     authority = (authority or folder / "authority").absolute()
     if authority == folder / "certificates":
         raise OptionError("the authority's key must not be beside the server's: give another folder than certificates")
     if (authority / "ca.key").exists():
         read_authority(authority)  # what cannot be used is seen before anything is removed
-    _make_room(folder, overwrite)
+    _clear(folder, overwrite)
     (folder / "app" / PACKAGE).mkdir(parents=True)
     for name in (*PRIVATE, authority):
         if not (folder / name).exists():
             (folder / name).mkdir(parents=True, mode=0o700)
             (folder / name).chmod(0o700)
     if not (authority / "ca.key").exists():
-        make_authority(authority, days=max(plan.days, AUTHORITY_DAYS))
+        make_authority(authority, days=max(setup.days, AUTHORITY_DAYS))
     shutil.copy(authority / "ca.pem", folder / "certificates" / "ca.pem")
-    make_server_certificate(folder / "certificates", read_authority(authority), plan.hosts, days=plan.days)
+    make_server_certificate(folder / "certificates", read_authority(authority), setup.hosts, days=setup.days)
     operator = make_operator_key(folder / "operator" / "key")
     (folder / OPERATORS).write_text(operator + "\n")
-    _write_app(folder, plan, settings)
-    values = values_of(folder, plan)
-    fill(folder / "flower" / "config.toml", "flower_config.toml", values)
-    fill(folder / "README.md", "README.md", values)
+    _write_app(folder, setup, settings)
+    values = template_values(folder, setup)
+    fill_template(folder / "flower" / "config.toml", "flower_config.toml", values)
+    fill_template(folder / "README.md", "README.md", values)
     for script in SCRIPTS:
-        fill(folder / script, script, values, executable=True)
-    for client in range(plan.nodes):
-        write_node(folder, plan, client)
-    (folder / MARK).write_text(json.dumps(asdict(plan), indent=2) + "\n")
+        fill_template(folder / script, script, values, executable=True)
+    for client in range(setup.nodes):
+        write_device(folder, setup, client)
+    (folder / FACTS).write_text(json.dumps(asdict(setup), indent=2) + "\n")
 
 
-def write_node(folder: Path, plan: Plan, client: int, capacity: str = "") -> Path:
-    """The folder that a device is given: how to reach the server and whom to trust. Its key it makes itself."""
+def write_device(folder: Path, setup: Setup, client: int, capacity: str = "") -> Path:
+    """Write the folder that a device is given: how to reach the server and whom to trust. It makes its key itself."""
     folder = folder.absolute()
-    place, here = folder / "nodes" / f"client-{client}", files("fedwidth.flower.node")
-    place.mkdir(parents=True)
-    place.chmod(0o700)
-    shutil.copy(folder / "certificates" / "ca.pem", place / "ca.pem")
+    device, here = folder / "nodes" / f"client-{client}", files("fedwidth.flower.node")
+    device.mkdir(parents=True)
+    device.chmod(0o700)
+    shutil.copy(folder / "certificates" / "ca.pem", device / "ca.pem")
     for name in COPIED:
-        (place / name).write_text(here.joinpath(name).read_text())
-    (place / "operators.yaml").write_text(trusted(folder / OPERATORS))
-    capacity = capacity or plan.capacity_of(client)
+        (device / name).write_text(here.joinpath(name).read_text())
+    (device / "operators.yaml").write_text(trusted_entities(folder / OPERATORS))
+    capacity = capacity or setup.capacity_of(client)
     stated = f' capacity="{capacity}"' if capacity else ""
-    own = {"client": str(client), "stated": stated, "own_port": str(plan.node_port + client)}
-    fill(place / "start.sh", "node.sh", values_of(folder, plan) | own, executable=True)
-    return place
+    own = {"client": str(client), "stated": stated, "own_port": str(setup.node_port + client)}
+    fill_template(device / "start.sh", "node.sh", template_values(folder, setup) | own, executable=True)
+    return device
 
 
-def trusted(operators: Path) -> str:
-    """The operators whose apps a device runs, as Flower's nodes read it (`--trusted-entities`)."""
-    from fedwidth.flower.access.operators import read_operators
+def trusted_entities(operators: Path) -> str:
+    """The operators whose apps a device runs, in the form that SuperNodes read (`--trusted-entities`)."""
+    from fedwidth.flower.access.authorisation import read_operators
     from fedwidth.flower.access.signing import name_of, public_line
 
     return "".join(f"{name_of(key)}: {public_line(key)}\n" for key in read_operators(operators))
 
 
-def _make_room(folder: Path, overwrite: bool) -> None:
+def _clear(folder: Path, overwrite: bool) -> None:
+    """Make sure that a deployment can be written to a folder; an earlier one is removed, but for its results."""
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; give a folder")
     if folder.is_dir() and any(folder.iterdir()):
         if not overwrite:
             raise OptionError(f"{folder} is not empty; give another folder, or --overwrite to make new keys in it")
-        if not (folder / MARK).exists():
+        if not (folder / FACTS).exists():
             raise OptionError(f"{folder} holds something else than a deployment; --overwrite does not touch it")
-        plan = read_plan(folder)
-        if listens(plan):
+        setup = read_setup(folder)
+        if listens(setup):
             raise OptionError(
-                f"something listens on port {plan.port}: stop the server before its deployment is overwritten"
+                f"something listens on port {setup.port}: stop the server before its deployment is overwritten"
             )
         for name in ("app", "authority", *PRIVATE):
             if name != "run":  # which holds results
                 shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _write_app(folder: Path, plan: Plan, settings: Settings) -> None:
+def _write_app(folder: Path, setup: Setup, settings: Settings) -> None:
+    """Write the app that Flower sends to every device."""
     package = folder / "app" / PACKAGE
     here, templates = files("fedwidth.flower.node"), files("fedwidth.flower.deployment") / "templates"
-    (package / "__init__.py").write_text('"""What Flower sends to every node."""\n')
+    (package / "__init__.py").write_text('"""The app that Flower sends to every device."""\n')
     (package / "client_app.py").write_text(here.joinpath("client_app.py").read_text())
     (package / "wire.py").write_text(here.joinpath("wire.py").read_text())
     (package / "server_app.py").write_text(templates.joinpath("server_app.py.txt").read_text())
@@ -128,23 +134,23 @@ def _write_app(folder: Path, plan: Plan, settings: Settings) -> None:
         "package": PACKAGE,
         "out": json.dumps(str(folder / "run")),
         "enrolled": json.dumps(str(folder / ENROLLED)),
-        "wait_for": str(min(settings.devices.per_round, plan.nodes)),
+        "wait_for": str(min(settings.devices.per_round, setup.nodes)),
     }
-    fill(folder / "app" / "pyproject.toml", "app.toml", values)
+    fill_template(folder / "app" / "pyproject.toml", "app.toml", values)
 
 
-def values_of(folder: Path, plan: Plan) -> dict[str, str]:
-    """What the templates are filled with."""
+def template_values(folder: Path, setup: Setup) -> dict[str, str]:
+    """The values with which templates are filled."""
     exports = "\n".join(f"export {name}={value}" for name, value in ENVIRONMENT.items())
     return {
         "folder": str(folder),
-        "server": with_port(plan.address, plan.port),
-        "near": with_port(plan.near, plan.port),
-        "port": str(plan.port),
-        "host": plan.host,
-        "nodes": str(plan.nodes),
-        "last": str(plan.nodes - 1),
-        "days": str(plan.days),
+        "server": with_port(setup.address, setup.port),
+        "local": with_port(setup.local_address, setup.port),
+        "port": str(setup.port),
+        "host": setup.listen_address,
+        "nodes": str(setup.nodes),
+        "last": str(setup.nodes - 1),
+        "days": str(setup.days),
         "link": LINK,
         "operators": OPERATORS,
         "enrolled_folder": ENROLLED,
@@ -153,14 +159,14 @@ def values_of(folder: Path, plan: Plan) -> dict[str, str]:
     }
 
 
-def fill(path: Path, template: str, values: Mapping[str, str], *, executable: bool = False) -> None:
-    """Write a file from its template."""
+def fill_template(path: Path, template: str, values: Mapping[str, str], *, executable: bool = False) -> None:
+    """Write a file from its template in `templates/`."""
     text = (files("fedwidth.flower.deployment") / "templates" / f"{template}.txt").read_text()
     path.write_text(Template(text).substitute(values))
     path.chmod(0o755 if executable else 0o644)
 
 
 def private_files(folder: Path) -> Sequence[Path]:
-    """Files that nobody but their owner may read."""
+    """The files that nobody but their owner may read."""
     keys = [folder / name for name in ("authority/ca.key", "certificates/server.key", "operator/key")]
     return [*keys, *sorted((folder / "nodes").glob("client-*/key"))]

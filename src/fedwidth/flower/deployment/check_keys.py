@@ -1,4 +1,4 @@
-"""What is wrong with a deployment's certificates and keys."""
+"""Checks a deployment's certificates and keys."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedwidth.errors import OptionError
+from fedwidth.flower.access.authorisation import read_operators
 from fedwidth.flower.access.enrolment import read_enrolled
 from fedwidth.flower.access.keys import hosts_of
-from fedwidth.flower.access.operators import read_operators
 from fedwidth.flower.access.signing import read_key
 from fedwidth.flower.deployment.app_folder import ENROLLED, OPERATORS
 from fedwidth.flower.deployment.findings import Finding, note, ok, wrong
-from fedwidth.flower.deployment.members import operator_key
-from fedwidth.flower.deployment.plan import Plan
+from fedwidth.flower.deployment.registration import operator_key
+from fedwidth.flower.deployment.setup import Setup
 
 SOON = timedelta(days=30)
-AGAIN = {
+"""How long before its end a certificate gets a note."""
+REMEDIES = {
     "server.pem": "make a new one with deploy renew",
     "ca.pem": "devices know no other, so make a new deployment with deploy init --overwrite",
 }
 CURVES = ("secp256r1", "secp384r1", "secp521r1")
 
 
-def check_certificates(folder: Path, plan: Plan) -> Iterator[Finding]:
-    """Who signed them, for whom and until when."""
-    place = folder / "certificates"
+def check_certificates(folder: Path, setup: Setup) -> Iterator[Finding]:
+    """Check who signed the certificates, for which hosts, and until when they are valid."""
+    certificates = folder / "certificates"
     loaded: dict[str, x509.Certificate] = {}
     for name in ("ca.pem", "server.pem"):
         try:
-            loaded[name] = x509.load_pem_x509_certificate((place / name).read_bytes())
+            loaded[name] = x509.load_pem_x509_certificate((certificates / name).read_bytes())
         except (OSError, ValueError) as error:
             yield wrong(f"certificates/{name} cannot be read: {error}")
     now = datetime.now(UTC)
     for name, certificate in loaded.items():
         end = certificate.not_valid_after_utc
         if now > end:
-            yield wrong(f"certificates/{name} expired on {end:%Y-%m-%d}; {AGAIN[name]}")
+            yield wrong(f"certificates/{name} expired on {end:%Y-%m-%d}; {REMEDIES[name]}")
         elif now < certificate.not_valid_before_utc:
             yield wrong(f"certificates/{name} is not valid yet: is this machine's clock right ({now:%Y-%m-%d %H:%M})?")
         elif end - now < SOON:
@@ -58,7 +59,7 @@ def check_certificates(folder: Path, plan: Plan) -> Iterator[Finding]:
         return
     server = loaded["server.pem"]
     hosts = hosts_of(server)
-    for host in dict.fromkeys([plan.address, plan.near]):
+    for host in dict.fromkeys([setup.address, setup.local_address]):
         if host not in hosts:
             yield wrong(f"the server's certificate is for {', '.join(sorted(hosts)) or 'no host'}, not for {host}")
     try:
@@ -66,22 +67,22 @@ def check_certificates(folder: Path, plan: Plan) -> Iterator[Finding]:
     except (InvalidSignature, ValueError, TypeError):
         yield wrong("certificates/server.pem was not signed by certificates/ca.pem")
     try:
-        key = load_pem_private_key((place / "server.key").read_bytes(), None)
+        key = load_pem_private_key((certificates / "server.key").read_bytes(), None)
         if _public(key) != server.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo):
             yield wrong("certificates/server.key does not belong to certificates/server.pem")
     except (OSError, ValueError, TypeError) as error:
         yield wrong(f"certificates/server.key cannot be read: {error}")
-    if (place / "ca.key").exists():
+    if (certificates / "ca.key").exists():
         yield wrong(
             "certificates/ca.key is beside the server's key: move it to where deploy renew --authority finds it"
         )
     for copy in sorted((folder / "nodes").glob("client-*/ca.pem")):
-        if copy.read_bytes() != (place / "ca.pem").read_bytes():
+        if copy.read_bytes() != (certificates / "ca.pem").read_bytes():
             yield wrong(f"{copy} is not the deployment's: that node will refuse the server")
 
 
 def check_operators(folder: Path) -> Iterator[Finding]:
-    """Who may command the server, and whether one of them can from here."""
+    """Check who may command the server, and whether the key of one of them is on this machine."""
     try:
         keys = read_operators(folder / OPERATORS)
     except OptionError as error:
@@ -99,16 +100,16 @@ def check_operators(folder: Path) -> Iterator[Finding]:
     yield ok(f"{path} may command the server") if mine in keys else wrong(f"{path} is not one of {OPERATORS}")
 
 
-def check_devices(folder: Path, plan: Plan) -> Iterator[Finding]:
-    """Which are enrolled, and whether the keys that are here are of a kind that Flower takes."""
+def check_devices(folder: Path, setup: Setup) -> Iterator[Finding]:
+    """Check which devices are enrolled, and whether the keys in the deployment are of a kind that Flower takes."""
     try:
-        enrolled = {device.public_key: client for client, device in read_enrolled(folder / ENROLLED).items()}
+        enrolled = {own.public_key: client for client, own in read_enrolled(folder / ENROLLED).items()}
     except OptionError as error:
         yield wrong(str(error))
         return
     seen: dict[str, str] = {}
-    for place in sorted((folder / "nodes").glob("client-*")):
-        path = place / "key"
+    for device in sorted((folder / "nodes").glob("client-*")):
+        path = device / "key"
         if not path.exists():
             continue
         try:
@@ -124,12 +125,12 @@ def check_devices(folder: Path, plan: Plan) -> Iterator[Finding]:
         if not written.exists() or written.read_text().split()[:2] != public.split():
             yield wrong(f"{written} is missing or does not belong to {path}")
         if public in seen:
-            yield wrong(f"{seen[public]} and {place.name} have the same key: only one of them can be connected")
-        elif f"client-{enrolled.get(public)}" not in (place.name, "client-None"):
-            yield wrong(f"the key of {place.name} is enrolled as client {enrolled[public]}")
-        seen[public] = place.name
-    told = f"{len(enrolled)} devices are enrolled, {plan.nodes} were planned"
-    yield ok(told) if len(enrolled) >= plan.nodes else note(f"{told}; deploy add lets them in, once they have keys")
+            yield wrong(f"{seen[public]} and {device.name} have the same key: only one of them can be connected")
+        elif f"client-{enrolled.get(public)}" not in (device.name, "client-None"):
+            yield wrong(f"the key of {device.name} is enrolled as client {enrolled[public]}")
+        seen[public] = device.name
+    told = f"{len(enrolled)} devices are enrolled, {setup.nodes} were planned"
+    yield ok(told) if len(enrolled) >= setup.nodes else note(f"{told}; deploy add lets them in, once they have keys")
 
 
 def _public(key: object) -> bytes:

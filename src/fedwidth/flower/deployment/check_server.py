@@ -1,4 +1,4 @@
-"""What is wrong with a deployment's server: whether it answers, as whom, and which nodes it knows."""
+"""Checks a deployment's server: whether it answers, with which certificate, and which devices it knows."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fedwidth.errors import OptionError
 from fedwidth.flower.access.enrolment import read_enrolled
 from fedwidth.flower.deployment.app_folder import ENROLLED
 from fedwidth.flower.deployment.findings import Finding, note, ok, wrong
-from fedwidth.flower.deployment.members import states
-from fedwidth.flower.deployment.plan import LOOPBACK, Plan, listens, with_port
+from fedwidth.flower.deployment.registration import statuses
+from fedwidth.flower.deployment.setup import LOOPBACK, Setup, listens, with_port
 
 
-def check_server(folder: Path, plan: Plan) -> Iterator[Finding]:
-    """Contact it as a node would."""
-    shown = with_port(plan.address, plan.port)
+def check_server(folder: Path, setup: Setup) -> Iterator[Finding]:
+    """Contact the server as a device would."""
+    shown = with_port(setup.address, setup.port)
     try:
         context = ssl.create_default_context(cafile=str(folder / "certificates" / "ca.pem"))
         with (
-            socket.create_connection((plan.address, plan.port), timeout=5) as plain,
-            context.wrap_socket(plain, server_hostname=plan.address),
+            socket.create_connection((setup.address, setup.port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=setup.address),
         ):
             pass
     except ConnectionRefusedError:
@@ -36,24 +36,24 @@ def check_server(folder: Path, plan: Plan) -> Iterator[Finding]:
         return
     except socket.gaierror as error:
         why = error.strerror or str(error)
-        yield wrong(f"no address is known for the name {plan.address} ({why}): is it right, and does DNS work here?")
+        yield wrong(f"no address is known for the name {setup.address} ({why}): is it right, and does DNS work here?")
         return
     except OSError as error:
         yield wrong(f"{shown} cannot be reached: {error.strerror or error}; is a firewall between?")
         return
     yield ok(f"the server at {shown} answers with the deployment's certificate")
-    if plan.address in LOOPBACK or listens(plan):
-        yield from _registered(folder, plan)
+    if setup.address in LOOPBACK or listens(setup):
+        yield from _registered(folder, setup)
 
 
-def _registered(folder: Path, plan: Plan) -> Iterator[Finding]:
-    """Which devices the server knows; only an operator may ask."""
+def _registered(folder: Path, setup: Setup) -> Iterator[Finding]:
+    """Compare the devices that the server knows with those that are enrolled; only an operator may ask it."""
     try:
-        enrolled, known = read_enrolled(folder / ENROLLED), states(folder, plan)
+        enrolled, known = read_enrolled(folder / ENROLLED), statuses(folder, setup)
     except OptionError as error:
         yield note(f"the server's list of devices could not be read: {error}")
         return
     if len(known) < len(enrolled):
         yield wrong(f"the server knows only {len(known)} of {len(enrolled)} enrolled devices; run ./register.sh")
     online = list(known.values()).count("online")
-    yield (ok if online >= plan.nodes else note)(f"{online} of {max(plan.nodes, len(enrolled))} nodes are online")
+    yield (ok if online >= setup.nodes else note)(f"{online} of {max(setup.nodes, len(enrolled))} nodes are online")

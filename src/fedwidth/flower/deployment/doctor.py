@@ -1,4 +1,4 @@
-"""What is wrong with a deployment, in clear lines: files, versions, recipe, certificates, keys, the server."""
+"""Examines a deployment and says in clear lines what is wrong: files, versions, recipe, certificates, keys, server."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ from fedwidth.flower.deployment.app_folder import (
 from fedwidth.flower.deployment.check_keys import check_certificates, check_devices, check_operators
 from fedwidth.flower.deployment.check_server import check_server
 from fedwidth.flower.deployment.findings import Finding, note, ok, wrong
-from fedwidth.flower.deployment.plan import Plan, read_plan
+from fedwidth.flower.deployment.setup import Setup, read_setup
 from fedwidth.flower.versions import FLOWERS
 from fedwidth.settings import Settings
 
 COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec")
+"""The commands of Flower's that the scripts need in PATH."""
 
 __all__ = ["Finding", "examine"]
 
 
 def examine(folder: Path, *, online: bool = True) -> list[Finding]:
-    """Everything that can be said about a deployment; `OptionError` where the folder is none."""
-    plan = read_plan(folder)
+    """Examine the deployment in a folder; `OptionError` where the folder holds none."""
+    setup = read_setup(folder)
     found = [
         *_files(folder),
-        *check_certificates(folder, plan),
+        *check_certificates(folder, setup),
         *check_operators(folder),
-        *check_devices(folder, plan),
+        *check_devices(folder, setup),
         *_versions(),
-        *_surroundings(plan),
-        *_recipe(folder, plan),
+        *_surroundings(setup),
+        *_recipe(folder, setup),
     ]
-    return found + list(check_server(folder, plan)) if online else found
+    return found + list(check_server(folder, setup)) if online else found
 
 
 def _files(folder: Path) -> Iterator[Finding]:
@@ -85,18 +86,18 @@ def _versions() -> Iterator[Finding]:
             yield wrong(f"the command {command} is not in PATH, which the scripts need{there}")
 
 
-def _surroundings(plan: Plan) -> Iterator[Finding]:
+def _surroundings(setup: Setup) -> Iterator[Finding]:
     for name, value in ENVIRONMENT.items():
         if os.environ.get(name, value) != value:
             yield note(f"{name} is {os.environ[name]} here; the scripts set it to {value}")
     bypass = os.environ.get("NO_PROXY", os.environ.get("no_proxy", ""))
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-        if os.environ.get(name) and plan.address not in bypass and bypass != "*":
-            yield note(f"{name} is set and NO_PROXY does not name {plan.address}: connections go through the proxy")
+        if os.environ.get(name) and setup.address not in bypass and bypass != "*":
+            yield note(f"{name} is set and NO_PROXY does not name {setup.address}: connections go through the proxy")
             return
 
 
-def _recipe(folder: Path, plan: Plan) -> Iterator[Finding]:
+def _recipe(folder: Path, setup: Setup) -> Iterator[Finding]:
     path = folder / "app" / PACKAGE / "recipe.toml"
     if not path.exists():
         return
@@ -107,12 +108,14 @@ def _recipe(folder: Path, plan: Plan) -> Iterator[Finding]:
         return
     yield ok(f"the recipe trains {settings.model.name} with {settings.method.name} for {settings.rounds} rounds")
     yield from _data(folder, settings)
-    if settings.devices.per_round > plan.nodes:
-        yield note(f"a round takes {settings.devices.per_round} clients, but there are {plan.nodes} nodes: all of them")
+    if settings.devices.per_round > setup.nodes:
+        yield note(
+            f"a round takes {settings.devices.per_round} clients, but there are {setup.nodes} nodes: all of them"
+        )
 
 
 def _data(folder: Path, settings: Settings) -> Iterator[Finding]:
-    """Whether this machine has what the recipe trains and tests with."""
+    """Check whether this machine has the data that the recipe trains and tests with."""
     try:
         own = tomllib.loads((folder / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]["load"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Lines of a diagnosis."""
+"""What an examination of a deployment finds, one line each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """One line; notes say what is so, wrongs what must change."""
+    """One line: something is in order (ok), need not be wrong (note), or must change (wrong)."""
 
     kind: Literal["ok", "note", "wrong"]
     text: str
@@ -18,15 +18,15 @@ class Finding:
 
 
 def ok(text: str) -> Finding:
-    """Something is in order."""
+    """A line about something that is in order."""
     return Finding("ok", text)
 
 
 def note(text: str) -> Finding:
-    """Something that need not be wrong."""
+    """A line about something that need not be wrong."""
     return Finding("note", text)
 
 
 def wrong(text: str) -> Finding:
-    """Something that must change."""
+    """A line about something that must change."""
     return Finding("wrong", text)

@@ -1,7 +1,7 @@
-"""Starts a run and says what became of it: `python -m fedwidth.flower.deployment.launch APP LINK …`.
+"""Starts a run, shows its log and says how it ended: `python -m fedwidth.flower.deployment.launch APP LINK …`.
 
-The rest of the command line is that of `flwr run`, whose output is passed on. Flower reports success whatever became of
-the run; this exits with 0 only if it finished, and else says why it did not in one line.
+The rest of the command line is that of `flwr run`, whose output is passed on. Flower exits with 0 however the run
+ended; this exits with 0 only if the run has finished, and else says in one line why it has not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -23,26 +23,37 @@ from fedwidth.config.read import read_settings
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.flower.access.signing import command
 from fedwidth.flower.deployment.app_folder import PACKAGE
+from fedwidth.flower.run_config import RunConfig
 from fedwidth.flower.versions import check_flower
 from fedwidth.run.checkpoint import rounds_done
 from fedwidth.run.folder import check_same
 
-GIVEN = re.compile(r"""[\w-]+\s*=\s*(?:"[^"]*"|'[^']*'|\S+)""")
+Command = Callable[..., list[str]]
+"""Gives the command line of `flwr` with these arguments."""
+SETTING = re.compile(r"""[\w-]+\s*=\s*(?:"[^"]*"|'[^']*'|\S+)""")
+"""A setting in the text of `--run-config`: key=value."""
 STARTED = re.compile(r"started run (\d+)")
+"""The line by which Flower gives the number of a run that it has started."""
 RAISED = "ServerApp failed with exception: "
-SETTLE_SECONDS = 10.0
-"""How long a run may take to be marked as finished once its log has ended."""
+"""How Flower begins its remark on a run whose ServerApp has failed."""
+OUTCOME_SECONDS = 10.0
+"""How long Flower may take to mark a run as finished once its log has ended."""
 INTERRUPTED = 130
-"""As shells report it."""
+"""The exit status of a command that was interrupted, as shells report it."""
 
 
-class Watch:
-    """`flwr run --stream`, passed on until it ends."""
+def signed_flwr(*arguments: str) -> list[str]:
+    """The command line of `flwr`, whose requests are signed with the operator's key."""
+    return command("flwr", *arguments)
 
-    def __init__(self, app: str, link: str, more: list[str]) -> None:
+
+class LogStream:
+    """The process `flwr run --stream`, which starts a run and prints its log, passed on until it ends."""
+
+    def __init__(self, flwr: Command, app: str, link: str, arguments: list[str]) -> None:
         self.interrupted = False
         self._process = subprocess.Popen(
-            command("flwr", "run", app, link, "--stream", *more),
+            flwr("run", app, link, "--stream", *arguments),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -50,13 +61,13 @@ class Watch:
         )
 
     def end(self, number: int, _frame: FrameType | None) -> None:
-        """On a signal: watching ends, the run does not."""
+        """Handle a signal: showing the log ends, the run does not."""
         self.interrupted = True
         if number == signal.SIGTERM:  # Ctrl-C reaches the process too
             self._process.terminate()
 
     def follow(self) -> tuple[str, int]:
-        """The run's number, empty where none was started, and the exit status."""
+        """Pass the log on to its end; returns the run's number, empty where none was started, and the exit status."""
         run = ""
         assert self._process.stdout is not None
         with self._process:
@@ -67,39 +78,55 @@ class Watch:
         return run, self._process.returncode
 
 
-def launch(app: str, link: str, more: list[str]) -> int:
-    """Start the run and watch it; 0 if it finished, now or before."""
-    if (said := finished(Path(app), more)) is not None:
+def launch(
+    app: str,
+    link: str,
+    arguments: list[str],
+    *,
+    flwr: Command = signed_flwr,
+    outcome_seconds: float = OUTCOME_SECONDS,
+) -> int:
+    """Start the run and show its log; returns the exit status, 0 if the run has finished, now or before.
+
+    `flwr` gives the command line by which Flower's command is called.
+    """
+    if (said := finished(Path(app), arguments)) is not None:
         print(said)
         return 0
-    watch = Watch(app, link, more)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, watch.end)
-    run, status = watch.follow()
-    if watch.interrupted:
+    stream = LogStream(flwr, app, link, arguments)
+    before = {number: signal.signal(number, stream.end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return _follow(stream, lambda run: outcome(run, link, flwr=flwr, seconds=outcome_seconds))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _follow(stream: LogStream, outcome_of: Callable[[str], tuple[str, str]]) -> int:
+    """Show a run's log to its end, and say how the run ended; returns the exit status."""
+    run, status = stream.follow()
+    if stream.interrupted:
         after = f"run {run} goes on; ./flwr.sh stop {run} ends it" if run else "it may not have been started"
         print(f"no longer watching: {after}", file=sys.stderr)
         return INTERRUPTED
     if not run:
         print("error: the run was not started: see above", file=sys.stderr)
         return status or 1
-    said = verdict(*outcome(run, link))
+    said = verdict(*outcome_of(run))
     if said is not None:
         print(f"error: {said}", file=sys.stderr)
     return int(said is not None)
 
 
-def finished(app: Path, more: Sequence[str]) -> str | None:
-    """What to say of a run that has had all its rounds already; None where there is something left to do."""
-    from fedwidth.flower.server import Deployment  # needs a Flower it was made for
-
+def finished(app: Path, arguments: Sequence[str]) -> str | None:
+    """A line about a run that has had all its rounds already; None where there is something left to do."""
     try:
         config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-        for text in (word for before, word in pairwise(more) if before in ("-c", "--run-config")):
-            config |= tomllib.loads("\n".join(found[0] for found in GIVEN.finditer(text)))
-        deployment = Deployment.of(config)
-        out = Path(deployment.out)
-        settings = deployment.with_defaults(read_settings(app / PACKAGE / "recipe.toml").main)
+        for text in (argument for before, argument in pairwise(arguments) if before in ("-c", "--run-config")):
+            config |= tomllib.loads("\n".join(found[0] for found in SETTING.finditer(text)))
+        run_config = RunConfig.of(config)
+        out = Path(run_config.out)
+        settings = run_config.with_defaults(read_settings(app / PACKAGE / "recipe.toml").main)
         if not (out / "summary.json").exists() or rounds_done(out) < settings.rounds:
             return None
         check_same(out, settings)
@@ -108,12 +135,11 @@ def finished(app: Path, more: Sequence[str]) -> str | None:
     return f"the run in {out} has finished: {settings.rounds} of {settings.rounds} rounds; see fedwidth report {out}"
 
 
-def outcome(run: str, link: str) -> tuple[str, str]:
-    """The status of a run and Flower's remarks on it; a run that is still going on is given a moment to end."""
-    deadline = time.monotonic() + SETTLE_SECONDS
+def outcome(run: str, link: str, *, flwr: Command, seconds: float) -> tuple[str, str]:
+    """The status of a run and Flower's remarks on it; a run that still goes on has so many seconds to end."""
+    deadline = time.monotonic() + seconds
     while True:
-        words = command("flwr", "list", link, "--run-id", run, "--format", "json")
-        done = subprocess.run(words, capture_output=True, text=True)
+        done = subprocess.run(flwr("list", link, "--run-id", run, "--format", "json"), capture_output=True, text=True)
         try:
             (found,) = json.loads(done.stdout)["runs"]
             status, details = str(found["status"]), str(found.get("status-details", ""))
@@ -125,7 +151,7 @@ def outcome(run: str, link: str) -> tuple[str, str]:
 
 
 def verdict(status: str, details: str) -> str | None:
-    """Why a run did not finish, in one line; None where it did.
+    """Why a run has not finished, in one line; None where it has.
 
     >>> verdict("finished:completed", "")
     >>> verdict("finished:failed", "ServerApp failed with exception: only 1 of 4 nodes came")

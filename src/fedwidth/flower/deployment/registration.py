@@ -1,4 +1,4 @@
-"""Which devices a running server knows, and how it learns of those that were enrolled or revoked."""
+"""Registers the enrolled devices with a running SuperLink, unregisters the revoked ones, and lists those it knows."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from fedwidth.errors import OptionError
 from fedwidth.flower.access.enrolment import pem_of, read_enrolled
 from fedwidth.flower.access.signing import OPERATOR_KEY, SIGNATURE, read_key, sign, target_of
 from fedwidth.flower.deployment.app_folder import ENROLLED
-from fedwidth.flower.deployment.plan import Plan, with_port
+from fedwidth.flower.deployment.setup import Setup, with_port
 from fedwidth.flower.printable import printable
 
 GONE = "unregistered"
+"""What Flower says of a node that it no longer knows."""
 
 
 def operator_key(folder: Path) -> Path:
-    """Where this deployment's operator keeps the key: as $FEDWIDTH_OPERATOR_KEY says, else in the folder."""
+    """The file of the operator's key: the one that $FEDWIDTH_OPERATOR_KEY names, else the one in the deployment."""
     return Path(os.environ.get(OPERATOR_KEY) or folder / "operator" / "key").expanduser()
 
 
-def states(folder: Path, plan: Plan) -> dict[int, str]:
-    """What the server says of each client that it knows: registered, online or offline."""
-    with _asking(folder, plan) as (server, messages):
+def statuses(folder: Path, setup: Setup) -> dict[int, str]:
+    """The status of each client that the server knows: registered, online or offline."""
+    with _control_client(folder, setup) as (server, messages):
         found = server.ListNodes(messages.ListNodesRequest()).nodes_info
     enrolled = {pem_of(device.public_key): client for client, device in read_enrolled(folder / ENROLLED).items()}
     return {
@@ -33,10 +34,10 @@ def states(folder: Path, plan: Plan) -> dict[int, str]:
     }
 
 
-def settle(folder: Path, plan: Plan) -> Iterator[str]:
-    """Tell the server of every device that is enrolled and of every one that is so no more; a line for each."""
+def synchronise(folder: Path, setup: Setup) -> Iterator[str]:
+    """Register with the server what is enrolled, and unregister what is not; yields a line for each such device."""
     wanted = {pem_of(device.public_key): client for client, device in read_enrolled(folder / ENROLLED).items()}
-    with _asking(folder, plan) as (server, messages):
+    with _control_client(folder, setup) as (server, messages):
         nodes = [n for n in server.ListNodes(messages.ListNodesRequest()).nodes_info if n.status != GONE]
         for node in nodes:
             if node.public_key not in wanted:
@@ -49,8 +50,8 @@ def settle(folder: Path, plan: Plan) -> Iterator[str]:
                 yield f"the server knows client-{client}"
 
 
-class _Signs:
-    """Signs requests as they are sent."""
+class _SigningInterceptor:
+    """Signs requests as Flower's client sends them."""
 
     def __init__(self, key: Path) -> None:
         try:
@@ -59,7 +60,7 @@ class _Signs:
             raise OptionError(str(error)) from None
 
     def intercept(self, context: Any, call_next: Any) -> Any:
-        """Flower's hook around a request."""
+        """Sign a request; Flower calls this around each."""
         request = context.request
         target = target_of(request.url.path, request.url.query)
         request.headers[SIGNATURE] = sign(self._key, request.method, target, request.read())
@@ -67,18 +68,21 @@ class _Signs:
 
 
 @contextmanager
-def _asking(folder: Path, plan: Plan) -> Iterator[tuple[Any, Any]]:
-    """A connection to the server as its operator, and the messages it takes."""
+def _control_client(folder: Path, setup: Setup) -> Iterator[tuple[Any, Any]]:
+    """Flower's client of the server's control API, as its operator, and the module with its messages."""
     import httpx
     from flwr.proto import control_pb2
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
     server = ControlHttpClient.from_server_address(
-        server_address=with_port(plan.near, plan.port),
+        server_address=with_port(setup.local_address, setup.port),
         insecure=False,
         root_certificates=(folder / "certificates" / "ca.pem").read_bytes(),
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI"), _Signs(operator_key(folder))],
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+            _SigningInterceptor(operator_key(folder)),
+        ],
     )
     try:
         yield server, control_pb2
@@ -87,6 +91,8 @@ def _asking(folder: Path, plan: Plan) -> Iterator[tuple[Any, Any]]:
             f"the server answered {error.response.status_code}: {printable(error.response.text)}"
         ) from None
     except httpx.HTTPError as error:
-        raise OptionError(f"the server at {with_port(plan.near, plan.port)} does not answer: {error}") from None
+        raise OptionError(
+            f"the server at {with_port(setup.local_address, setup.port)} does not answer: {error}"
+        ) from None
     finally:
         server.close()

@@ -1,4 +1,4 @@
-"""A new certificate for a deployment's server, under the authority that its devices know."""
+"""Makes a new certificate for a deployment's server, signed by the authority that its devices know."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from cryptography import x509
 
 from fedwidth.errors import OptionError
 from fedwidth.flower.access.keys import make_server_certificate, read_authority
-from fedwidth.flower.deployment.plan import Plan
+from fedwidth.flower.deployment.setup import Setup
 
 
-def renew_server(folder: Path, plan: Plan, authority: Path, *, days: int) -> datetime:
-    """Replace server.key and server.pem; until when the new one is valid."""
+def renew_server(folder: Path, setup: Setup, authority: Path, *, days: int) -> datetime:
+    """Replace server.key and server.pem; returns until when the new certificate is valid."""
     signer, certificate = read_authority(authority)
-    place = folder / "certificates"
-    if (place / "ca.pem").read_bytes() != (authority / "ca.pem").read_bytes():
+    certificates = folder / "certificates"
+    if (certificates / "ca.pem").read_bytes() != (authority / "ca.pem").read_bytes():
         raise OptionError(f"{authority} is another authority than the one that this deployment's devices know")
-    with tempfile.TemporaryDirectory(dir=place) as made:
-        make_server_certificate(Path(made), (signer, certificate), plan.hosts, days=days)
+    with tempfile.TemporaryDirectory(dir=certificates) as made:
+        make_server_certificate(Path(made), (signer, certificate), setup.hosts, days=days)
         new = x509.load_pem_x509_certificate(Path(made, "server.pem").read_bytes())
         if new.not_valid_after_utc > certificate.not_valid_after_utc:
             raise OptionError(
                 f"the authority is valid until {certificate.not_valid_after_utc:%Y-%m-%d} only: give fewer --days"
             )
         for name in ("server.key", "server.pem"):  # a server that is started between the two refuses the pair
-            os.replace(Path(made, name), place / name)
+            os.replace(Path(made, name), certificates / name)
     return new.not_valid_after_utc

@@ -1,1 +1,1 @@
-"""What runs on a device: the client app, the trainer that stays up, and what keeps both running."""
+"""What runs on a device: the ClientApp, the trainer that stays up, and what keeps trainer and SuperNode running."""

@@ -1,15 +1,16 @@
-"""The ClientApp: hands each task to the node's resident trainer, or trains in this process where there is none.
+"""The ClientApp: hands each task to the device's resident trainer, or trains in this process where there is none.
 
-Flower starts a new process for every message, so this file imports only flwr and the standard library; torch comes
-in with the first task that has to be trained here. It is copied into app folders, beside `wire.py` and `recipe.toml`.
+Flower starts a new process for every message, so this file imports only flwr and the standard library; torch is
+imported when a task has to be trained in this process. It is copied into app folders, beside `wire.py` and
+`recipe.toml`.
 
-A node is configured by `flower-supernode --node-config`:
+A device is configured by `flower-supernode --node-config`:
 
     client=3                 its number among the recipe's clients (needed)
-    capacity="1/4"           the width it trains; or what it can spend instead:
+    capacity="1/4"           the width that it trains; or what it can spend instead:
     memory=…  bytes=…  operations=…    bytes of memory, bytes a round down and up, multiply-adds a round
-    samples=…                how many it has, where only it knows (for `operations`)
-    trainer="/path/to.sock"  its resident trainer
+    samples=…                how many training samples it has, where only it knows (for `operations`)
+    trainer="/path/to.sock"  the socket of its resident trainer
     threads=4                threads to train with (1: the same bits as everywhere)
 """
 
@@ -29,23 +30,25 @@ from flwr.clientapp import ClientApp
 from .wire import Raw, pack, receive, send, unpack
 
 STYPE = "fedwidth.raw"
+"""What Flower is told about the form of our arrays: raw bytes."""
 WAIT_SECONDS = 20.0
-"""How long a trainer that is being started again is waited for."""
+"""How long to wait for a trainer that is being started again."""
 SHARE = 0.9
-"""Of the time a task has, for training: what is left is for saying that it was not enough."""
+"""The share of a task's time in which it must be trained; the rest is left to report that it was not enough."""
 WHY = ".why"
-"""Ends the name of the file beside the trainer's socket that says why the last one was ended."""
+"""The ending of the file beside the trainer's socket that says why the last trainer was ended."""
 STATED = ("client", "capacity", "memory", "bytes", "operations", "samples")
+"""The keys of the node config that are part of a node's introduction."""
 
 
 def client_app(recipe: str | None = None) -> ClientApp:
-    """The ClientApp of a recipe (TOML text; none: `recipe.toml` beside this file)."""
+    """The ClientApp of a recipe, given as TOML text; None: of the `recipe.toml` beside this file."""
     app = ClientApp()
     text = recipe if recipe is not None else _recipe_beside()
 
     @app.query()
     def introduce(message: Message, context: Context) -> Message:
-        """Say which client this is and what it can afford."""
+        """Answer which client this device is and what it can afford."""
         stated: dict[str, Any] = {name: context.node_config[name] for name in STATED if name in context.node_config}
         return Message(RecordDict({"node": ConfigRecord(stated)}), reply_to=message)
 
@@ -75,9 +78,9 @@ def client_app(recipe: str | None = None) -> ClientApp:
 def train_block(
     facts: Mapping[str, Any], tensors: Mapping[str, Raw], trainer: str
 ) -> tuple[dict[str, Any], dict[str, Raw]]:
-    """Ask the resident trainer at this socket; without one, train here.
+    """Have the resident trainer at a socket train a task; where there is no trainer, train in this process.
 
-    One that ends with the task unanswered, or does not answer in time, is an error: here the same would happen again.
+    A trainer that ends without an answer, or does not answer in time, is an error: the same would happen again here.
     """
     connection = _connect(trainer) if trainer else None
     if connection is None:
@@ -100,7 +103,7 @@ def train_block(
 
 
 def _connect(trainer: str) -> socket.socket | None:
-    """A connection to the trainer; None where there is none."""
+    """A connection to the trainer; None where there is no trainer."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         connection = socket.socket(socket.AF_UNIX)
@@ -116,7 +119,7 @@ def _connect(trainer: str) -> socket.socket | None:
 
 
 def _why_ended(trainer: str, since: float) -> str:
-    """What the device wrote down when it ended the trainer."""
+    """Why the trainer was ended, as `device.py` has written it down."""
     path = Path(trainer + WHY)
     for _ in range(20):
         if path.exists() and path.stat().st_mtime >= since - 1.0:
@@ -126,9 +129,9 @@ def _why_ended(trainer: str, since: float) -> str:
 
 
 def check_load(load: str, project: Path) -> None:
-    """Refuse a function that the app does not name: a run's settings are the server's word, the app is its operator's.
+    """Refuse to load data by a function that the signed app does not name.
 
-    `project` is the app's pyproject.toml, which is signed with it.
+    The server chooses a run's settings, but the operator has signed the app, with its pyproject.toml (`project`).
     """
     if not project.exists():
         return
@@ -145,6 +148,6 @@ def _recipe_beside() -> str:
 
 
 app = client_app()
-"""What the app folder's pyproject.toml names."""
+"""The ClientApp that the app folder's pyproject.toml names."""
 
 __all__ = ["app", "client_app", "train_block"]

@@ -1,11 +1,11 @@
-"""A device's trainer and its connection to the server: `python device.py …`, what `start.sh` calls.
+"""Keeps a device's SuperNode and its trainer running: `python device.py …`, which `start.sh` calls.
 
-The command line is that of `flower-supernode`. A connection that is lost is tried again, for ever; what trying again
-cannot heal (a key the server does not know, a certificate that has expired) ends it with the reason in one line. A
-SuperNode or a trainer that hangs is killed and started again. SIGTERM ends all of it within seconds.
+The command line is that of `flower-supernode`. A SuperNode that loses its connection is started again, for ever. Where
+that cannot help (a key that the server does not know, a certificate that has expired), the device ends with the reason
+in one line. A SuperNode or a trainer that hangs is killed and started again. SIGTERM ends both within seconds.
 
-Standard library only, and copied into the nodes' folders: importing fedwidth brings in PyTorch, and a device needs its
-memory for the trainer.
+This file is copied into the devices' folders and imports the standard library only: importing fedwidth would bring in
+PyTorch, and a device needs its memory for the trainer.
 """
 
 from __future__ import annotations
@@ -18,33 +18,38 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 
 if __package__:
-    from fedwidth.flower.node.reasons import distrust, is_refusal, reachable, why_final
+    from fedwidth.flower.node.reasons import is_reachable, is_refusal, why_distrusted, why_final
     from fedwidth.flower.node.trainer_process import TrainerProcess
-else:  # in a node's folder, where importing fedwidth would bring in PyTorch
-    from reasons import distrust, is_refusal, reachable, why_final  # type: ignore[import-not-found,no-redef]
+else:  # in a device's folder, where importing fedwidth would bring in PyTorch
+    from reasons import is_reachable, is_refusal, why_distrusted, why_final  # type: ignore[import-not-found,no-redef]
     from trainer_process import TrainerProcess  # type: ignore[import-not-found,no-redef]
 
 FLOWERS = ("1.41", "1.42")
-"""The minor versions of Flower whose words are read here, and with which deployments are tested."""
+"""The minor versions of Flower whose output is read here, and with which deployments are tested."""
 SOCKET = "trainer.sock"
+"""The socket at which the trainer listens, in the device's folder."""
 PAUSE_SECONDS = 10.0
+"""How long to wait before a SuperNode is started again."""
 SILENT_SECONDS = 90.0
-"""Three heartbeats of a SuperNode: one that has heard nothing for so long from a server that can be reached hangs."""
+"""Three heartbeats of a SuperNode: one that has had no answer for so long from a server that is reachable hangs."""
 END_SECONDS = 5.0
+"""How long processes that were asked to end have before they are killed."""
 PULSE = "FEDWIDTH_PULSE"
+"""The environment variable that names the pipe into which a SuperNode writes whenever the server has answered it."""
 REFUSED_SECONDS = 100.0
-"""The server refuses a node that was cut off for up to 60 seconds, in the same words as one it does not know."""
+"""How long refusals are borne: for up to 60 seconds the server also refuses a known device that was cut off."""
 
 
-def why_not_flower() -> str | None:
-    """Why deployments cannot use the Flower that is installed, or None where they can."""
+def why_not_flower(found: str | None = None) -> str | None:
+    """Why deployments cannot use this version of Flower, by default the one that is installed; None where they can."""
     try:
-        found = version("flwr")
+        found = found or version("flwr")
     except PackageNotFoundError:
         return "flwr is not installed; pip install 'fedwidth[flower]'"
     if f"{found}.".startswith(tuple(f"{flower}." for flower in FLOWERS)):
@@ -55,15 +60,18 @@ def why_not_flower() -> str | None:
     )
 
 
-class Node:
-    """One SuperNode, its output passed on."""
+class SuperNodeProcess:
+    """One SuperNode, whose output is passed on and whose answers from the server are noticed."""
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, arguments: list[str], silent_seconds: float = SILENT_SECONDS) -> None:
         self.connected = False
-        self.heard = time.monotonic()
+        """Whether the server has let it in."""
+        self.answered = time.monotonic()
         """When the server last answered it."""
+        self.silent_seconds = silent_seconds
         self._last: deque[str] = deque(maxlen=30)
-        command = [sys.executable, str(Path(__file__).with_name("supernode.py")), *words]
+        """The last lines of its output."""
+        command = [sys.executable, str(Path(__file__).with_name("supernode.py")), *arguments]
         pulse, theirs = os.pipe()
         self.process = subprocess.Popen(
             command,
@@ -74,22 +82,22 @@ class Node:
             env={**os.environ, PULSE: str(theirs)},
         )
         os.close(theirs)
-        # Processes it started hold the pipe open after its end, so that is not what is waited for.
+        # Processes that it started hold its output open after its end, so the end of output is not waited for.
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        threading.Thread(target=self._feel, args=[pulse], daemon=True).start()
+        threading.Thread(target=self._read_pulse, args=[pulse], daemon=True).start()
 
     def is_silent(self, superlink: str, authority: str) -> bool:
-        """Whether it hears nothing from a server that can be reached."""
-        if time.monotonic() - self.heard < SILENT_SECONDS:
+        """Whether it has had no answer for long, although the server is reachable."""
+        if time.monotonic() - self.answered < self.silent_seconds:
             return False
-        if reachable(superlink, authority):
+        if is_reachable(superlink, authority):
             return True
-        self.heard = time.monotonic()  # nobody could hear anything
+        self.answered = time.monotonic()  # nobody has had an answer
         return False
 
-    def last_words(self) -> str:
-        """What it said before it ended."""
+    def last_output(self) -> str:
+        """The last lines of its output."""
         self._reader.join(timeout=2.0)
         return "".join(self._last)
 
@@ -101,50 +109,63 @@ class Node:
                 self._last.append(line)
                 self.connected |= "SuperNode ID:" in line
 
-    def _feel(self, pulse: int) -> None:
+    def _read_pulse(self, pulse: int) -> None:
         with open(pulse, "rb", buffering=0) as beats:
             while beats.read(1024):
-                self.heard = time.monotonic()
+                self.answered = time.monotonic()
 
 
-def stay_connected(words: list[str], superlink: str, authority: str, trainer: TrainerProcess) -> str:
-    """Keep a SuperNode running until that cannot help; why it cannot."""
+def stay_connected(
+    arguments: list[str],
+    superlink: str,
+    authority: str,
+    trainer: TrainerProcess,
+    *,
+    start: Callable[[list[str]], SuperNodeProcess] = SuperNodeProcess,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Keep a SuperNode running for as long as that can help; returns why it cannot any more.
+
+    `start` starts a SuperNode with the arguments; `sleep` waits before the next is started.
+    """
     refused: float | None = None
     while True:
-        if (reason := distrust(superlink, authority)) is not None:
+        if (reason := why_distrusted(superlink, authority)) is not None:
             return reason
-        node = Node(words)
+        supernode = start(arguments)
         try:
-            while node.process.poll() is None and trainer.failed is None:
-                if node.is_silent(superlink, authority):
-                    print(f"the SuperNode heard nothing for {SILENT_SECONDS:.0f} s; it is started again", flush=True)
-                    node.process.kill()
-                    node.process.wait()
+            while supernode.process.poll() is None and trainer.failed is None:
+                if supernode.is_silent(superlink, authority):
+                    silent = supernode.silent_seconds
+                    print(f"the SuperNode heard nothing for {silent:.0f} s; it is started again", flush=True)
+                    supernode.process.kill()
+                    supernode.process.wait()
                 time.sleep(0.5)
         finally:
-            end(node.process)
+            end(supernode.process)
         if trainer.failed is not None:
             return trainer.failed
-        said = node.last_words()
-        if (reason := why_final(said)) is not None:
+        output = supernode.last_output()
+        if (reason := why_final(output)) is not None:
             return reason
-        if node.connected:
+        if supernode.connected:
             refused = None
-        elif is_refusal(said):
+        elif is_refusal(output):
             if refused is None:
                 print(f"the server does not let this device in; trying again for {REFUSED_SECONDS:.0f} s", flush=True)
-                refused = time.monotonic()
-            if time.monotonic() - refused > REFUSED_SECONDS:
+                refused = clock()
+            if clock() - refused > REFUSED_SECONDS:
                 return (
                     f"the server at {superlink} has refused this device for {REFUSED_SECONDS:.0f} s: its key is not"
                     " registered (./register.sh on the server), another device is connected with it, or this device's"
                     f" clock is wrong ({time.strftime('%Y-%m-%d %H:%M %Z')})"
                 )
-        time.sleep(PAUSE_SECONDS)
+        sleep(PAUSE_SECONDS)
 
 
 def end(*processes: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
-    """Ask the processes to end, and after a while make them."""
+    """Ask processes to end, and kill those that have not ended after a while."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
@@ -158,12 +179,12 @@ def end(*processes: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
 
 
 def main() -> None:
-    """Run until stopped."""
+    """Keep the device connected until it is stopped, or cannot be."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--superlink", required=True)
     parser.add_argument("--root-certificates", required=True)
-    words = sys.argv[1:]
-    known, _ = parser.parse_known_args(words)
+    arguments = sys.argv[1:]
+    known, _ = parser.parse_known_args(arguments)
     if (reason := why_not_flower()) is not None:
         raise SystemExit(f"error: {reason}")
 
@@ -176,9 +197,9 @@ def main() -> None:
         signal.signal(number, stop)
     os.environ["PYTHONUNBUFFERED"] = "1"
     trainer = TrainerProcess(SOCKET)
-    threading.Thread(target=trainer.keep, daemon=True).start()
+    threading.Thread(target=trainer.watch, daemon=True).start()
     try:
-        why = stay_connected(words, known.superlink, known.root_certificates, trainer)
+        why = stay_connected(arguments, known.superlink, known.root_certificates, trainer)
     finally:
         end(trainer.end())
     raise SystemExit(f"error: {why}")

@@ -1,7 +1,8 @@
-"""Makes a device's key on the device: `python enrol.py CLIENT`, what `start.sh` calls where there is none.
+"""Makes a device's key on the device: `python device_key.py CLIENT`, which `start.sh` calls where there is none.
 
-`key` never leaves the device; `key.pub` is what the server's operator is sent, who lets it in with `deploy add`.
-Copied into the nodes' folders, so it needs the standard library and cryptography only.
+The private half, `key`, never leaves the device. The public half, `key.pub`, is sent to the server's operator, who
+enrols the device by it (`deploy add`). This file is copied into the devices' folders, so it imports the standard
+library and cryptography only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 
 def make_node_key(path: Path, remark: str = "") -> None:
-    """A node's key pair as OpenSSH writes it: `path` and `path`.pub (ECDSA P-384, what Flower takes)."""
+    """Make a device's key pair as OpenSSH does: `path` and `path`.pub (ECDSA P-384, which Flower takes)."""
     key = generate_private_key(SECP384R1())
     write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
@@ -23,7 +24,7 @@ def make_node_key(path: Path, remark: str = "") -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, from its first moment on."""
+    """Write a file that only its owner can read, at every moment."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

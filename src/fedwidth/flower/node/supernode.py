@@ -1,9 +1,10 @@
-"""A SuperNode that comes back, or ends: `python supernode.py …`, what `device.py` starts. Copied into nodes' folders.
+"""Flower's SuperNode, which here either connects again or ends: `python supernode.py …`, which `device.py` starts.
 
-Flower's own gives up on any error that mentions SSL, as every connection does that a proxy cuts while the server behind
-it restarts. Then its main thread ends, and the thread of its HTTP server keeps the process alive: connected to nothing,
-for good. This one takes a cut connection for what it is and tries again; where its main thread ends, so does the
-process; and each answer of the server is a byte to whoever watches over it, by the descriptor in FEDWIDTH_PULSE.
+By itself a SuperNode gives up on every error that mentions SSL, and a proxy that cuts a connection while the server
+behind it restarts causes such an error. Then its main thread ends, but the thread of its HTTP server keeps the process
+alive, connected to nothing, for ever. Here a SuperNode whose connection was cut tries again; where its main thread
+ends, so does the process; and whenever the server has answered, it writes a byte into the pipe that FEDWIDTH_PULSE
+names, for `device.py`. This file is copied into the devices' folders.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from contextlib import suppress
 from typing import Any
 
 PULSE = "FEDWIDTH_PULSE"
+"""The environment variable that holds the number of the pipe's file descriptor."""
 
 
 def is_cut(error: Exception) -> bool:
-    """Whether a connection was lost, and not refused for its certificate.
+    """Whether an error means that a connection was lost, and not that the server's certificate was refused.
 
     >>> import httpx
     >>> is_cut(httpx.ReadError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol"))
@@ -31,42 +33,42 @@ def is_cut(error: Exception) -> bool:
 
 
 def try_again() -> None:
-    """Let SuperNodes of this process try again after a connection was cut."""
+    """Have the SuperNode of this process try again after its connection was cut."""
     from flwr.supernode import fleet_http_connection as connection
 
     make = connection.make_simple_http_retry_invoker
 
-    def patient() -> Any:
+    def make_patient() -> Any:
         invoker = make()
         gives_up = invoker.should_giveup
         invoker.should_giveup = lambda error: not is_cut(error) and gives_up(error)
         return invoker
 
-    connection.make_simple_http_retry_invoker = patient
+    connection.make_simple_http_retry_invoker = make_patient
 
 
-def beat(pulse: int) -> None:
-    """Write a byte whenever the server has answered."""
+def write_pulse(pulse: int) -> None:
+    """Have this process write a byte to a file descriptor whenever the server has answered."""
     import httpx
 
     send = httpx.Client.send
 
-    def heard(self: httpx.Client, *words: Any, **more: Any) -> httpx.Response:
-        response = send(self, *words, **more)
+    def send_and_write(self: httpx.Client, *arguments: Any, **options: Any) -> httpx.Response:
+        response = send(self, *arguments, **options)
         with suppress(OSError):
             os.write(pulse, b".")
         return response
 
-    httpx.Client.send = heard  # type: ignore[method-assign]
+    httpx.Client.send = send_and_write  # type: ignore[method-assign]
 
 
 def main() -> None:
-    """Run until the connection cannot be had."""
+    """Run the SuperNode until it cannot connect any more."""
     from flwr.supernode.cli import flower_supernode
 
     try_again()
     if PULSE in os.environ:
-        beat(int(os.environ.pop(PULSE)))
+        write_pulse(int(os.environ.pop(PULSE)))
     sys.argv[0] = "flower-supernode"
     status: Any = 1  # that it returns at all means that it has given up
     try:

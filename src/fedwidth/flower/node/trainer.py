@@ -1,9 +1,10 @@
-"""A trainer that stays up: `python -m fedwidth.flower.node.resident --socket PATH`.
+"""The resident trainer, a process that stays up: `python -m fedwidth.flower.node.trainer --socket PATH`.
 
 Flower starts a process for every message, and a process that imports torch, builds the model and loads the data takes
-seconds before it trains. This one does so once and answers blocks (`wire`) on a unix socket that only its owner can
-open. One task at a time, in the main thread: a device has one training to do. Meanwhile an empty block is answered at
-once, with what is wrong: nothing, or that the present task takes longer than it may.
+seconds before it trains. This process does all that once, and answers blocks of bytes (`wire.py`) on a Unix socket that
+only its owner can open. It trains one task at a time, in the main thread, because a device has one training to do.
+Meanwhile it answers an empty block at once with what is wrong: nothing, or that the present task takes longer than it
+may.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from fedwidth.errors import OptionError
 from fedwidth.flower.node.wire import Raw, pack, receive, send, unpack
 
 MAX_PATH = 100
-"""Of a unix socket, on every system."""
+"""Characters that the path of a Unix socket may have on every system."""
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket at this path, mode 0600; a left-over one is replaced, one in use is not."""
+    """A listening socket at this path, for its owner only; replaces a socket that is left over, but none in use."""
     if len(str(path)) > MAX_PATH:
         raise OptionError(f"the socket's path has {len(str(path))} characters, at most {MAX_PATH} are possible")
     if path.is_socket():
@@ -53,7 +54,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def answer(block: bytes) -> bytes:
-    """The block that answers a task's; what goes wrong is part of the answer, so that the node can say it."""
+    """Train the task of a block; returns the block of the answer, which holds the error where there was one."""
     from fedwidth.flower.node.training import train_here
 
     facts: Mapping[str, Any]
@@ -66,66 +67,69 @@ def answer(block: bytes) -> bytes:
 
 
 @dataclass
-class Work:
-    """The tasks that wait, and the one that is trained now."""
+class TaskQueue:
+    """The tasks that wait to be trained, and the deadline of the task that is trained now."""
 
     waiting: queue.Queue[tuple[socket.socket, bytes]] = field(default_factory=queue.Queue)
     deadline: float | None = None
+    """The moment by which the present task should have ended; None where there is no task."""
     seconds: float = 0.0
+    """How long the present task may take."""
 
     def begin(self, block: bytes) -> None:
-        """Note until when the task of this block may take."""
+        """Set the deadline of a block's task, which begins now."""
         with suppress(ValueError, KeyError, TypeError):
             self.seconds = float(unpack(block)[0]["seconds"])
             self.deadline = time.monotonic() + self.seconds
 
     def complaint(self) -> str:
-        """What is wrong, empty where nothing."""
+        """That the present task takes too long, in words; empty where it does not."""
         late = self.deadline is not None and time.monotonic() > self.deadline
         return f"its task has taken more than {self.seconds:g} seconds" if late else ""
 
 
 def serve(listener: socket.socket, parent: int | None = None) -> None:
-    """Answer one task after the other, until the process that started this one is gone."""
-    work, parent = Work(), parent or os.getppid()
-    threading.Thread(target=_welcome, args=[listener, work], daemon=True).start()
+    """Train one task after the other, until the process that started this one is gone."""
+    tasks, parent = TaskQueue(), parent or os.getppid()
+    threading.Thread(target=_accept, args=[listener, tasks], daemon=True).start()
     while os.getppid() == parent:
         try:
-            connection, block = work.waiting.get(timeout=2.0)
+            connection, block = tasks.waiting.get(timeout=2.0)
         except queue.Empty:
             continue
-        work.begin(block)
-        # A client process that is killed takes no answer.
+        tasks.begin(block)
+        # A ClientApp that was killed takes no answer.
         with connection, suppress(OSError):
             send(connection, answer(block))
-        work.deadline = None
+        tasks.deadline = None
 
 
-def _welcome(listener: socket.socket, work: Work) -> None:
+def _accept(listener: socket.socket, tasks: TaskQueue) -> None:
+    """Take in every connection, each in a thread of its own."""
     while True:
         try:
             connection, _ = listener.accept()
         except OSError:  # it is closed
             return
-        threading.Thread(target=_hear, args=[connection, work], daemon=True).start()
+        threading.Thread(target=_receive, args=[connection, tasks], daemon=True).start()
 
 
-def _hear(connection: socket.socket, work: Work) -> None:
-    """Take a task in, or answer the question whether all is well."""
+def _receive(connection: socket.socket, tasks: TaskQueue) -> None:
+    """Put a connection's task into the queue, or answer its question whether all is well."""
     try:
         block = receive(connection)
         if block:
-            work.waiting.put((connection, block))
+            tasks.waiting.put((connection, block))
             return
-        send(connection, work.complaint().encode())
-    except (OSError, EOFError, ValueError):  # a client process that is killed leaves half a block
+        send(connection, tasks.complaint().encode())
+    except (OSError, EOFError, ValueError):  # a ClientApp that was killed leaves half a block
         pass
     connection.close()
 
 
 def main() -> None:
-    """Run until ended."""
-    parser = argparse.ArgumentParser(prog="python -m fedwidth.flower.node.resident", description=__doc__)
+    """Listen and train until the process is ended."""
+    parser = argparse.ArgumentParser(prog="python -m fedwidth.flower.node.trainer", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="path of the unix socket")
     path: Path = parser.parse_args().socket
     parent = os.getppid()

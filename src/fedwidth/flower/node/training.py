@@ -1,4 +1,4 @@
-"""Training on a node: from a task's facts and arrays to the answer's."""
+"""Trains one task on a device: takes the facts and tensors of the task, returns those of the answer."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
 
 SENT, REPORT = "sent", "report"
-"""What the names of tensors begin with that travel beside a sub-model: `sent/NAME/TENSOR`."""
+"""How the names of tensors begin that travel beside a sub-model, down and up: `sent/NAME/TENSOR`."""
 
 Load = Callable[[Settings, int | None], Data]
-"""The data a client has (None: what the server tests with): `load = "package.module:function"`."""
+"""The function that `load = "package.module:function"` names: gives the data of a client, or for None the server's."""
 
 
 @dataclass(frozen=True, eq=False)
-class Own:
-    """Stands for a partition where data is the device's own: all of it is the client's, whatever its number."""
+class DevicePartition:
+    """Stands for a partition where a device has data of its own: whichever client it is, all of the data is its."""
 
     data: Data
     clients: int
@@ -47,20 +47,20 @@ class Own:
         return torch.arange(len(self.data.train))
 
     def size(self, client: int) -> int:
-        """How many samples that is."""
+        """How many training samples the client has."""
         del client
         return len(self.data.train)
 
     @cached_property
     def labels(self) -> Mapping[int, Tensor]:
-        """The labels there are, for every client."""
+        """The labels that occur in the data, the same for every client."""
         found = torch.unique(self.data.train.labels[:])
         known = found[found != IGNORE].long()
         return defaultdict(lambda: known)
 
 
 def train_here(facts: Mapping[str, Any], tensors: Mapping[str, Raw]) -> tuple[dict[str, Any], dict[str, Raw]]:
-    """Train one task; what the client app and the resident trainer call."""
+    """Train one task in this process; the ClientApp and the device's trainer call this."""
     # One thread unless the node asks for more: sums then have one order, as in every other engine.
     torch.set_num_threads(max(1, int(facts.get("threads", 1))))
     trainer = trainer_of(facts["recipe"], facts["load"], int(facts["client"]))
@@ -89,7 +89,7 @@ def _train(
         index = found if found.key == facts["index"] else index
     task = Task(int(facts["client"]), float(facts["capacity"]), index, 0)
     found = {name: tensor_of(raw) for name, raw in tensors.items()}
-    sent: dict[str, Mapping[str, Tensor] | float] = {**sorted_out(found, SENT)}
+    sent: dict[str, Mapping[str, Tensor] | float] = {**grouped(found, SENT)}
     sent |= dict(zip(facts.get("numbers", ()), facts.get("values", ()), strict=True))
     own = {name: tensor for name, tensor in found.items() if not name.startswith(f"{SENT}/")}
     trained = trainer.train(with_tied(own, trainer.plan.tied), task, int(facts["round"]), sent)
@@ -108,9 +108,9 @@ def _train(
 
 @lru_cache(maxsize=2)
 def trainer_of(recipe: str, load: str, client: int, *, light: bool = True) -> Trainer:
-    """The trainer of a recipe; kept, so that a resident process builds model, plan and data once.
+    """The trainer of a recipe, cached so that a process that stays up builds model, plan and data once.
 
-    `light` builds the global model without its values, as a device that can afford a sixteenth cannot hold it.
+    `light` builds the global model without its values: a device that can afford a sixteenth of it cannot hold it.
     """
     settings = read_settings(recipe).main
     data, partition = load_parts(settings, load, client)
@@ -124,7 +124,7 @@ def trainer_of(recipe: str, load: str, client: int, *, light: bool = True) -> Tr
 
 
 def _plan_light(settings: Settings, data: Data) -> tuple[nn.Module, Plan] | None:
-    """Model and plan on the meta device; None where the model cannot be built or traced there."""
+    """The model and its plan on PyTorch's meta device; None where the model cannot be built or traced there."""
     try:
         with torch.device("meta"):
             model = build_model(settings, data)
@@ -138,7 +138,7 @@ def _plan_light(settings: Settings, data: Data) -> tuple[nn.Module, Plan] | None
 
 
 def load_parts(settings: Settings, load: str, client: int | None) -> tuple[Data, Partition]:
-    """Data and partition: what the recipe names, or the data that `package.module:function` returns."""
+    """The data and its partition: those that the recipe names, or the data that `package.module:function` returns."""
     if not load:
         data = load_data(settings)
         return data, split_data(settings, data)
@@ -148,21 +148,21 @@ def load_parts(settings: Settings, load: str, client: int | None) -> tuple[Data,
     for name, wanted in known.items():
         if wanted:
             raise OptionError(f"{name} needs data that the recipe names, but load gives each device its own")
-    place, _, name = load.partition(":")
+    module, _, name = load.partition(":")
     try:
-        function: Load = getattr(import_module(place), name)
+        function: Load = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise OptionError(f"load is '{load}', which must be package.module:function ({error})") from None
     found = function(settings, client)
     if not isinstance(found, Data):
         raise OptionError(f"{load}(settings, client) must return Data, not a {type(found).__name__}")
-    return found, cast(Partition, Own(found, settings.data.clients))
+    return found, cast(Partition, DevicePartition(found, settings.data.clients))
 
 
-def sorted_out(tensors: Mapping[str, Tensor], kind: str) -> dict[str, dict[str, Tensor]]:
-    """What travels beside a sub-model, by name and tensor.
+def grouped(tensors: Mapping[str, Tensor], kind: str) -> dict[str, dict[str, Tensor]]:
+    """The tensors that travel beside a sub-model, by what they are and by the sub-model's tensor they belong to.
 
-    >>> sorted_out({"sent/control/a": torch.zeros(1), "a": torch.ones(1)}, SENT)
+    >>> grouped({"sent/control/a": torch.zeros(1), "a": torch.ones(1)}, SENT)
     {'control': {'a': tensor([0.])}}
     """
     found: dict[str, dict[str, Tensor]] = {}
@@ -184,7 +184,7 @@ def raw_of(tensor: Tensor) -> Raw:
 
 
 def tensor_of(raw: Raw) -> Tensor:
-    """The tensor of (dtype, shape, bytes), which must fit each other."""
+    """The tensor with this dtype, shape and bytes, which must fit each other."""
     dtype, shape, data = raw
     kind: torch.dtype = getattr(torch, dtype)
     if not data:
@@ -193,5 +193,5 @@ def tensor_of(raw: Raw) -> Tensor:
 
 
 def with_tied(tensors: dict[str, Tensor], tied: Mapping[str, str]) -> dict[str, Tensor]:
-    """The tensors with the names that share one, which were sent once."""
+    """The tensors under all of their names: tied ones, which are sent once, under each name that shares them."""
     return tensors | {name: tensors[first] for name, first in tied.items() if first in tensors}

@@ -1,4 +1,4 @@
-"""Tensors and facts as one block of bytes, and such blocks over a socket. Standard library only.
+"""Packs tensors and facts into one block of bytes, and sends such blocks over a socket. Standard library only.
 
 The block is a safetensors file: 8 bytes of header length, a JSON header, the tensors' bytes. Facts are JSON in its
 metadata. On the socket 8 bytes of length (little-endian) come first. This file is copied into app folders.
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Raw = tuple[str, tuple[int, ...], bytes]
-"""A tensor as (dtype, shape, its bytes in row order, little-endian)."""
+"""A tensor as its dtype, its shape and its bytes (in row order, little-endian)."""
 
 CODES = {
     "float64": "F64",
@@ -27,13 +27,14 @@ CODES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+"""The dtypes that can be sent, with their names in safetensors files."""
 NAMES = {code: name for name, code in CODES.items()}
 MAX_BYTES = 1 << 36
-"""A longer block is refused: nothing a device trains is 64 GiB."""
+"""Size beyond which a block is refused: nothing that a device trains has 64 GiB."""
 
 
 def item_size(dtype: str) -> int:
-    """Bytes of one element.
+    """How many bytes one element of this dtype has.
 
     >>> item_size("bfloat16"), item_size("bool")
     (2, 1)
@@ -43,7 +44,7 @@ def item_size(dtype: str) -> int:
 
 
 def pack(facts: Mapping[str, Any], tensors: Mapping[str, Raw]) -> bytes:
-    """One block.
+    """Pack facts and tensors into a block.
 
     >>> unpack(pack({"round": 1}, {"w": ("float32", (1,), bytes(4))}))
     ({'round': 1}, {'w': ('float32', (1,), b'\\x00\\x00\\x00\\x00')})
@@ -59,7 +60,7 @@ def pack(facts: Mapping[str, Any], tensors: Mapping[str, Raw]) -> bytes:
 
 
 def unpack(block: bytes) -> tuple[dict[str, Any], dict[str, Raw]]:
-    """The facts and tensors of a block; ValueError where it is not one."""
+    """Unpack the facts and tensors of a block; `ValueError` where it is damaged."""
     length = int.from_bytes(block[:8], "little")
     if len(block) < 8 + length:
         raise ValueError("the block ends within its header")
@@ -83,7 +84,7 @@ def send(connection: socket.socket, block: bytes) -> None:
 
 
 def receive(connection: socket.socket) -> bytes:
-    """Read one block; EOFError where the other side hung up."""
+    """Read one block; `EOFError` where the other side has hung up."""
     length = int.from_bytes(_read(connection, 8), "little")
     if length > MAX_BYTES:
         raise ValueError(f"a block of {length} bytes is refused")
@@ -91,10 +92,10 @@ def receive(connection: socket.socket) -> bytes:
 
 
 def _read(connection: socket.socket, length: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < length:
-        part = connection.recv(min(length - len(parts), 1 << 20))
-        if not part:
+    received = bytearray()
+    while len(received) < length:
+        more = connection.recv(min(length - len(received), 1 << 20))
+        if not more:
             raise EOFError("the connection was closed")
-        parts += part
-    return bytes(parts)
+        received += more
+    return bytes(received)
