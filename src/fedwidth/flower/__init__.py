@@ -2,8 +2,8 @@
 
 Nothing here imports flwr until it is used; it comes with `pip install 'fedwidth[flower]'`. Flower's own words are used:
 the SuperLink is the server that devices connect to; a SuperNode is Flower's process on a device, and a node is what the
-SuperLink calls it; the ServerApp and the ClientApp are a run's code on the server and on a device. Each device is one of
-the recipe's clients. Read in this order:
+SuperLink calls it; the ServerApp and the ClientApp are a run's code on the server and on a device. Each device is one
+of the recipe's clients. Read in this order:
 
 server       the ServerApp: the same experiment as `fedwidth run`, with the run config of a deployment (run_config)
 engine       trains a round's tasks on nodes: the same arithmetic as every other engine
