@@ -1,10 +1,14 @@
-"""A Grid without network: the real ClientApp, called in this process. For tests and for trying things out."""
+"""A Grid without network: the real ClientApp, called in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import uuid4
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
