@@ -1,0 +1,107 @@
+"""FedHM: a weak device trains the layers of the model as products of two factors of low rank (Yao et al. 2021).
+
+A device of capacity c has the factor f = 1/c. At f = 1 it trains the model itself. Otherwise every inner layer is
+decomposed, W = U V, with rank r = max(1, round(outputs / f)); a convolution becomes a 1 x k and a k x 1 one. Clients
+minimise
+
+    loss + decay / 2 |U V|^2        the norm of products: weight decay of the settings leaves factors alone
+
+and the server multiplies what comes back and averages products, not factors:
+
+    W = sum over i of w_i U_i V_i,   w_i alike, or by the softmax of -f_i / temperature
+
+If nobody in the round held the whole model, the server's own joins as one more client with f = 1: otherwise all that
+is not of low rank would be gone.
+
+FedBRB and the thesis cite another system of this name (Park and Ko 2023) but describe this one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedwidth.core.aggregation import CohortSum, finalise
+from fedwidth.core.factors import SEPARABLE, Factors, hidden_layers, matrix_shape, product_norm
+from fedwidth.core.index import Index
+from fedwidth.methods.closing import Closing
+from fedwidth.methods.definition import Method, Moment
+from fedwidth.methods.local import ClientPass, Local
+from fedwidth.methods.options import Option, choice, is_number
+from fedwidth.plan.plan import Plan
+
+
+def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index | Factors:
+    """The factors of every inner layer that become smaller by it; the whole model where none does."""
+    del counts
+    components = {}
+    for weight in hidden_layers(plan)[int(at.options["keep_first"]) :]:
+        groups, rows, columns = matrix_shape(plan, weight, SEPARABLE)
+        outputs = plan.shapes[weight][0] // groups
+        if at.options["rank"] == "factor":
+            rank = max(1, round(outputs * at.capacity))
+        else:
+            rank = max(1, math.floor(at.capacity**2 * rows * columns / (rows + columns)))
+        if at.capacity < 1 and rank * (rows + columns) < rows * columns:
+            components[weight] = tuple(range(rank))
+    return Factors(plan, SEPARABLE, components) if components else Index.whole(plan)
+
+
+def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The plain loss and the norm of products."""
+    plain = client.loss(client.logits(inputs), targets)
+    return plain + client.options["decay"] / 2 * product_norm(client.module)
+
+
+def close(closing: Closing) -> dict[str, Tensor]:
+    """The mean of products, each client weighed by its factor too where that is asked for."""
+    temperature = closing.options["temperature"]
+    by_rank = closing.options["weights"] == "rank"
+    factors = {task.cohort: 1 / task.capacity for task in closing.tasks}
+
+    def scale(factor: float) -> float:
+        return math.exp((1 - factor) / temperature) if by_rank else 1.0  # a factor common to all cancels
+
+    def scaled(cohort: CohortSum, factor: float) -> CohortSum:
+        weights = {name: weight * scale(factor) for name, weight in cohort.weight.items()}
+        return CohortSum.of(cohort.index, cohort.mean, weights, cohort.clients)
+
+    sums = [scaled(cohort, factor) for cohort, factor in zip(closing.sums, factors.values(), strict=True)]
+    if all(factor > 1 for factor in factors.values()):
+        clients = sum(cohort.clients for cohort in closing.sums)
+        plain = (max(float(weight_of(w)) for w in cohort.weight.values()) for cohort in closing.sums)
+        own = sum(plain) / clients  # what a client of the round weighs on average
+        state = {name: tensor for name, tensor in closing.state.items() if name not in closing.plan.tied}
+        weights = dict.fromkeys(state, own * scale(1.0))
+        sums.append(CohortSum.of(Index.whole(closing.plan), state, weights, 1))
+    return finalise(closing.state, sums, closing.plan)
+
+
+def weight_of(weight: float | Tensor) -> float:
+    """A weight that may differ from row to row, as the largest."""
+    return float(weight.max()) if isinstance(weight, Tensor) else weight
+
+
+METHOD = Method(
+    name="fedhm",
+    title="FedHM",
+    paper="Yao et al. 2021",
+    equation="Eq. 3 to 6",
+    choose=choose,
+    options={
+        "rank": choice("factor", "parameters", help="rank = outputs * capacity, or capacity^2 of a layer's weights"),
+        "keep_first": Option(
+            0, "a whole number of at least 0", lambda v: type(v) is int and v >= 0, "inner layers that stay whole"
+        ),
+        "decay": Option(1e-4, "a number of at least 0", is_number, "weight decay of products of factors"),
+        "weights": choice("equal", "rank", help="what clients weigh: alike, or by the softmax of -1/capacity"),
+        "temperature": Option(1.0, "a number above 0", lambda v: is_number(v) and v > 0, "of that softmax"),
+    },
+    slices=False,
+    shared=lambda _: True,
+    nested=lambda _: True,
+    local=Local(loss=loss),
+    close=close,
+)
