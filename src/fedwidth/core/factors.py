@@ -227,18 +227,23 @@ class FactoredLayer(nn.Module):
 
     def __init__(self, layer: nn.Module, reading: str, rows: int, rank: int, columns: int) -> None:
         super().__init__()
-        weight = layer.weight
+        weight, bias = layer.weight, layer.bias
         assert isinstance(weight, nn.Parameter)
+        assert bias is None or isinstance(bias, nn.Parameter)
         groups = getattr(layer, "groups", 1)
         self.up = _unregularised(weight.new_empty(groups, rows, rank), weight.requires_grad)
         self.down = _unregularised(weight.new_empty(groups, rank, columns), weight.requires_grad)
-        self.bias = layer.bias
+        self.bias = bias
         self.reading, self.shape, self.groups = reading, tuple(weight.shape), groups
-        self.stride, self.dilation = getattr(layer, "stride", ()), getattr(layer, "dilation", ())
-        self.padding, self.pads, self.mode = getattr(layer, "padding", ()), (), "constant"
-        if isinstance(self.padding, str) or getattr(layer, "padding_mode", "zeros") != "zeros":
-            self.pads = tuple(layer._reversed_padding_repeated_twice)
-            self.mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        convolution: Any = layer
+        self.stride: Shape = getattr(convolution, "stride", ())
+        self.dilation: Shape = getattr(convolution, "dilation", ())
+        self.padding: Any = getattr(convolution, "padding", ())
+        self.pads: Shape = ()
+        self.mode = "constant"
+        if isinstance(self.padding, str) or getattr(convolution, "padding_mode", "zeros") != "zeros":
+            self.pads = tuple(convolution._reversed_padding_repeated_twice)
+            self.mode = "constant" if convolution.padding_mode == "zeros" else convolution.padding_mode
             self.padding = (0,) * len(self.stride)
 
     @property

@@ -52,7 +52,7 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index | Factors
 def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
     """The plain loss and the norm of products."""
     plain = client.loss(client.logits(inputs), targets)
-    return plain + client.options["decay"] / 2 * product_norm(client.module)
+    return plain.add(product_norm(client.network()), alpha=client.options["decay"] / 2)
 
 
 def close(closing: Closing) -> dict[str, Tensor]:

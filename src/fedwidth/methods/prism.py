@@ -112,11 +112,14 @@ METHOD = Method(
     equation="Algorithm 1",
     choose=choose,
     options={
-        "size": choice("components", "parameters", help="capacity of a layer's components, or capacity^2 of its weights"),
+        "size": choice("components", "parameters", help="capacity of the components, or capacity^2 of the weights"),
         "draw": choice("power", "softmax", "uniform", "top", help="odds of a component by its singular value"),
         "kappa": Option(2.5, "a number of at least 0", is_number, "the power of singular values"),
         "warmup": Option(
-            0, "a whole number of at least 0", lambda v: type(v) is int and v >= 0, "first rounds with the top components"
+            0,
+            "a whole number of at least 0",
+            lambda v: type(v) is int and v >= 0,
+            "rounds with the top components first",
         ),
         "decay": Option(1e-4, "a number of at least 0", is_number, "weight decay of products of factors"),
     },

@@ -12,6 +12,7 @@ from fedwidth.plan import axis as finished
 from fedwidth.plan.attributes import Attribute
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units
 from fedwidth.plan.formulas import Formula, Held, Length, replace
+from fedwidth.plan.layers import plain_layers
 from fedwidth.plan.naming import name_groups
 from fedwidth.plan.node import LEAF, PRODUCT, Node, find
 from fedwidth.plan.passes import Passed
@@ -60,6 +61,7 @@ class Finish:
                 Coupling(self.names[r.whole], r.factor, self.names[r.part]) for r in self.solution.relations
             ),
             label_axes=self.label_axes(recording, passes[0].outputs),
+            layers=plain_layers(self.model, self.tied),
             unknown_operators=dict(recording.unknown),
             looks_at_values=recording.looked,
             training_passes=len(passes) - 1,

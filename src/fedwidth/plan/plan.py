@@ -65,6 +65,9 @@ class Plan:
     couplings: tuple[Coupling, ...] = ()
     label_axes: tuple[tuple[str, int], ...] = ()
     """(tensor, dimension) pairs that run over the model's output classes."""
+    layers: Mapping[str, int] = field(default_factory=dict)
+    """The weights of plain linear and convolution layers, in the model's order, and how many groups each has: another
+    layer that computes the same may take such a layer's place."""
     unknown_operators: Mapping[str, int] = field(default_factory=dict)
     """Operators without a rule: how often each was met. What they touched is frozen."""
     looks_at_values: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,19 +13,20 @@ from torch import nn
 
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.schema import build
-from fedwidth.core.cost import Cost, cost_at, count_parameters
+from fedwidth.core.cost import Cost
 from fedwidth.core.narrow import narrow
+from fedwidth.core.part import Part
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, load
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import build_model
-from fedwidth.methods import Method, method
+from fedwidth.methods import Beginning, Method, method
 from fedwidth.plan import Plan, trace
 from fedwidth.report.runs import Run
 from fedwidth.run.checkpoint import NAME
 from fedwidth.settings import Settings
 
-Built = tuple[nn.Module, Plan, torch.Tensor, dict[tuple[int, ...], Cost]]
+Built = tuple[nn.Module, Plan, torch.Tensor, dict[Hashable, Cost]]
 
 
 @dataclass(frozen=True)
@@ -36,27 +38,25 @@ class Rebuilt:
     model: nn.Module
     plan: Plan
     example: torch.Tensor
-    costs: dict[tuple[int, ...], Cost]
+    costs: dict[Hashable, Cost]
     """Costs found so far of the model's sub-models; runs with one model share them."""
 
     def narrows(self, capacity: float) -> bool:
         """True where the method gives a client of this capacity less than the whole model."""
-        counts = self._counts(capacity)
-        return any(counts[name] < group.size for name, group in self.plan.groups.items())
+        return not self._part(capacity).is_whole
 
     def cost(self, capacity: float) -> Cost:
         """What the sub-model of this capacity costs."""
-        counts = self._counts(capacity)
-        size = tuple(counts.values())
-        if size not in self.costs:
-            full = count_parameters(self.plan, {})
-            self.costs[size] = cost_at(self.model, self.plan, self.example, counts, capacity=capacity, full=full)
-        return self.costs[size]
+        part = self._part(capacity)
+        if part.size not in self.costs:
+            self.costs[part.size] = part.cost(self.model, self.plan, self.example, capacity=capacity)
+        return self.costs[part.size]
 
-    def _counts(self, capacity: float) -> dict[str, int]:
-        """How many units of each group a client of this capacity holds; which ones may depend on the trained state."""
-        counts: dict[str, int] = self.method.select(self.plan, capacity=capacity, state=state_of(self.model)).counts
-        return counts
+    def _part(self, capacity: float) -> Part:
+        """What a client of this capacity holds, as far as size goes; which units may depend on the trained state."""
+        memory = self.method.first_memory(Beginning(state_of(self.model), self.plan, options=self.method.values))
+        part: Part = self.method.select(self.plan, capacity=capacity, state=state_of(self.model), memory=memory)
+        return part
 
 
 class ModelRebuilder:

@@ -130,7 +130,8 @@ class Trainer:
     def _weights(self, pass_: ModulePass, sent: Mapping[str, State | float], rate: float) -> Weights:
         """The sub-model in the skeleton, as the step takes it."""
         values = [parameter.detach() for parameter in pass_.parameters]
-        weights = Weights(values, [None] * len(values), rate=rate, learning_rate=rate)
+        alone = (number for number, each in enumerate(pass_.parameters) if not getattr(each, "decays", True))
+        weights = Weights(values, [None] * len(values), rate=rate, learning_rate=rate, undecayed=frozenset(alone))
         weights.moments(self.settings.training)
         if self.rule.keeps_start:
             weights.start = [value.clone() for value in values]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedwidth.data import IGNORE
@@ -44,6 +44,10 @@ class Pass:
     def narrower(self, width: float, inputs: Tensor) -> Tensor:
         """Only clients that train one at a time have narrower sub-models."""
         raise NotImplementedError("a rule whose loss asks for narrower sub-models must not be called steady")
+
+    def network(self) -> nn.Module:
+        """Only clients that train one at a time have a module of their own."""
+        raise NotImplementedError("a rule whose loss looks at the client's module must not be called steady")
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Only clients that train one at a time draw."""

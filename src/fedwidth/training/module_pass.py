@@ -45,6 +45,10 @@ class ModulePass(Pass):
         found = list(trained), list(trained.values())
         return cls(module, absent, mask, options, capacity, trainer, module, task, round, *found)
 
+    def network(self) -> nn.Module:
+        """The module the client trains."""
+        return self.module
+
     def generator(self, purpose: str) -> np.random.Generator:
         """Randomness of this client, round and purpose alone; it goes on from step to step."""
         if purpose not in self._generators:

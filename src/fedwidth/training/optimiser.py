@@ -37,13 +37,17 @@ def optimise(weights: Weights, used: list[int], settings: TrainingSettings) -> N
     values, changes, scratch = own(weights.values), own(weights.gradients), own(weights.scratch)
     rate, decay = weights.rate, settings.weight_decay
     if decay:
-        held = values if weights.trainable is None else _times(values, weights.trainable, scratch)
+        decayed, moved = values, changes
+        if weights.undecayed:
+            kept = [place for place, number in enumerate(used) if number not in weights.undecayed]
+            decayed, moved = [values[place] for place in kept], [changes[place] for place in kept]
+        held = decayed if weights.trainable is None else _times(decayed, weights.trainable, scratch)
         if settings.optimiser == "adamw" and not isinstance(rate, Tensor):
-            _apply("mul_", values, 1 - rate * decay)
+            _apply("mul_", decayed, 1 - rate * decay)
         elif settings.optimiser == "adamw":
-            _apply("sub_", values, _times(held, rate * decay, scratch))
+            _apply("sub_", decayed, _times(held, rate * decay, scratch))
         else:
-            _apply("add_", changes, held, alpha=decay)
+            _apply("add_", moved, held, alpha=decay)
     first, second = own(weights.first), own(weights.second)
     if settings.optimiser == "sgd":
         if settings.momentum:

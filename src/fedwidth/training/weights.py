@@ -53,6 +53,8 @@ class Weights:
     trainable: Tensor | None = None
     """In a vector: 0 for buffers and for parameters the loss does not depend on, which weight decay must not move. None
     where there are none."""
+    undecayed: frozenset[int] = frozenset()
+    """Numbers of the tensors that weight decay leaves alone."""
     elements: Tensor | None = None
     """In a vector, where a rule needs it: 1 for the elements of trained parameters, 0 for buffers and for the gaps
     between tensors."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedwidth.errors import OptionError
 
@@ -75,6 +75,9 @@ class ClientPass(Protocol):
 
     def narrower(self, width: float, inputs: Tensor) -> Tensor:
         """The output of a narrower sub-model inside the client's own; gradients reach the client's weights."""
+
+    def network(self) -> nn.Module:
+        """The client's own module, for losses that look at its weights."""
 
     def generator(self, purpose: str) -> np.random.Generator:
         """A random generator for this client, round and purpose alone; it goes on from step to step."""
