@@ -7,7 +7,7 @@ module, on PyTorch's meta device where the model allows it (no arithmetic is don
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
@@ -124,8 +124,7 @@ def cost_at(
     parameters = count_parameters(plan, counts)
     inputs = at_least_two(example_inputs)
     try:
-        on_meta = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, inputs)
-        macs, operations, activation_bytes = measure(skeleton(model, plan, counts).to("meta"), on_meta)
+        macs, operations, activation_bytes = measure(skeleton(model, plan, counts).to("meta"), _on_meta(inputs))
     except Exception:  # a model that looks at its values cannot run without them
         index = Index.of_units(plan, {name: range(count) for name, count in counts.items()})
         macs, operations, activation_bytes = measure(narrow(model, plan, index), inputs)
@@ -138,6 +137,27 @@ def cost_at(
         operations=operations,
         activation_bytes=activation_bytes,
         share=parameters / full if full else 1.0,
+    )
+
+
+def cost_of(make: Callable[[], nn.Module], plan: Plan, example_inputs: Any, *, capacity: float | Fraction) -> Cost:
+    """The cost of a sub-model that is no slice of the model; `make` makes its module."""
+    made, inputs = make(), at_least_two(example_inputs)
+    parameters = sum(tensor.numel() for tensor in made.parameters())
+    sizes = [sum(t.numel() * t.element_size() for t in ts) for ts in (made.parameters(), made.buffers())]
+    try:
+        macs, operations, activation_bytes = measure(made.to("meta"), _on_meta(inputs))
+    except Exception:  # a model that looks at its values cannot run without them
+        macs, operations, activation_bytes = measure(make(), inputs)
+    return Cost(
+        capacity=capacity,
+        parameters=parameters,
+        bytes=sizes[0],
+        buffer_bytes=sizes[1],
+        macs=macs,
+        operations=operations,
+        activation_bytes=activation_bytes,
+        share=parameters / count_parameters(plan, {}),
     )
 
 
@@ -193,3 +213,8 @@ def saved_bytes(model: nn.Module, inputs: Any) -> int:
         total = sum(t.untyped_storage().nbytes() for storage, t in kept.items() if storage not in own)
         del result
     return total
+
+
+def _on_meta(inputs: Any) -> Any:
+    """The inputs without values."""
+    return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, inputs)

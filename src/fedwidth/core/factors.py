@@ -27,11 +27,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fedwidth.core.aggregation import CohortSum, interpolate
-from fedwidth.core.cost import Cost, at_least_two, count_parameters, measure
+from fedwidth.core.cohort import CohortSum
+from fedwidth.core.cost import Cost, cost_of
 from fedwidth.core.index import Index
 from fedwidth.core.narrow import skeleton
-from fedwidth.core.updates import Update, accumulable
+from fedwidth.core.running_mean import accumulable, interpolate
+from fedwidth.core.updates import Update
 from fedwidth.errors import StateError
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan
@@ -176,24 +177,7 @@ class Factors:
 
     def cost(self, model: nn.Module, plan: Plan, example: Any, *, capacity: float) -> Cost:
         """What it costs a device."""
-        made = self.module(model, plan)
-        parameters, buffers = list(made.parameters()), list(made.buffers())
-        number, inputs = sum(p.numel() for p in parameters), at_least_two(example)
-        try:
-            on_meta = inputs.to("meta") if isinstance(inputs, Tensor) else inputs
-            macs, operations, activation_bytes = measure(made.to("meta"), on_meta)
-        except Exception:  # a model that looks at its values cannot run without them
-            macs, operations, activation_bytes = measure(self.module(model, plan), inputs)
-        return Cost(
-            capacity=capacity,
-            parameters=number,
-            bytes=sum(p.numel() * p.element_size() for p in parameters),
-            buffer_bytes=sum(b.numel() * b.element_size() for b in buffers),
-            macs=macs,
-            operations=operations,
-            activation_bytes=activation_bytes,
-            share=number / count_parameters(plan, {}),
-        )
+        return cost_of(lambda: self.module(model, plan), plan, example, capacity=capacity)
 
 
 class FactorSum(CohortSum):

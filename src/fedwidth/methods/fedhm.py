@@ -23,13 +23,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedwidth.core.aggregation import CohortSum, finalise
+from fedwidth.core.aggregation import finalise
+from fedwidth.core.cohort import CohortSum
 from fedwidth.core.factors import SEPARABLE, Factors, hidden_layers, matrix_shape, product_norm
 from fedwidth.core.index import Index
-from fedwidth.methods.closing import Closing
-from fedwidth.methods.definition import Method, Moment
-from fedwidth.methods.local import ClientPass, Local
-from fedwidth.methods.options import Option, choice, is_number
+from fedwidth.methods.definition import ClientPass, Closing, Local, Method, Moment, Option, choice, is_number
 from fedwidth.plan.plan import Plan
 
 

@@ -29,11 +29,8 @@ from fedwidth.core.factors import (
     matrix_shape,
 )
 from fedwidth.core.index import Index
-from fedwidth.methods.closing import Closing
-from fedwidth.methods.definition import Method, Moment
+from fedwidth.methods.definition import Closing, Local, Method, Moment, Option, choice, is_number
 from fedwidth.methods.fedhm import loss
-from fedwidth.methods.local import Local
-from fedwidth.methods.options import Option, choice, is_number
 from fedwidth.plan.plan import Plan
 from fedwidth.randomness import numpy_generator
 

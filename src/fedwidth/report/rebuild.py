@@ -54,8 +54,11 @@ class Rebuilt:
 
     def _part(self, capacity: float) -> Part:
         """What a client of this capacity holds, as far as size goes; which units may depend on the trained state."""
-        memory = self.method.first_memory(Beginning(state_of(self.model), self.plan, options=self.method.values))
-        part: Part = self.method.select(self.plan, capacity=capacity, state=state_of(self.model), memory=memory)
+        state = state_of(self.model)
+        memory = self.method.first_memory(
+            Beginning(state, self.plan, enrolled=(1.0, capacity), options=self.method.values)
+        )
+        part: Part = self.method.select(self.plan, capacity=capacity, state=state, memory=memory)
         return part
 
 
