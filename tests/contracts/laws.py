@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from contract_models import traced
+from torch import Tensor
 
 import fedwidth
 from fedwidth.core.cohort import sum_cohorts
-from fedwidth.methods import Method
+from fedwidth.methods import Beginning, Method
+from fedwidth.plan import Plan
 from fedwidth.plan.trace import tensors_of
 from zoo import run
 
@@ -25,6 +27,12 @@ CAPACITIES = (1.0, 0.5, 0.25, 0.125, 1 / 16)
 def narrows(method: Method) -> bool:
     """Whether sub-models are as narrow as their device asks: such methods let the user say how units are rounded."""
     return "rounding" in method.options
+
+
+def held_by_server(method: Method, plan: Plan, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a choice may look at before the first round: the state, and what the method remembers."""
+    beginning = Beginning(state, plan, enrolled=CAPACITIES, options=method.with_options().values)
+    return {"state": state, "memory": method.first_memory(beginning)}
 
 
 def indexes_are_in_range_distinct_sorted_and_of_the_planned_size(method: Method, name: str) -> None:
@@ -90,7 +98,7 @@ def elements_nobody_trained_keep_their_bits(method: Method, name: str) -> None:
 
 def sub_models_run_and_train(method: Method, name: str) -> None:
     model, plan, inputs, state = traced(name)
-    part = method.select(plan, capacity=0.5, round=2, client=1, clients=2, state=state)
+    part = method.select(plan, capacity=0.5, round=2, client=1, clients=2, **held_by_server(method, plan, state))
     small, sub = part.module(model, plan), part.cut(state, plan)
     with torch.no_grad():
         for n, tensor in tensors_of(small)[0].items():

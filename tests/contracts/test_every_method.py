@@ -12,7 +12,16 @@ import torch
 from contract_models import MODELS, SMALL, traced
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import CAPACITIES, EXEMPT, INDEX_LAWS, Exemption, elements_nobody_trained_keep_their_bits, laws_of, narrows
+from laws import (
+    CAPACITIES,
+    EXEMPT,
+    INDEX_LAWS,
+    Exemption,
+    elements_nobody_trained_keep_their_bits,
+    held_by_server,
+    laws_of,
+    narrows,
+)
 
 import fedwidth
 import own_method
@@ -113,9 +122,10 @@ def test_the_same_arguments_give_the_same_part(name, capacity, round, clients, s
     _, plan, _, state = traced(MODEL)
     client = data.draw(st.integers(0, clients - 1))
     arguments = {"capacity": capacity, "round": round, "client": client, "clients": clients, "seed": seed}
-    first = fedwidth.method(name).select(plan, **arguments, state=state)
+    held = held_by_server(methods()[name], plan, state)
+    first = fedwidth.method(name).select(plan, **arguments, **held)
     torch.manual_seed(data.draw(st.integers(0, 9)))
-    second = fedwidth.method(name).select(plan, **arguments, state=state)
+    second = fedwidth.method(name).select(plan, **arguments, **held)
     assert first.key == second.key
     if methods()[name].slices:
         assert all(torch.equal(a, b) for n in first for a, b in zip(first[n], second[n], strict=True))
@@ -124,11 +134,12 @@ def test_the_same_arguments_give_the_same_part(name, capacity, round, clients, s
 @pytest.mark.parametrize("name", METHODS)
 def test_clients_of_one_capacity_hold_the_same_part_where_a_method_says_so_and_only_there(name):
     _, plan, _, state = traced(MODEL)
-    tasks = fedwidth.method(name).assign(plan, [(c, 0.25) for c in range(4)], round=9, seed=3, state=state)
+    held = held_by_server(methods()[name], plan, state)
+    tasks = fedwidth.method(name).assign(plan, [(c, 0.25) for c in range(4)], round=9, seed=3, **held)
     parts = {task.part.key for task in tasks}
     assert (len(parts) == 1) == (name in SHARED)
     if name in SHARED:  # asked one by one, clients are told the same
-        ask = {"capacity": 0.25, "round": 9, "clients": 4, "seed": 3, "state": state}
+        ask = {"capacity": 0.25, "round": 9, "clients": 4, "seed": 3, **held}
         assert {fedwidth.method(name).select(plan, client=c, **ask).key for c in range(4)} == parts
 
 

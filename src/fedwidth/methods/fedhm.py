@@ -99,7 +99,6 @@ METHOD = Method(
     },
     slices=False,
     shared=lambda _: True,
-    nested=lambda _: True,
     local=Local(loss=loss),
     close=close,
 )

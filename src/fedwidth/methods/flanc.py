@@ -224,9 +224,7 @@ class WidthSum:
         expected = self.part.cut({}, self.part.plan) if not self.mean else self.mean  # type: ignore[arg-type]
         for name, tensor in expected.items():
             if name not in update.sub or update.sub[name].shape != tensor.shape:
-                raise UpdateError(
-                    f"{update.who} lacks '{name}' of shape {list(tensor.shape)}"
-                )
+                raise UpdateError(f"{update.who} lacks '{name}' of shape {list(tensor.shape)}")
         check_finite(update.sub, update.who)
         self.weight += update.weight
         self.clients += 1
