@@ -22,6 +22,8 @@ def replay(
 
     `counts(round, task)` says whether a task's training counted, where clients may be late or gone.
     """
+    if not method.slices:
+        raise OptionError(f"{method.name} hands out no slices of the model, so nobody can say which weights it trains")
     if "state" in method.reads:
         raise OptionError(f"{method.name} looks at the trained weights, so its choices cannot be foreseen")
     if "memory" in method.reads and method.init is not None:
