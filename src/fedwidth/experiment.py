@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedwidth.config.build import build_model, find_device, load_data, plan_model, set_precision, split_data
+from fedwidth.config.build import build_model, find_device, load_data, plan_model, public_data, set_precision, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.influence import identity
-from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs
+from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, Partition
 from fedwidth.devices.cohorts import Cohorts
@@ -68,6 +68,8 @@ class Experiment:
         self.method = method or method_of(settings)
         check_exponent(settings, self.method)
         self.settings = settings = with_needs(settings, self.method)
+        if self.method.public and partition is None and public is None:
+            self.settings = settings = with_public(settings)
         if compares_updates(settings.server) and not self.method.slices:
             raise OptionError(
                 f"server.clip must be 0 and server.screen false with {self.method.title}: its sub-models are no slices"
@@ -115,7 +117,7 @@ class Experiment:
             clients=len(self.partition),
             enrolled=enrolled,
             model=self.model,
-            public=public,
+            public=self._public(public),
             device=self.device,
             attends=self.costs.attends if devices.dropout or devices.deadline else None,
         )

@@ -72,6 +72,10 @@ class DataSettings:
     validation: float = key(
         0.0, "share of the training data that no client trains on, to choose settings by; below 1", least=0
     )
+    public: float = key(
+        0.0, "share of the training data that the server holds instead of clients, without labels; below 1", least=0
+    )
+    public_name: str = key("", "another data set that the server holds, without labels, e.g. cifar100")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -52,8 +54,22 @@ def split_data(settings: Settings, data: Data) -> Partition:
         wanted.clients,
         settings.seed,
         validation=wanted.validation,
+        public=wanted.public,
         **wanted.partition_options,
     )
+
+
+def public_data(settings: Settings, data: Data, partition: Partition) -> Data | None:
+    """The server's own data, whose labels nobody looks at; None where it has none."""
+    if name := settings.data.public_name:
+        found = load(name, settings.data.root or None)
+        if found.kind != data.kind or found.shape != data.shape:
+            raise OptionError(
+                f"data.public_name is '{name}', whose inputs {list(found.shape)} are not those of the run's data,"
+                f" {list(data.shape)}"
+            )
+        return found
+    return replace(data, train=data.train.take(partition.public)) if len(partition.public) else None
 
 
 def build_model(settings: Settings, data: Data) -> nn.Module:

@@ -41,8 +41,11 @@ def check_settings(settings: Settings, method: Method | None = None) -> None:
             f"devices.per_round must be at most data.clients ({settings.data.clients}),"
             f" not {settings.devices.per_round}"
         )
-    if not settings.data.validation < 1:
-        raise OptionError(f"data.validation must be a share from 0 to below 1, not {settings.data.validation:g}")
+    for name in ("validation", "public"):
+        if not getattr(settings.data, name) < 1:
+            raise OptionError(f"data.{name} must be a share from 0 to below 1, not {getattr(settings.data, name):g}")
+    if settings.data.public and settings.data.public_name:
+        raise OptionError("data.public is a share of the training data and data.public_name another data set: give one")
     if not settings.evaluation.test and not settings.data.validation:
         raise OptionError("evaluation.test is false, so data.validation must be above 0: nothing would be measured")
     if settings.model.fresh and not settings.model.weights:

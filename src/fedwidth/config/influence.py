@@ -35,7 +35,15 @@ ROUNDING = ("engine", "device", "data.cache", "ray.engine", "ray.gpus")
 PRECISION = ("precision",)
 MEASURING = ("evaluation.every", "evaluation.test", "evaluation.local", "evaluation.capacities")
 ADDED = (
-    *("data.validation", "evaluation.test", "evaluation.alarm", "devices.correlate", "devices.correlate_strength"),
+    *(
+        "data.public",
+        "data.public_name",
+        "data.validation",
+        "evaluation.test",
+        "evaluation.alarm",
+        "devices.correlate",
+        "devices.correlate_strength",
+    ),
     *("server.lr_every", "server.lr_until", "server.holders_exponent"),
     *("server.clip", "server.screen", "server.strikes", "server.quarantine"),
     *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),

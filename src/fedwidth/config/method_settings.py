@@ -46,6 +46,17 @@ def check_exponent(settings: Settings, method: Method) -> None:
         )
 
 
+PUBLIC = 0.1
+"""The share of the training data that the server holds where a method needs some and nobody said how much."""
+
+
+def with_public(settings: Settings) -> Settings:
+    """The settings with data of the server's own, unless they name some."""
+    if settings.data.public or settings.data.public_name:
+        return settings
+    return replace(settings, data=replace(settings.data, public=PUBLIC))
+
+
 def with_needs(settings: Settings, method: Method, given: Mapping[str, Any] | None = None) -> Settings:
     """The settings with those the method needs; one that was given otherwise is refused.
 

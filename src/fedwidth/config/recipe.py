@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 
 from fedwidth.config.document import Document, change_all, overlay, tables_of, text_of
 from fedwidth.config.grid import cells_of
-from fedwidth.config.method_settings import method_of, with_needs
+from fedwidth.config.method_settings import method_of, with_needs, with_public
 from fedwidth.config.schema import build, keys, shown, unknown_key
 from fedwidth.errors import OptionError, unknown
 from fedwidth.settings import Settings, key
@@ -126,7 +126,21 @@ def read_recipe(document: Document, changes: Sequence[Document] = (), *, only: s
         entries = [entry for entry in entries if entry[0] in chosen]
         if main and len(entries) > 1:
             raise OptionError(f"--only '{only}' stands for {len(entries)} runs of the recipe, and here for one alone")
-    return Recipe(title, tuple(_variant(base, *entry, changes, paper) for entry in entries), yardsticks)
+    return Recipe(title, _alike(tuple(_variant(base, *entry, changes, paper) for entry in entries)), yardsticks)
+
+
+def _alike(runs: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    """Where one run needs data of the server's own and the recipe is silent, all give up the same share of theirs."""
+    if not any(_needs_public(run.settings) for run in runs):
+        return runs
+    return tuple(replace(run, settings=with_public(run.settings)) for run in runs)
+
+
+def _needs_public(settings: Settings) -> bool:
+    try:
+        return method_of(settings).public
+    except OptionError:  # what is wrong with it is said once the settings are checked
+        return False
 
 
 def _entries(document: Document, base: Document, changes: Sequence[Document]) -> list[tuple[str, Document | None]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedwidth.data.dirichlet import dirichlet
 from fedwidth.data.ownership import (
@@ -130,11 +131,19 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 
 
 def make_partition(
-    data: Data, kind: str, clients: int | None = None, seed: int = 0, *, validation: float = 0.0, **options: Any
+    data: Data,
+    kind: str,
+    clients: int | None = None,
+    seed: int = 0,
+    *,
+    validation: float = 0.0,
+    public: float = 0.0,
+    **options: Any,
 ) -> Partition:
     """A partition by name; only `natural` may leave the number of clients open.
 
-    `validation` is the share of the training set that is held out first, for nobody to train on.
+    `validation` and `public` are the shares of the training set that are held out first, for no client to train on: to
+    choose settings by, and for the server.
     """
     if kind not in PARTITIONS:
         raise unknown("partition", kind, PARTITIONS)
@@ -142,13 +151,22 @@ def make_partition(
     for option in options:
         if option not in allowed:
             raise unknown(f"option of partition '{kind}'", option, allowed)
-    if not isinstance(validation, int | float) or not 0 <= validation < 1:
-        raise OptionError(f"validation must be a share from 0 to below 1, not {validation!r}")
-    if not validation:
+    for name, share in (("validation", validation), ("public", public)):
+        if not isinstance(share, int | float) or not 0 <= share < 1:
+            raise OptionError(f"{name} must be a share from 0 to below 1, not {share!r}")
+    if validation + public >= 1:
+        raise OptionError(f"validation and public hold out {validation + public:g} of the data: nothing is left")
+    if not validation and not public:
         return PARTITIONS[kind](data, clients, seed, **options)
-    held = hold_out(data, validation, seed, by_user=kind == "natural")
+    by_user, none = kind == "natural", torch.zeros(0, dtype=torch.long)
+    held = hold_out(data, validation, seed, by_user=by_user) if validation else none
     rest, numbers = without(data, held)
-    return in_the_whole(PARTITIONS[kind](rest, clients, seed, **options), data, numbers, held)
+    shown = none
+    if public:
+        own = hold_out(rest, public, seed, by_user=by_user, purpose="public", of=len(data.train))
+        shown = numbers[own]
+        rest, numbers = without(data, torch.cat([held, shown]))
+    return in_the_whole(PARTITIONS[kind](rest, clients, seed, **options), data, numbers, held, shown)
 
 
 def partition_options(kind: str) -> dict[str, Any]:

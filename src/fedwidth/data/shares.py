@@ -97,6 +97,8 @@ class Partition:
     tested_on: Literal["train", "test"] = "test"
     validation: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long), repr=False)
     """Training samples that no client has, held out to choose settings by."""
+    public: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long), repr=False)
+    """Training samples that no client has, which the server holds without their labels."""
 
     def __post_init__(self) -> None:
         if isinstance(self.targets, Tensor) and (self.targets.is_floating_point() or self.targets.dtype == torch.bool):
@@ -127,15 +129,15 @@ class Partition:
 
     @property
     def used(self) -> float:
-        """The share of the training set that some client has or validation takes, held-out samples included."""
+        """The share of the training set that clients have, that is for validation or that the server holds."""
         held_out = len(self.test.samples) if self.tested_on == "train" else 0
-        return (len(self.train.samples) + held_out + len(self.validation)) / len(self.targets)
+        return (len(self.train.samples) + held_out + len(self.validation) + len(self.public)) / len(self.targets)
 
     @cached_property
     def trained_on(self) -> Tensor:
-        """The numbers of the training samples that are not for validation."""
+        """The numbers of the training samples that are neither for validation nor the server's."""
         left = torch.ones(len(self.targets), dtype=torch.bool)
-        left[self.validation] = False
+        left[self.validation] = left[self.public] = False
         return torch.nonzero(left).flatten()
 
     def test_split(self, data: Data) -> Split:

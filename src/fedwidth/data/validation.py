@@ -1,4 +1,5 @@
-"""Samples of the training set that no client trains on, to choose settings and rounds by without the test set.
+"""Samples of the training set that no client trains on: to choose settings and rounds by without the test set, or for
+the server, without their labels.
 
 They are taken first, and the rest is shared out among the clients as a training set of that size would be. The labels a
 client draws, its proportions and, of natural partitions, the users are drawn as without validation samples: the same
@@ -21,14 +22,18 @@ from fedwidth.errors import DataError
 from fedwidth.randomness import numpy_generator
 
 
-def hold_out(data: Data, share: float, seed: int, *, by_user: bool = False) -> Tensor:
+def hold_out(
+    data: Data, share: float, seed: int, *, by_user: bool = False, purpose: str = "validation", of: int = 0
+) -> Tensor:
     """The numbers of so large a share of the training samples, in rising order, drawn from the seed.
+
+    `of` is what it is a share of, where that is more than there is in the data.
 
     Every class gives its share of them where a sample has one label, or every user with `by_user`, as nearly as whole
     numbers allow; none gives its last sample.
     """
-    generator = numpy_generator(seed, "validation")
-    wanted = round(share * len(data.train))
+    generator = numpy_generator(seed, purpose)
+    wanted = round(share * (of or len(data.train)))
     _, strata, counts = np.unique(_strata(data, by_user), return_inverse=True, return_counts=True)
     order = generator.permutation(len(counts))  # the rounding favours no label and no user
     sizes = np.empty_like(counts)
@@ -36,8 +41,7 @@ def hold_out(data: Data, share: float, seed: int, *, by_user: bool = False) -> T
     sizes = np.minimum(sizes, counts - 1)
     if not sizes.sum():
         raise DataError(
-            f"data.validation = {share:g} of {len(data.train)} training samples leaves none to validate on:"
-            " take a larger share"
+            f"data.{purpose} = {share:g} of {len(data.train)} training samples holds none out: take a larger share"
         )
     shuffled = generator.permutation(len(strata))
     grouped = shuffled[np.argsort(strata[shuffled], kind="stable")]
@@ -59,7 +63,7 @@ def without(data: Data, held: Tensor) -> tuple[Data, Tensor]:
     return replace(data, train=Split(numbers, left_labels, users)), numbers
 
 
-def in_the_whole(partition: Partition, data: Data, numbers: Tensor, held: Tensor) -> Partition:
+def in_the_whole(partition: Partition, data: Data, numbers: Tensor, validation: Tensor, public: Tensor) -> Partition:
     """A partition of what was left, numbering the samples as the whole training set does."""
 
     def renumber(shares: Shares) -> Shares:
@@ -70,7 +74,8 @@ def in_the_whole(partition: Partition, data: Data, numbers: Tensor, held: Tensor
         train=renumber(partition.train),
         test=renumber(partition.test) if partition.tested_on == "train" else partition.test,
         targets=data.train.labels.cpu(),
-        validation=held,
+        validation=validation,
+        public=public,
     )
 
 

@@ -282,7 +282,7 @@ def skewness(basis: Tensor) -> Tensor:
     return (rows @ rows.T - torch.eye(len(rows), dtype=rows.dtype, device=rows.device)).square().mean()
 
 
-def advance(closing: Closing) -> dict[str, Tensor]:
+def renewed(closing: Closing) -> dict[str, Tensor]:
     """The basis is the mean over all clients, everything else the mean over those of its width."""
     sums: Sequence[Any] = closing.sums
     memory, total = dict(closing.memory), sum(cohort.weight for cohort in sums)
@@ -297,9 +297,14 @@ def advance(closing: Closing) -> dict[str, Tensor]:
     return memory
 
 
+def advance(closing: Closing) -> dict[str, Tensor]:
+    """Basis and tensors of every width after the round."""
+    return closing.once(renewed)
+
+
 def close(closing: Closing) -> dict[str, Tensor]:
     """The model of the widest devices, composed."""
-    return whole_model(advance(closing), closing.state)
+    return whole_model(closing.once(renewed), closing.state)
 
 
 METHOD = Method(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from fedwidth.plan.plan import Plan
 
 if TYPE_CHECKING:
     from fedwidth.data import Data
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,14 @@ class Closing:
     """Data that the server holds, if the run has some."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     options: Mapping[str, Any] = field(default_factory=dict)
+    _made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, make: Callable[[Closing], Made]) -> Made:
+        """What a function makes of this round, computed once: the state and the memory may both follow from it."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        found: Made = self._made[make]
+        return found
 
     def average(self) -> dict[str, Tensor]:
         """The average of what clients trained, element by element; what nobody held stays as it is (FedRolex

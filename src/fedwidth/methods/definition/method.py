@@ -80,6 +80,8 @@ class Method:
     collect: str = "sums"
     """What `close` is given: one mean for all clients that held the same part ("sums"), or one update for each client
     ("updates")."""
+    public: bool = False
+    """Whether `close` needs data of the server's own, without labels."""
     needs: Mapping[str, Need] = field(default_factory=dict)
     """Settings that must have a certain value, by name. A recipe that does not mention one gets that value, and a
     recipe with another value is refused."""

@@ -1,0 +1,149 @@
+"""FedBE: the server teaches the average what an ensemble of likely models says (Chen and Chao 2021).
+
+Clients train the whole model, as in FedAvg. The server
+
+    1  averages: w
+    2  draws models around it: w + sigma * noise, sigma^2 the variance of clients' models ("gaussian"), or averages of
+       clients with weights that a Dirichlet distribution gives ("dirichlet")
+    3  teachers are w, the models drawn and all clients' models; on public samples without labels their mean
+       probabilities p are sharpened, p^(1 / 0.5) made to sum to 1
+    4  w is taught to answer so, and the mean of its last models along the way (SWA) is the new state
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.swa_utils import AveragedModel
+
+from fedwidth.core.cohort import CohortSum
+from fedwidth.methods import fedavg
+from fedwidth.methods.definition import Closing, Method, Option, choice, is_number, is_share
+from fedwidth.methods.feddf import whole_number
+from fedwidth.methods.shared.distillation import Lesson, teach
+from fedwidth.methods.shared.width_models import filled, teachers, tensors_of
+from fedwidth.randomness import numpy_generator
+
+TINY = 1e-5
+"""The least variance of unit steps, as published."""
+
+
+def weight_of(one: CohortSum) -> float:
+    """What a client weighs."""
+    return max(float(w.max()) if isinstance(w, Tensor) else w for w in one.weight.values())
+
+
+def draw(closing: Closing, mean: Mapping[str, Tensor], generator: np.random.Generator) -> dict[str, Tensor]:
+    """A model from the distribution over clients' models; buffers are those of the average."""
+    names = [name for name in mean if name in closing.plan.parameters and mean[name].is_floating_point()]
+    models: Sequence[Mapping[str, Tensor]] = [one.mean for one in closing.sums]
+    shares = np.array([weight_of(one) for one in closing.sums])
+    shares = shares / shares.sum()
+    kind, found = closing.options["distribution"], dict(mean)
+    if kind == "dirichlet":
+        drawn = generator.dirichlet(np.full(len(models), closing.options["alpha"])) * shares
+        shares = drawn / drawn.sum()
+    for name in names:
+        held = [model for model in models if name in model]
+        if not held:
+            continue
+        stacked = torch.stack([model[name] for model in held])
+        if kind == "dirichlet":
+            weights = torch.tensor(shares, dtype=stacked.dtype, device=stacked.device)
+            found[name] = torch.tensordot(weights, stacked, 1).to(mean[name])
+            continue
+        noise = torch.tensor(generator.standard_normal(tuple(mean[name].shape)), dtype=stacked.dtype)
+        sample = published_sample if kind == "published" else paper_sample
+        found[name] = sample(stacked, shares, closing.state[name], noise.to(stacked.device)).to(mean[name])
+    return found
+
+
+def paper_sample(models: Tensor, shares: np.ndarray, start: Tensor, noise: Tensor) -> Tensor:
+    """mu + sigma * noise, with the weighted mean and variance of clients' models [clients, …]."""
+    del start
+    weights = torch.tensor(shares, dtype=models.dtype, device=models.device)
+    mean = torch.tensordot(weights, models, 1)
+    found: Tensor = mean + torch.tensordot(weights, (models - mean).square(), 1).sqrt() * noise
+    return found
+
+
+def published_sample(models: Tensor, shares: np.ndarray, start: Tensor, noise: Tensor) -> Tensor:
+    """As the published code: unit steps from the start, their mean and a tenth of their deviation, of mean length."""
+    del shares
+    steps = models - start
+    lengths = steps.flatten(1).norm(dim=1)
+    units = steps / lengths.clamp(min=1e-12).reshape(-1, *(1 for _ in start.shape))
+    spread = units.var(0, correction=0).clamp(min=TINY).sqrt()
+    found: Tensor = (units.mean(0) + 0.1 * spread * noise) * lengths.mean() + start
+    return found
+
+
+def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
+    """p^(1 / temperature), made to sum to 1.
+
+    >>> sharpen(torch.tensor([0.5, 0.35, 0.15]), 0.5).tolist()
+    [0.6329113841056824, 0.31012657284736633, 0.0569620244204998]
+    """
+    powers = probabilities ** (1 / temperature)
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def close(closing: Closing) -> dict[str, Tensor]:
+    """The average of clients, taught."""
+    mean, options = closing.average(), closing.options
+    if not options["steps"]:
+        return mean
+    generator = numpy_generator(closing.seed, "ensemble", closing.round)
+    drawn = [draw(closing, mean, generator) for _ in range(options["samples"])]
+    models = [filled(closing, 1.0, state).eval() for state in (mean, *drawn)]
+    lesson = Lesson.of(
+        closing,
+        [*models, *teachers(closing)],
+        lambda logits: sharpen(torch.softmax(logits, -1).mean(0), options["sharpening"]),
+        steps=options["steps"],
+        batch_size=options["batch_size"],
+    )
+    student = filled(closing, 1.0, mean)
+    averaged = AveragedModel(student)
+    first = int(options["average_from"] * options["steps"])
+
+    def average(step: int) -> None:
+        if step >= first:
+            averaged.update_parameters(student)
+
+    teach(
+        student,
+        lesson,
+        SGD(student.parameters(), lr=options["rate"], momentum=0.9, weight_decay=1e-5),
+        after=average,
+    )
+    found = averaged.module if first < options["steps"] else student
+    assert isinstance(found, nn.Module)
+    return tensors_of(found, mean)
+
+
+METHOD = Method(
+    name="fedbe",
+    title="FedBE",
+    paper="Chen and Chao 2021",
+    equation="Algorithm 1",
+    choose=fedavg.choose,
+    options={
+        "distribution": choice("gaussian", "published", "dirichlet", help="what models are drawn from"),
+        "samples": Option(10, "a whole number of at least 0", whole_number, "models drawn in a round"),
+        "alpha": Option(1.0, "a number above 0", lambda v: is_number(v) and v > 0, "of the Dirichlet distribution"),
+        "sharpening": Option(0.5, "a number above 0", lambda v: is_number(v) and v > 0, "temperature of the mean"),
+        "steps": Option(100, "a whole number of at least 0", whole_number, "batches the average is taught in a round"),
+        "batch_size": Option(128, "a whole number above 0", lambda v: whole_number(v) and v > 0, "public samples each"),
+        "rate": Option(1e-3, "a number of at least 0", is_number, "of SGD with momentum 0.9"),
+        "average_from": Option(0.5, "a share from 0 to 1", is_share, "steps before models are averaged (SWA)"),
+    },
+    shared=lambda _: True,
+    close=close,
+    collect="updates",
+    public=True,
+)

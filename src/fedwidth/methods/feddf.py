@@ -1,0 +1,111 @@
+"""FedDF: the server teaches every architecture what all clients' models say together (Lin et al. 2020, Algorithm 3).
+
+Devices of different sizes train different networks; here these are the widths of the run's model, each a model of its
+own, and the server keeps the widest. After local training
+
+    1  for each architecture that took part, its clients are averaged: that is the student
+    2  teachers are all clients' models, of every architecture
+    3  on public samples without labels the student minimises KL(softmax(mean of teachers' logits / T) || student)
+
+and the result is the architecture's model of the next round. Where no client has full width, the server's model is
+taught too, from where it was.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.optim import Adam
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from fedwidth.methods.definition import Closing, Method, Option, choice, is_number
+from fedwidth.methods.shared.distillation import Lesson, teach
+from fedwidth.methods.shared.width_models import (
+    averages,
+    choose,
+    filled,
+    init,
+    remembered,
+    teachers,
+    tensors_of,
+)
+
+CLIP = 5.0
+"""The largest norm of a gradient in distillation, as published."""
+
+
+def whole_number(value: object) -> bool:
+    """A whole number of at least 0."""
+    return type(value) is int and value >= 0
+
+
+def ensemble(logits: Tensor, average: str, temperature: float) -> Tensor:
+    """The probabilities of all teachers together, from logits [teachers, …, classes]."""
+    if average == "logits":
+        return torch.softmax(logits.mean(0) / temperature, -1)
+    return torch.softmax(logits / temperature, -1).mean(0)
+
+
+def students(closing: Closing) -> dict[float, dict[str, Tensor]]:
+    """The tensors of every architecture after the round."""
+    models, options = averages(closing), closing.options
+    if not options["steps"]:
+        return models
+    models.setdefault(1.0, dict(closing.state))
+    says = partial(ensemble, average=options["average"], temperature=options["temperature"])
+    lesson = Lesson.of(closing, teachers(closing), says, steps=options["steps"], batch_size=options["batch_size"])
+    for width, tensors in models.items():
+        student = filled(closing, width, tensors)
+        optimiser = Adam(student.parameters(), lr=options["rate"])
+        schedule = CosineAnnealingLR(optimiser, options["steps"])
+        teach(
+            student,
+            lesson,
+            optimiser,
+            temperature=options["temperature"],
+            clip=CLIP,
+            after=partial(_along, schedule),
+        )
+        models[width] = tensors_of(student, tensors)
+    return models
+
+
+def _along(schedule: CosineAnnealingLR, step: int) -> None:
+    del step
+    schedule.step()
+
+
+def close(closing: Closing) -> dict[str, Tensor]:
+    """The widest architecture; as it was, where it neither took part nor was taught."""
+    return closing.once(students).get(1.0, dict(closing.state))
+
+
+def advance(closing: Closing) -> dict[str, Tensor]:
+    """All others."""
+    return remembered(closing.memory, closing.once(students))
+
+
+METHOD = Method(
+    name="feddf",
+    title="FedDF",
+    paper="Lin et al. 2020",
+    equation="Algorithm 3",
+    choose=choose,
+    options={
+        "steps": Option(100, "a whole number of at least 0", whole_number, "batches a student is taught in a round"),
+        "batch_size": Option(128, "a whole number above 0", lambda v: whole_number(v) and v > 0, "public samples each"),
+        "rate": Option(1e-3, "a number of at least 0", is_number, "Adam's learning rate, along a cosine"),
+        "temperature": Option(1.0, "a number above 0", lambda v: is_number(v) and v > 0, "T"),
+        "average": choice("logits", "probabilities", help="of what the teachers' mean is taken"),
+    },
+    slices=False,
+    reads=("memory",),
+    shared=lambda _: True,
+    init=init,
+    advance=advance,
+    close=close,
+    collect="updates",
+    public=True,
+)
