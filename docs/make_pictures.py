@@ -6,7 +6,8 @@ Nothing is made up: the windows come from `Method.assign`, what is changed elsew
 begin at 0 from `Method.first_state`. The layer has 8 units in and 8 out, so a picture is a few kilobytes of SVG; a test
 compares the files with what this draws. For a method that looks at the weights these are trained, on a small task.
 Methods that hold everything, and differ in the local step alone, have another picture: the way that `step.take_step`
-goes on two small quadratic losses.
+goes on two small quadratic losses. Of methods whose clients hold no slices the tensors are drawn that stand for the
+layer in what `Part.cut` sends, in their shapes.
 """
 
 from __future__ import annotations
@@ -47,6 +48,12 @@ ORDER = ("fedavg", "heterofl", "fjord", "feddropout", "fedminoccurances", "fedec
 ORDER += ("fedstack", "fedbrb", "fedimportance", "fedtile", "fedmosaic", "fedprox", "scaffold")
 STEPS = {"fedprox": {"mu": 1.0}, "scaffold": {}}
 """Methods that hold everything and change the step: they are drawn by their way, with these options."""
+HELD = (1.0, 1 / 2, 1 / 4, 1 / 8)
+"""Capacities of the devices whose tensors are drawn where these are no slices."""
+TAUGHT = {
+    "feddf": "every width is a model of its own; the server teaches each on public data what all say together",
+    "fedbe": "the server teaches the average on public data what likely models say together",
+}
 CELL, GAP, EDGE, TOP = 10, 16, 14, 34
 SIDE = UNITS * CELL
 WIDTH = 2 * EDGE + (SHOWN + 1) * SIDE + SHOWN * GAP
@@ -175,6 +182,48 @@ def draw_overview(methods: list[Method]) -> str:
         parts.append(_text(left, top + side + 35, _summary(total), "s"))
     title = f"The weights of one layer that four clients of capacity 1/4 train in {ROUNDS} rounds, method by method"
     return _svg(height, title, parts)
+
+
+def draw_parts(method: Method) -> str:
+    """The tensors that stand for the layer in what devices of four sizes are sent."""
+    state = fedwidth.state_of(MODEL)
+    memory = method.first_memory(Beginning(state, PLAN, HELD, options=method.values))
+    module = LAYER.removesuffix("weight")
+    notes = [TAUGHT[method.name]] if method.name in TAUGHT else []
+    height = TOP + len(HELD) * STEP + 18 * len(notes)
+    parts = []
+    for row, capacity in enumerate(HELD):
+        part = method.select(PLAN, capacity=capacity, state=state, memory=memory)
+        sent = {name: tensor for name, tensor in part.cut(state, PLAN).items() if name.startswith(module)}
+        held = {name.removeprefix(module): t.squeeze(0) if t.dim() == 3 else t for name, t in sent.items()}
+        tensors = {name: tensor for name, tensor in held.items() if tensor.dim() == 2}
+        number, top = sum(tensor.numel() for tensor in tensors.values()), TOP + row * STEP - 20
+        title = f"capacity {_fraction(capacity)}: {number} of {UNITS * UNITS} weights"
+        parts.append(_text(EDGE, top + 14, title, "b"))
+        left = EDGE
+        for name, tensor in sorted(tensors.items()):
+            rows, columns = tensor.shape
+            parts.append(_block(left, top + 22, rows, columns))
+            parts.append(_text(left + columns * CELL + 6, top + 34, f"{name} {rows} × {columns}", "s"))
+            left += columns * CELL + 110
+    for number, note in enumerate(notes):
+        parts.append(_text(EDGE, height - 12 - 18 * number, note, "s"))
+    return _svg(height, f"{method.title}: what devices of four sizes hold of one layer of 8 × 8 weights", parts)
+
+
+def _fraction(capacity: float) -> str:
+    return "1" if capacity == 1 else f"1/{round(1 / capacity)}"
+
+
+def _block(left: float, top: float, rows: int, columns: int) -> str:
+    """A matrix of cells."""
+    wide, high = columns * CELL, rows * CELL
+    lines = "".join(f"M{at} 0v{high}" for at in range(0, wide + 1, CELL))
+    lines += "".join(f"M0 {at}h{wide}" for at in range(0, high + 1, CELL))
+    return (
+        f'<g transform="translate({left:g} {top:g})"><path fill="{_shade(0.5)}" d="M0 0h{wide}v{high}h-{wide}z"/>'
+        f'<path stroke="#cbd5e1" stroke-width=".6" fill="none" d="{lines}"/></g>'
+    )
 
 
 CLIENTS = (
@@ -323,11 +372,13 @@ def draw_all() -> dict[str, str]:
     """Every picture by its file name."""
     found = fedwidth.methods()
     ordered = sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
-    pictures = {f"{name}.svg": draw_method(found[name]) for name in ordered if name not in STEPS}
+    slicing = [name for name in ordered if name not in STEPS and name not in TAUGHT and found[name].slices]
+    pictures = {f"{name}.svg": draw_method(found[name]) for name in slicing}
+    pictures |= {f"{name}.svg": draw_parts(found[name]) for name in ordered if name in TAUGHT or not found[name].slices}
     pictures |= {
         f"{name}.svg": draw_steps(found[name].with_options(**STEPS[name])) for name in ordered if name in STEPS
     }
-    return pictures | {"overview.svg": draw_overview([found[name] for name in ordered if name not in STEPS])}
+    return pictures | {"overview.svg": draw_overview([found[name] for name in slicing])}
 
 
 def main() -> None:

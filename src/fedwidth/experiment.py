@@ -148,6 +148,15 @@ class Experiment:
             warm_start(model, weights, wanted.weights, wanted.fresh)
         return model, plan
 
+    def _public(self, given: Data | None) -> Data | None:
+        """The server's own data: as given, or as the settings say."""
+        found = public_data(self.settings, self.data, self.partition) if given is None else given
+        if found is None and self.method.public:
+            raise OptionError(
+                f"{self.method.title} needs data of the server's own: give public=…, or a partition made with public=…"
+            )
+        return found if found is None or self.device.type == "cpu" else found.to(self.device)
+
     def use_engine(self, engine: str) -> None:
         """Train with this engine where the settings leave the choice; what is saved names it."""
         if self.settings.engine == "auto":

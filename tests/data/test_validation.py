@@ -117,7 +117,7 @@ def test_a_share_of_nothing_changes_nothing() -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(DataError, match=r"data.validation = 0.0001 of 1000 training samples leaves none"):
+    with pytest.raises(DataError, match=r"data.validation = 0.0001 of 1000 training samples holds none out"):
         make_partition(TEN_CLASSES, "iid", 20, 3, validation=0.0001)
     for share in (1, -0.1, "half"):
         with pytest.raises(OptionError, match="validation must be a share from 0 to below 1"):

@@ -83,7 +83,7 @@ class Evaluator:
     def prepare(self, model: nn.Module, state: Mapping[str, Tensor], *, precise: bool = False) -> nn.Module:
         """The model with this state, ready to be measured; `precise` is for those who take it away."""
         settings, partition = self.settings.evaluation, self.partition
-        samples = partition.trained_on if len(partition.validation) else None
+        samples = partition.trained_on if len(partition.validation) or len(partition.public) else None
         precision = "float32" if precise else self.settings.precision
         with autocast(self.device, precision):  # statistics as in training; the scores are more precise
             return scores.prepare(model, state, self.data, settings, self.device, samples)
