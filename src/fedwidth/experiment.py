@@ -12,7 +12,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedwidth.config.build import build_model, find_device, load_data, plan_model, public_data, set_precision, split_data
+from fedwidth.config.build import (
+    build_model,
+    find_device,
+    load_data,
+    plan_model,
+    public_data,
+    set_precision,
+    split_data,
+)
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.influence import identity
 from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public

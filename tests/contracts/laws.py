@@ -130,7 +130,12 @@ class Exemption:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+TAUGHT = Exemption("the average is taught on data of the server's own, which these laws have not", {"steps": 0})
+
 EXEMPT: dict[tuple[str, Law], Exemption] = {
+    ("fedbe", full_capacity_is_fedavg_bit_for_bit): TAUGHT,
+    ("fedbe", training_that_changes_nothing_changes_nothing): TAUGHT,
+    ("fedbe", elements_nobody_trained_keep_their_bits): TAUGHT,
     ("fedbrb", elements_nobody_trained_keep_their_bits): Exemption(
         "what a block learnt is broadcast to the blocks that nobody trained", {"broadcast": 0}
     ),

@@ -156,7 +156,7 @@ def test_narrower_sub_models_lie_inside_wider_ones_where_a_method_says_so(name):
 
 
 @given(
-    name=st.sampled_from(SLICING),
+    name=st.sampled_from([name for name in SLICING if not methods()[name].public]),
     sizes=st.tuples(st.integers(2, 40), st.integers(2, 40)),
     cohort=st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=6),
     round=st.integers(0, 10**6),
