@@ -58,6 +58,8 @@ def agrees(model, method, engine, *, rounds, **training):
     local = run.method.local
     unsteady = local is not None and local.loss is not None and not local.steady
     reason = "something else at every step" if unsteady and engine != "processes" else None
+    if not run.method.slices and engine != "processes":
+        reason = "are no slices of the model"
     if engine == "vectorised":
         reason = reason or FALLS_BACK.get(model)
     if reason is not None:

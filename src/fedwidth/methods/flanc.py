@@ -149,7 +149,9 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Composition:
     width = float(at.capacity)
     if not under(at.memory, f"{WIDTH}.{width:g}"):
         raise OptionError(f"flanc keeps a model for each enrolled width, and has none of {width:g}")
-    return Composition(plan, width, at.memory)
+    tensors = under(at.memory, f"{WIDTH}.{width:g}")
+    units = sum(tensors[coefficient_name(weight)].numel() for weight in under(at.memory, BASIS))
+    return Composition(plan, width, max(1, units), at.memory)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,12 +160,15 @@ class Composition:
 
     plan: Plan | None = field(repr=False)
     width: float
+    number_of_units: int
+    """How many coefficients it has."""
     memory: Memory = field(repr=False, default_factory=dict)
     """What the server remembers; it and the plan stay behind when a part goes to worker processes."""
 
     def __getstate__(self) -> dict[str, Any]:
         bases = {name: tensor.to("meta") for name, tensor in under(self.memory, BASIS).items()}
-        return {"plan": None, "width": self.width, "memory": named(BASIS, bases)}
+        known = {"width": self.width, "number_of_units": self.number_of_units}
+        return {"plan": None, "memory": named(BASIS, bases), **known}
 
     @property
     def key(self) -> str:
@@ -174,12 +179,6 @@ class Composition:
     def size(self) -> Hashable:
         """Its width."""
         return self.key
-
-    @property
-    def number_of_units(self) -> int:
-        """How many coefficients it has."""
-        tensors = under(self.memory, f"{WIDTH}.{self.width:g}")
-        return sum(tensors[coefficient_name(weight)].numel() for weight in under(self.memory, BASIS)) or 1
 
     @property
     def is_whole(self) -> bool:

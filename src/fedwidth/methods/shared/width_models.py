@@ -51,7 +51,8 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index | WidthMo
     tensors = under(at.memory, f"{WIDTH}.{width:g}")
     if not tensors:
         raise OptionError(f"there is a model for each enrolled width, and none of {width:g}")
-    return WidthModel(first_units(plan, width), width, tensors)
+    index = first_units(plan, width)
+    return WidthModel(index, width, index.number_of_units, tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +62,12 @@ class WidthModel:
     index: Index | None
     """Where its tensors would lie in the full model's; it and the tensors stay behind when a part goes to workers."""
     width: float
+    number_of_units: int
+    """How many units it holds."""
     tensors: Memory = field(repr=False, default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"index": None, "width": self.width, "tensors": {}}
+        return {"index": None, "width": self.width, "number_of_units": self.number_of_units, "tensors": {}}
 
     @property
     def key(self) -> str:
@@ -75,11 +78,6 @@ class WidthModel:
     def size(self) -> Hashable:
         """Its width."""
         return self.key
-
-    @property
-    def number_of_units(self) -> int:
-        """How many units it holds."""
-        return 1 if self.index is None else self.index.number_of_units
 
     @property
     def is_whole(self) -> bool:
