@@ -113,12 +113,28 @@ def test_methods_lists_paper_equation_and_options(capsys):
     found = json_of(capsys, "methods")
     assert list(found) == sorted(methods())
     for name, record in found.items():
-        assert list(record) == ["title", "paper", "equation", "options"]
-        (line,) = (line for line in printed.splitlines() if line.startswith(f"{name} "))
-        assert record["paper"] in line
-        assert record["equation"] in line
-        assert all(option in line for option in record["options"])
+        assert list(record)[:4] == ["title", "paper", "equation", "options"]
+        first, second = (line for line in printed.splitlines() if line.startswith(f"{name} "))
+        assert record["paper"] in first
+        assert record["equation"] in first
+        assert all(option in second for option in record["options"])
         assert all(list(option) == ["default", "allowed", "help"] for option in record["options"].values())
+
+
+def test_methods_are_listed_by_family_with_what_they_ask_of_clients_and_server(capsys):
+    found = json_of(capsys, "methods")
+    facts = {n: (r["family"], r["holds"], r["public_data"], r["secure_sums"]) for n, r in found.items()}
+    assert facts["fedrolex"] == ("partial training", "a slice of the model", False, "yes")
+    assert facts["feddropout"] == ("partial training", "a slice of the model", False, "no")
+    assert facts["fedbrb"] == ("partial training", "a slice of the model", False, "by size")
+    assert facts["fedavg"] == ("local training", "the whole model", False, "yes")
+    assert facts["fedhm"] == ("low rank", "layers as factors", False, "no"), "products are averaged, not factors"
+    assert facts["flanc"] == ("low rank", "layers as factors", False, "by size")
+    assert facts["feddf"] == ("distillation", "a model of its own", True, "no")
+    assert facts["fedbe"] == ("distillation", "the whole model", True, "no")
+    assert found["scaffold"]["sends"] == "what it holds, and more"
+    lines = [line.split()[0] for line in output_of(capsys, "methods").splitlines() if line.split()[:1]]
+    assert lines.index("fedrolex") < lines.index("fedavg") < lines.index("flanc") < lines.index("feddf")
 
 
 def test_plan_takes_a_head_policy(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -23,9 +24,11 @@ Seed = Annotated[int, typer.Option("--seed", help="What is random comes from it.
 
 
 def list_methods(as_json: Json = False) -> None:
-    """List the methods with paper, equation and options."""
+    """List the methods by family: what clients hold, what the server needs, paper, equation and options."""
     from fedwidth.methods import methods
+    from fedwidth.methods.lookup.families import HOLDS, traits_of
 
+    traits = {name: traits_of(method) for name, method in methods().items()}
     if as_json:
         print(
             json.dumps(
@@ -38,6 +41,7 @@ def list_methods(as_json: Json = False) -> None:
                             n: {"default": o.default, "allowed": o.allowed, "help": o.help}
                             for n, o in m.options.items()
                         },
+                        **asdict(traits[m.name]),
                     }
                     for m in methods().values()
                 },
@@ -48,14 +52,18 @@ def list_methods(as_json: Json = False) -> None:
     rows = [
         [
             m.name,
-            m.title,
-            m.paper,
-            m.equation,
-            ", ".join(f"{n}={_show(o.default)}" for n, o in m.options.items()) or "–",
+            traits[m.name].family,
+            traits[m.name].holds,
+            "yes" if m.public else "no",
+            traits[m.name].secure_sums,
+            f"{m.paper}, {m.equation}",
         ]
-        for m in methods().values()
+        for m in sorted(methods().values(), key=lambda m: (list(HOLDS).index(traits[m.name].family), m.name))
     ]
-    print_table(["method", "title", "paper", "equation", "options"], rows)
+    print_table(["method", "family", "a client holds", "public data", "secure sums", "paper"], rows)
+    print()
+    shown = {m.name: ", ".join(f"{n}={_show(o.default)}" for n, o in m.options.items()) for m in methods().values()}
+    print_table(["method", "options and their defaults"], [[row[0], shown[row[0]] or "–"] for row in rows])
 
 
 def show_plan(model: Model, shape: Shape = "", options: Options = None, heads: Heads = "within") -> None:

@@ -98,6 +98,7 @@ METHOD = Method(
         "temperature": Option(1.0, "a number above 0", lambda v: is_number(v) and v > 0, "of that softmax"),
     },
     slices=False,
+    additive=False,
     shared=lambda _: True,
     local=Local(loss=loss),
     close=close,

@@ -80,6 +80,9 @@ class Method:
     collect: str = "sums"
     """What `close` is given: one mean for all clients that held the same part ("sums"), or one update for each client
     ("updates")."""
+    additive: bool = True
+    """False if the server cannot do with the sum of what clients of one size send, as where it averages products of
+    factors."""
     public: bool = False
     """Whether `close` needs data of the server's own, without labels."""
     needs: Mapping[str, Need] = field(default_factory=dict)
