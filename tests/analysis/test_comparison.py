@@ -1,6 +1,6 @@
 """The runs of one table, compared with the one that leads and with their yardsticks."""
 
-from fedwidth.analysis.comparison import TEST, VALIDATION, Comparison, Row
+from fedwidth.analysis.comparison import Comparison, Row
 from fedwidth.analysis.yardsticks import EXCLUDE, FULL, yardsticks
 from small_runs import small
 
@@ -33,7 +33,7 @@ def test_the_best_of_a_sweep_is_chosen_by_validation_and_judged_on_the_test_set(
         row("yardstick: full for all", 99.0, 99.0, validation=(99.0, 99.0)),
     )
     compared = Comparison(rows, best_leads=True)
-    assert (compared.lead, compared.chosen_by, compared.measure) == (1, VALIDATION, TEST)
+    assert (compared.lead, compared.chosen_by, compared.measure) == (1, "validation", "test")
     assert compared.leading_sentence() == (
         "Best by validation accuracy: B, 75.5 ± 0.7 % (two seeds). On the test set it has 80.5 ± 0.7 % (two seeds)."
     )
@@ -42,7 +42,7 @@ def test_the_best_of_a_sweep_is_chosen_by_validation_and_judged_on_the_test_set(
 
 def test_runs_without_a_test_set_are_compared_by_validation():
     compared = Comparison((row("A", validation=(70.0, 72.0)), row("B", validation=(71.0, 74.0))), best_leads=True)
-    assert compared.measure == VALIDATION
+    assert compared.measure == "validation"
     assert compared.lead == 1
     assert compared.leading_sentence() == "Best by validation accuracy: B, 72.5 ± 2.1 % (two seeds)."
     assert "difference +1.5" in compared.difference_sentences()[0]

@@ -13,9 +13,9 @@ from statistics import mean
 from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct
 from fedwidth.analysis.wording import in_words, listed, over_seeds
 from fedwidth.analysis.yardsticks import KINDS, Accuracies, Gain, find_gain, is_yardstick, yardstick_key, yardsticks
+from fedwidth.evaluation.samples import TEST, VALIDATION, samples_to_choose_by, samples_to_report
 from fedwidth.settings import Settings
 
-TEST, VALIDATION = "test", "validation"
 MAX_SENTENCES = 8
 """Up to so many differences are told one by one; of more it is said how many came out how."""
 
@@ -50,17 +50,18 @@ class Comparison:
     @cached_property
     def measure(self) -> str:
         """Which accuracies are compared: those on the test set, unless a row has none."""
-        return TEST if all(row.test for row in self.rows) or not self.has_validation else VALIDATION
+        return samples_to_report(self._measured).name
 
     @cached_property
-    def has_validation(self) -> bool:
-        """Whether every row was measured on validation samples."""
-        return all(row.validation for row in self.rows)
+    def _measured(self) -> set[str]:
+        """The accuracies that every row has."""
+        found = {TEST.key(): [row.test for row in self.rows], VALIDATION.key(): [row.validation for row in self.rows]}
+        return {key for key, own in found.items() if all(own)}
 
     @property
     def chosen_by(self) -> str:
         """Which accuracies the best row is chosen by."""
-        return VALIDATION if self.has_validation else TEST
+        return samples_to_choose_by(self._measured).name
 
     @cached_property
     def lead(self) -> int:
@@ -74,7 +75,7 @@ class Comparison:
     def accuracies(self, number: int, measure: str = "") -> Accuracies:
         """The accuracies of one row: those that are compared, unless another measure is asked for."""
         row = self.rows[number]
-        return row.test if (measure or self.measure) == TEST else row.validation
+        return row.test if (measure or self.measure) == TEST.name else row.validation
 
     @cached_property
     def differences(self) -> dict[int, Difference]:
@@ -127,7 +128,7 @@ class Comparison:
         row = self.rows[self.lead]
         mine = accuracy_text(self.accuracies(self.lead, self.chosen_by))
         said = [f"Best by {self.chosen_by} accuracy: {row.title}, {mine}."]
-        if self.chosen_by == VALIDATION:
+        if self.chosen_by == VALIDATION.name:
             if row.test:
                 said.append(f"On the test set it has {accuracy_text(row.test)}.")
         else:

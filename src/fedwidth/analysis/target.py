@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MEASURES = ("global_accuracy", "validation_accuracy")
-"""The first of them that a run measures counts."""
+from fedwidth.evaluation.samples import samples_to_report
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ def reach(lines: Sequence[Mapping[str, Any]], target: float) -> Reached | None:
     >>> reach(lines, 0.9) is None
     True
     """
-    name = next((name for name in MEASURES if any(line.get(name) is not None for line in lines)), MEASURES[0])
+    name = samples_to_report({name for line in lines for name, value in line.items() if value is not None}).key()
     for place, line in enumerate(lines):
         accuracy = line.get(name)
         if accuracy is not None and accuracy >= target:

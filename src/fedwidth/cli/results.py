@@ -15,6 +15,7 @@ from fedwidth.analysis.wording import show_time
 from fedwidth.analysis.yardsticks import is_yardstick
 from fedwidth.cli.tables import print_table
 from fedwidth.devices.capacity import Capacities, describe_mix
+from fedwidth.evaluation.samples import TEST, VALIDATION
 from fedwidth.run.checkpoint import write_whole
 from fedwidth.settings import Settings
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from fedwidth.cli.planned_run import PlannedRun
 
 ACCURACIES = ("global_accuracy", "best_global_accuracy", "local_accuracy")
-VALIDATION = "validation_accuracy"
+OF_VALIDATION = VALIDATION.key()
 
 Summary = Mapping[str, Any]
 
@@ -37,8 +38,8 @@ def compare_runs(runs: Sequence[PlannedRun], summaries: Sequence[Summary], *, ch
         Row(
             mine[0][0].title,
             mine[0][0].settings,
-            by_seed(mine, "global_accuracy"),
-            by_seed(mine, "validation_accuracy"),
+            by_seed(mine, TEST.key()),
+            by_seed(mine, VALIDATION.key()),
         )
         for mine in by_label(runs, summaries).values()
     ]
@@ -50,8 +51,8 @@ def print_results(
 ) -> None:
     """One row for every label, with the spread over its seeds, and what the differences come to."""
     keys, shown = list(ACCURACIES), ["test accuracy %", "best %", "clients' own data %"]
-    if any(VALIDATION in summary for summary in summaries):
-        keys, shown = [VALIDATION, *keys], ["validation %", *shown]
+    if any(OF_VALIDATION in summary for summary in summaries):
+        keys, shown = [OF_VALIDATION, *keys], ["validation %", *shown]
     timed = any("device_seconds" in summary for summary in summaries)
     rows = []
     gained = any(compared.gains)
@@ -148,7 +149,7 @@ def _device_time(mine: Sequence[tuple[PlannedRun, Summary]]) -> str:
 
 def _accuracies(summary: Summary) -> tuple[str, ...]:
     """The accuracies a summary gives."""
-    return (*ACCURACIES, VALIDATION) if VALIDATION in summary else ACCURACIES
+    return (*ACCURACIES, OF_VALIDATION) if OF_VALIDATION in summary else ACCURACIES
 
 
 def _spread(label: str, mine: Sequence[tuple[PlannedRun, Summary]]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedwidth.config.read import read_settings
 from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.evaluation.samples import samples_to_choose_by
 from fedwidth.experiment import Experiment, Line, Result
 from fedwidth.flower.access.enrolment import Enrolled, EnrolmentFolder
 from fedwidth.flower.attendance import MIN_CAPACITY, Attendance, Introduction
@@ -28,7 +29,6 @@ from fedwidth.flower.printable import printable
 from fedwidth.flower.records import Limits
 from fedwidth.flower.run_config import RunConfig
 from fedwidth.run import folder
-from fedwidth.run.alarm import key_of
 from fedwidth.run.folder import SERVE_LOCK as LOCK
 from fedwidth.run.summary import describe_accuracy
 from fedwidth.settings import Settings
@@ -152,7 +152,7 @@ def remarks(line: Line) -> Iterator[str]:
     for client, last in line.get("quarantined", {}).items():
         yield f"client {client} is in quarantine until round {last}, for what it sent"
     if "alarm" in line:
-        accuracy = 100 * line[key_of(line)]
+        accuracy = 100 * line[samples_to_choose_by(line).key()]
         yield (
             f"ALARM: accuracy {accuracy:.1f} % is {line['alarm']:g} points below the best of the last evaluations;"
             " fedwidth deploy rollback goes back to an earlier checkpoint"

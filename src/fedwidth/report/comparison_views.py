@@ -12,6 +12,7 @@ from typing import Any
 from fedwidth.analysis.comparison import Comparison, Row, accuracy_text
 from fedwidth.config.schema import build
 from fedwidth.errors import FedwidthError
+from fedwidth.evaluation.samples import TEST, VALIDATION, samples_to_report
 from fedwidth.report.entries import Entry
 from fedwidth.report.runs import Run, number
 from fedwidth.run.about import About, read_about
@@ -33,7 +34,7 @@ def compare_entries(entries: Sequence[Entry], about: About) -> Comparison:
         return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
     rows = [
-        Row(each.label, _settings(each.first), by_seed(each, "global_accuracy"), by_seed(each, "validation_accuracy"))
+        Row(each.label, _settings(each.first), by_seed(each, TEST.key()), by_seed(each, VALIDATION.key()))
         for each in entries
     ]
     return Comparison(tuple(rows), best_leads=bool(about.over))
@@ -127,7 +128,7 @@ def _accuracies(entry: Entry) -> list[tuple[int, float]]:
     found: dict[int, list[float]] = {}
     for run in entry.runs:
         for line in run.metrics:
-            if math.isfinite(accuracy := number(line.get("global_accuracy", line.get("validation_accuracy")))):
+            if math.isfinite(accuracy := number(line.get(samples_to_report(line).key()))):
                 found.setdefault(line["round"], []).append(accuracy)
     return [(round, fmean(values)) for round, values in sorted(found.items()) if len(values) == len(entry.runs)]
 

@@ -20,12 +20,12 @@ import fedwidth
 from fedwidth.analysis.experiment_key import experiment_key
 from fedwidth.config.influence import identity
 from fedwidth.errors import StateError
+from fedwidth.evaluation.samples import samples_to_report
 from fedwidth.files import LOCK, append_line
 from fedwidth.reproduce.client_accuracies import Clients, read_clients
 from fedwidth.settings import Settings
 
 UNFINISHED = "unfinished"
-MEASURED_BY_VALIDATION = ("validation_accuracy", "validation_loss")
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def make_record(
     How it serves single clients is read from its `folder`.
     """
     lines = list(metrics)
-    samples = "test" if settings.evaluation.test else "validation"
-    accuracy, loss = ("global_accuracy", "global_loss") if samples == "test" else MEASURED_BY_VALIDATION
+    samples = samples_to_report({name for line in lines for name in line})
+    accuracy, loss = samples.key(), samples.key("loss")
     measured = [line for line in lines if accuracy in line]
     best = max(measured, key=lambda line: line[accuracy])
     columns = ("round", accuracy, "local_accuracy", loss)
@@ -128,7 +128,7 @@ def make_record(
         engine=engine,
         fell_back=fell_back,
         commit=commit,
-        samples=samples,
+        samples=samples.name,
     )
 
 
