@@ -17,12 +17,14 @@ WITH_FLOWER = {"fastapi", "grpc", "httpx", "uvicorn"}
 """What Flower brings, and only the room for Flower uses."""
 ON_DEVICES = {"reasons", "trainer_process"}
 """Files that lie beside `device.py` where a device runs it."""
+POSIX = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+"""Modules of the standard library that Windows does not have."""
 CORE = ("core", "plan", "methods", "devices")
 OF_THE_CORE = {"torch", "numpy"}
 
 
 def imported() -> dict[Path, set[str]]:
-    """The modules of other distributions that each file imports, wherever in it."""
+    """The top-level modules that each file imports, wherever in it."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         names = set()
@@ -31,9 +33,13 @@ def imported() -> dict[Path, set[str]]:
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module)
-        tops = {name.partition(".")[0] for name in names}
-        found[path.relative_to(PACKAGE)] = tops - set(sys.stdlib_module_names) - {"fedwidth"}
+        found[path.relative_to(PACKAGE)] = {name.partition(".")[0] for name in names} - {"fedwidth"}
     return found
+
+
+def of_others() -> dict[Path, set[str]]:
+    """Those of them that are not of the standard library."""
+    return {path: modules - set(sys.stdlib_module_names) for path, modules in imported().items()}
 
 
 def named(requirements: list[str]) -> set[str]:
@@ -44,7 +50,7 @@ def test_what_is_imported_is_asked_for():
     required = named(PROJECT["dependencies"])
     for extra in ("hdf5", "tensorboard", "mlflow", "wandb", "ray", "flower"):
         required |= named(PROJECT["optional-dependencies"][extra])
-    for path, modules in imported().items():
+    for path, modules in of_others().items():
         if path.parts[0] == "flower":
             modules = modules - WITH_FLOWER - (ON_DEVICES if path.name == "device.py" else set())
         missing = {DISTRIBUTIONS.get(module, module) for module in modules} - required
@@ -52,11 +58,17 @@ def test_what_is_imported_is_asked_for():
 
 
 def test_what_is_asked_for_is_imported():
-    modules = {DISTRIBUTIONS.get(module, module) for found in imported().values() for module in found}
+    modules = {DISTRIBUTIONS.get(module, module) for found in of_others().values() for module in found}
     assert named(PROJECT["dependencies"]) <= modules
 
 
 def test_the_core_imports_torch_and_numpy_alone():
-    for path, modules in imported().items():
+    for path, modules in of_others().items():
         if path.parts[0] in CORE:
             assert modules <= OF_THE_CORE, f"{path} imports {modules - OF_THE_CORE}"
+
+
+def test_only_deployments_import_what_windows_does_not_have():
+    for path, modules in imported().items():
+        if path.parts[0] != "flower":
+            assert not modules & POSIX, f"{path} imports {modules & POSIX}"

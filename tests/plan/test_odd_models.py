@@ -178,7 +178,7 @@ def test_what_is_no_model_is_refused(model: Any, message: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is not supported:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is not supported")
 def test_a_scripted_model_is_refused() -> None:
     with pytest.raises(PlanError, match="hides its modules"):
         trace(torch.jit.script(mlp()), torch.zeros(2, 4))
