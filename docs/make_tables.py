@@ -1,4 +1,4 @@
-"""Write the tables of settings and of commands into their pages, from the code.
+"""Write the tables of settings, commands and rooms into their pages, from the code.
 
     python docs/make_tables.py
 
@@ -8,6 +8,10 @@ A test compares.
 
 from __future__ import annotations
 
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from fedwidth.cli.entry import app
 from fedwidth.config.schema import Key, keys, sections, shown
 
 DOCS = Path(__file__).parent
+PACKAGE = DOCS.parent / "src" / "fedwidth"
 BEGIN, END = "<!-- made by docs/make_tables.py -->\n", "<!-- end -->"
 
 
@@ -66,6 +71,27 @@ def _option_help(option: Any) -> str:
     return "; ".join(part for part in said if part)
 
 
+def rooms_text() -> str:
+    """A table of the rooms of the package, layer by layer, each in the words of its own docstring."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = project["tool"]["importlinter"]["contracts"]
+    rows = []
+    for number, layer in enumerate(contract["layers"], start=1):
+        for name in re.split(r" [|:] ", layer):
+            rows += [(str(number), f"`{shown}`", about) for shown, about in _rooms(PACKAGE / name)]
+    return _table(("layer", "room", "what it holds"), rows)
+
+
+def _rooms(path: Path) -> Iterator[tuple[str, str]]:
+    """A room and the rooms in it, or a module that stands alone, each with the first sentence of its docstring."""
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    shown = f"{path.relative_to(PACKAGE).as_posix()}{'/' if path.is_dir() else '.py'}"
+    about = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    yield shown, " ".join(about.split("\n\n")[0].split())
+    for inner in sorted(path.glob("*/__init__.py")):
+        yield from _rooms(inner.parent)
+
+
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -77,7 +103,7 @@ def with_text(page: str, text: str) -> str:
     return f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
 
 
-TABLES = {"settings.md": settings_text, "command-line.md": commands_text}
+TABLES = {"settings.md": settings_text, "command-line.md": commands_text, "rooms.md": rooms_text}
 
 
 def main() -> None:
