@@ -112,7 +112,7 @@ layers: $(STAMP)  ## Check that every room imports only what stands below it
 types: $(STAMP)
 	$(BIN)/mypy
 
-check: lint layers types test  ## What CI runs: lint, types, tests
+check: lint layers types test  ## What CI runs: lint, layers, types, tests
 
 bench: $(STAMP)  ## Measure extract and aggregate side by side with a plain loop
 	$(BIN)/python benchmarks/core.py
@@ -120,7 +120,7 @@ bench: $(STAMP)  ## Measure extract and aggregate side by side with a plain loop
 results: $(STAMP)  ## Write docs/results.md and its figures from the runs recorded in results/
 	$(BIN)/python -m reproduction
 
-pictures: $(STAMP)  ## Draw the methods' pictures and write the tables of settings and commands in docs/
+pictures: $(STAMP)  ## Draw the pictures of the methods and write the tables of settings, commands and rooms in docs/
 	$(BIN)/python docs/make_pictures.py
 	$(BIN)/python docs/make_tables.py
 
