@@ -1,0 +1,77 @@
+"""What one pass through a module takes: multiply-adds, operations, and what is kept for the backward pass, per sample.
+
+It is counted on PyTorch's meta device, where no arithmetic is done, unless the model has to look at values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedwidth.plan.isolation import at_least_two, batch_size, call
+
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+class Measured(NamedTuple):
+    """Numbers for one sample; `Cost` says what each means."""
+
+    macs: int
+    operations: int
+    activation_bytes: int
+
+
+def measure(empty: Callable[[], nn.Module], filled: Callable[[], nn.Module], example_inputs: Any) -> Measured:
+    """Measure the module that `empty` makes, whose values do not matter; where they do, the one that `filled` makes."""
+    inputs = at_least_two(example_inputs)
+    try:
+        on_meta = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, inputs)
+        return measure_pass(empty().to("meta"), on_meta)
+    except Exception:  # a model that looks at its values cannot run without them
+        return measure_pass(filled(), inputs)
+
+
+def measure_pass(model: nn.Module, inputs: Any) -> Measured:
+    """Measure one pass of a batch; the model is left in training mode."""
+    samples = batch_size(inputs)
+    normalised = 0
+
+    def count(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        nonlocal normalised
+        normalised += output.numel()
+
+    hooks = [module.register_forward_hook(count) for module in model.modules() if isinstance(module, NORMS)]
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            call(model.eval(), inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    flops = counter.get_flop_counts()["Global"]  # two per multiply-add
+    macs = sum(flops.values()) // 2
+    convolutions = sum(number for operator, number in flops.items() if "convolution" in str(operator)) // 2
+    operations = convolutions + 2 * (macs - convolutions) + 4 * normalised
+    return Measured(macs // samples, operations // samples, saved_bytes(model.train(), inputs) // samples)
+
+
+def saved_bytes(model: nn.Module, inputs: Any) -> int:
+    """Bytes that autograd keeps between the forward and the backward pass, without those of the model's own tensors."""
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Tensor] = {}  # holds the tensors, so that no storage is freed and its address used again
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = call(model, inputs)  # alive until the sum is taken
+        total = sum(t.untyped_storage().nbytes() for storage, t in kept.items() if storage not in own)
+        del result
+    return total
