@@ -24,6 +24,7 @@ from fedwidth.config.build import (
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.influence import identity
 from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
+from fedwidth.config.objective_settings import name_objective
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, Partition
 from fedwidth.devices.cohorts import Cohorts
@@ -33,6 +34,7 @@ from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
 from fedwidth.evaluation.evaluator import Evaluator, Measured
 from fedwidth.methods import Beginning, Method, Task
+from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
 from fedwidth.randomness import torch_seed
 from fedwidth.run.metrics import Line
@@ -53,7 +55,8 @@ __all__ = ["Experiment", "Line", "Measured", "Recorder", "Result", "Stopped", "b
 class Experiment:
     """One run: what it needs is built and checked here, before anything is written.
 
-    `model` (which is copied), `data`, `partition` and `method` may be your own; otherwise the settings name them.
+    `model` (which is copied), `data`, `partition`, `method` and `objective` may be your own; otherwise the settings
+    name them.
     `public` is data of the server's own, for methods that close a round with it.
     """
 
@@ -65,14 +68,19 @@ class Experiment:
         data: Data | None = None,
         partition: Partition | None = None,
         method: Method | None = None,
+        objective: Objective | str | None = None,
         public: Data | None = None,
     ) -> None:
         if method is not None:
             method = method.with_options()
             settings = name_method(settings, method)
+        if isinstance(objective, str):
+            settings, objective = replace(settings, objective=replace(settings.objective, name=objective)), None
+        elif objective is not None:
+            settings = name_objective(settings, objective)
         check_values(settings)
         if partition is None:
-            check_settings(settings, method)
+            check_settings(settings, method, objective)
         self.method = method or method_of(settings)
         check_exponent(settings, self.method)
         self.settings = settings = with_needs(settings, self.method)
@@ -85,6 +93,8 @@ class Experiment:
             )
         self.device = find_device(settings.device)
         self.data = data if data is not None else load_data(settings)
+        self.objective = objective or objective_of(settings.objective, self.data)
+        self.settings = settings = with_needs(settings, self.objective)
         self.partition = partition if partition is not None else split_data(settings, self.data)
         if settings.devices.per_round > len(self.partition):
             raise OptionError(
@@ -104,7 +114,7 @@ class Experiment:
                 self.data = self.data.to(self.device)
             set_precision(settings.precision)
         # It is traced on the CPU, wherever a model of the user's own lies.
-        whole = copy.deepcopy(model).cpu() if model is not None else build_model(settings, self.data)
+        whole = build_model(settings, self.data, self.objective) if model is None else copy.deepcopy(model).cpu()
         self.model, self.plan = self._with_weights(whole)
         self.model.to(self.device)
         self.cohorts = Cohorts(self.capacities, len(self.partition), devices, settings.seed)
@@ -113,7 +123,14 @@ class Experiment:
         self.first_state = self.method.first_state(beginning)
         self._first_memory = self.method.first_memory(replace(beginning, state=self.first_state))
         self.trainer = Trainer(
-            self.model, self.plan, self.data, self.partition, self.method, settings, device=self.device
+            self.model,
+            self.plan,
+            self.data,
+            self.partition,
+            self.method,
+            settings,
+            device=self.device,
+            objective=self.objective,
         )
         self.costs = TaskCosts(self.trainer, self.first_state, Speeds.of(devices, enrolled))
         self.rounds = Rounds(
@@ -138,6 +155,7 @@ class Experiment:
             settings,
             device=self.device,
             cohort=self.cohorts.of_round,
+            objective=self.objective,
         )
         if devices.deadline:
             self.costs.check_deadline(self.rounds, self.first_server())
@@ -151,7 +169,7 @@ class Experiment:
         )  # or they are as narrow as it will be
         if weights is not None and first:
             warm_start(whole, weights, wanted.weights, wanted.fresh)
-        model, plan = plan_model(whole, self.settings, self.data)
+        model, plan = plan_model(whole, self.settings, self.data, self.objective)
         if weights is not None and not first:
             warm_start(model, weights, wanted.weights, wanted.fresh)
         return model, plan
@@ -243,7 +261,7 @@ class Experiment:
         return chosen[round], round
 
     def evaluate(self, server: Server) -> Line:
-        """Global, validation, local and per-capacity accuracy of a server's state."""
+        """The metric of a server's state on test and validation samples, on each client's own, and at each capacity."""
         return self.evaluator.measure(server).line
 
     def first_server(self, files: Files | None = None) -> Server:

@@ -79,6 +79,33 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
+class ObjectiveSettings:
+    """What the model is trained for."""
+
+    name: str = key(
+        "auto",
+        "classification, next-word, regression, multi-label, segmentation, or package.module:OBJECTIVE; auto: next-word"
+        " for text, else classification",
+    )
+    loss: str = key(
+        "", "package.module:function (output, targets) -> the mean loss of a batch; empty: the objective's own"
+    )
+    metric: str = key(
+        "",
+        "mse, rmse, mae or r2 (regression), f1 or label_accuracy (multi-label), mean_iou or pixel_accuracy"
+        " (segmentation), or package.module:function (output, targets) -> one number for each sample; empty: the first",
+    )
+    better: str = key(
+        "",
+        "of a metric that is a function of yours: which values are better; empty: higher",
+        choices=("", "higher", "lower"),
+    )
+    output: str = key(
+        "", "what counts of a model's output: a name, a number, or all; empty: its logits, or the first of a tuple"
+    )
+
+
+@dataclass(frozen=True)
 class DeviceSettings:
     """What clients can afford, and who takes part in a round."""
 
@@ -200,6 +227,7 @@ class Settings:
     local: LocalSettings = field(default_factory=LocalSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     devices: DeviceSettings = field(default_factory=DeviceSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     server: ServerSettings = field(default_factory=ServerSettings)

@@ -67,9 +67,9 @@ class Pairs(Dataset[object]):
     [
         ([], "no samples"),
         ([1.0], "not an \\(input, target\\) pair"),
-        ([("an image", 0)], "is a str, not a tensor"),
+        ([("an image", 0)], "has a str, not a tensor"),
         ([(torch.zeros(2), 0), (torch.zeros(3), 0)], "one shape"),
-        ([(torch.zeros(2), "cat")], "one shape|target"),
+        ([(torch.zeros(2), "cat")], "has a str, not a tensor"),
     ],
 )
 def test_bad_datasets(pairs: list[object], message: str) -> None:

@@ -166,6 +166,24 @@ def test_clients_with_a_data_set_each() -> None:
     assert len(from_clients(clients, pairs(5)).test) == 5
 
 
+def test_clients_data_sets_are_read_several_samples_at_once_and_list_their_labels() -> None:
+    class AtOnce(Counted):
+        def __getitems__(self, numbers: list[int]) -> list[object]:
+            self.read.append(tuple(numbers))
+            return [self.samples[number] for number in numbers]
+
+    clients = [AtOnce(pairs().samples[start : start + 10]) for start in (0, 10)]
+    for start, client in zip((0, 10), clients, strict=True):
+        client.targets = Y[start : start + 10].tolist()
+    data = from_clients(clients, pairs(5), cache=0)
+    assert data.train.labels.tolist() == Y[:20].tolist()
+    assert {number for read in clients[0].read for number in read} == {0}, "to see what samples are"
+    assert clients[1].read == [(9,)], "to see that the last label is as listed"
+    inputs, _ = data.batch(data.train, torch.tensor([12, 3, 18, 4]))
+    assert torch.equal(inputs, X[[12, 3, 18, 4]])
+    assert [client.read[-1] for client in clients] == [(3, 4), (2, 8)]
+
+
 def test_loaders_give_their_data_sets_and_how_batches_are_made() -> None:
     def padded(samples):
         width = max(len(x) for x, _ in samples)
@@ -206,7 +224,7 @@ class Stream(IterableDataset[object]):
         (lambda: from_clients([Stream()], pairs()), "client 0.*must have a length"),
         (lambda: from_clients([DataLoader(pairs(), collate_fn=list), pairs()], pairs()), "one collate_fn for all"),
         (lambda: from_dataset(Counted([{"words": X[0]}] * 2), pairs(), cache=1), "dictionary without 'labels'"),
-        (lambda: from_dataset(Counted([("text", 1)] * 2), pairs(), cache=1), "sample 0 .* is a str, not a tensor"),
+        (lambda: from_dataset(Counted([("text", 1)] * 2), pairs(), cache=1), "sample 0 .* has a str, not a tensor"),
         (lambda: from_dataset(Counted([(X[0], -1)] * 2), pairs(), cache=1), "must not be negative"),
         (lambda: from_dataset(pairs(), Counted([(X[0, :2], 0)]), cache=1), r"different shapes: \[4\] and \[2\]"),
         (lambda: from_dataset(pairs(), pairs_of_floats(), cache=1), "training targets are whole numbers, but test"),

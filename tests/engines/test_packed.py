@@ -238,9 +238,9 @@ def test_stacked_evaluation_is_evaluation_one_by_one(mask, partition):
     for score, local, measured in zip(
         judge.scores(states, runs[0].data.test), judge.local(states, runs[0].partition), expected, strict=True
     ):
-        assert score.accuracy == measured.line["global_accuracy"]
+        assert score.value == measured.line["global_accuracy"]
         assert score.loss == pytest.approx(measured.line["global_loss"], rel=1e-9)
-        assert torch.equal(local.accuracies, measured.local.accuracies)
+        assert torch.equal(local.values, measured.local.values)
         assert torch.equal(local.counted, measured.local.counted)
 
 

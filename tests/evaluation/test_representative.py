@@ -7,7 +7,7 @@ import torch
 
 from fedwidth.core.narrow import narrow
 from fedwidth.engines.serial import SerialEngine
-from fedwidth.evaluation.representative import LastRound, accuracy_by_capacity, drawn_indexes, representative_index
+from fedwidth.evaluation.representative import LastRound, by_capacity, drawn_indexes, representative_index
 from fedwidth.experiment import Experiment
 from fedwidth.methods import method, methods
 from hand_plans import mlp_plan
@@ -96,20 +96,20 @@ def test_mean_and_spread_over_draws_by_hand():
         return units(index)[0] / 10
 
     last = LastRound(1, COHORT, seed=1)
-    found = accuracy_by_capacity(method("fedstack"), PLAN, [0.25, 1.0], last=last, accuracy=accuracy)
+    found = by_capacity(method("fedstack"), PLAN, [0.25, 1.0], last=last, measure=accuracy)
     # Windows at 2, 4, 6 and then, a round earlier, 0, 2, 4: mean 3, squares 1 + 1 + 9 + 9 + 1 + 1 = 22 over 5.
     assert found["capacity_accuracy"] == {"0.25": 0.4, "1": 0.0}
     assert found["capacity_accuracy_mean"] == pytest.approx({"0.25": 0.3, "1": 0.0})
     assert found["capacity_accuracy_spread"] == pytest.approx({"0.25": 4.4**0.5 / 10, "1": 0.0})
     assert sorted(measured) == [[0, 1], list(range(8)), [2, 3], [4, 5], [6, 7]], "each sub-model once"
     first = LastRound(0, COHORT[:1], seed=1)
-    alone = accuracy_by_capacity(method("fedstack"), PLAN, [0.25], last=first, accuracy=accuracy)
+    alone = by_capacity(method("fedstack"), PLAN, [0.25], last=first, measure=accuracy)
     assert alone["capacity_accuracy_spread"] == {"0.25": None}
     rolex, staggered = method("fedrolex"), method("fedrolex", stagger=True)
     shared = {"capacity_accuracy": {"0.25": 0.1}}
-    assert accuracy_by_capacity(rolex, PLAN, [0.25], last=last, accuracy=accuracy) == shared
-    assert set(accuracy_by_capacity(staggered, PLAN, [0.25], last=last, accuracy=accuracy)) == set(found)
-    assert set(accuracy_by_capacity(staggered, PLAN, [0.25], last=last, accuracy=accuracy, draws=False)) == set(shared)
+    assert by_capacity(rolex, PLAN, [0.25], last=last, measure=accuracy) == shared
+    assert set(by_capacity(staggered, PLAN, [0.25], last=last, measure=accuracy)) == set(found)
+    assert set(by_capacity(staggered, PLAN, [0.25], last=last, measure=accuracy, draws=False)) == set(shared)
 
 
 def test_a_resumed_run_measures_the_same_sub_models(tmp_path):

@@ -48,7 +48,7 @@ class TestScore:
             found, kept = score(
                 nn.Identity(), data_of(), data_of().test, EvaluationSettings(batch_size=batch_size), CPU
             )
-            assert (found.accuracy, found.counted) == (0.5, 4)
+            assert (found.value, found.counted) == (0.5, 4)
             assert found.loss == pytest.approx(sum(losses) / 4, rel=1e-6)
             assert torch.equal(kept, LOGITS)
 
@@ -66,12 +66,12 @@ class TestScore:
         data = from_tensors(words, targets, words, targets, classes=6, kind="tokens")
         found, kept = score(model, data, data.test, EvaluationSettings(), CPU)
         assert found.counted == 5
-        assert found.accuracy == 4 / 5
+        assert found.value == 4 / 5
         # Right answers cost log(5 + e) - 1, the wrong one log(5 + e).
         assert found.loss == pytest.approx(math.log(5 + E) - 4 / 5, rel=1e-6)
         partition = partition_of(data, [0, 1], clients=2)
         local = local_scores(kept, partition, data, "zero")
-        assert local.accuracies.tolist() == [1.0, 0.5]
+        assert local.values.tolist() == [1.0, 0.5]
         assert local.counted.tolist() == [3, 2]
         assert local.mean == pytest.approx(4 / 5)
 
@@ -85,7 +85,7 @@ class TestScore:
         monkeypatch.setattr(scores, "MAX_LOGITS", 50)  # two sequences of 4 words out of 6
         parts = score(model, data, data.test, EvaluationSettings(), CPU)[0]
         assert sizes == [7, 2, 2, 3]
-        assert (parts.accuracy, parts.counted) == (whole.accuracy, whole.counted)
+        assert (parts.value, parts.counted) == (whole.value, whole.counted)
         assert parts.loss == pytest.approx(whole.loss)
 
     def test_nothing_to_count_is_refused(self):
@@ -113,7 +113,7 @@ class TestLocal:
         ],
     )
     def test_masked_by_hand(self, mask, expected):
-        assert self.local(mask).accuracies.tolist() == expected
+        assert self.local(mask).values.tolist() == expected
 
     def test_mean_weighs_clients_by_their_test_samples(self):
         data = data_of()
@@ -121,8 +121,8 @@ class TestLocal:
         local = local_scores(LOGITS, partition, data, "none")
         # client 0: 1 of 1; client 1: 1 of 3; client 2 has no test data
         assert local.counted.tolist() == [1, 3, 0]
-        assert local.accuracies[:2].tolist() == [1.0, pytest.approx(1 / 3)]
-        assert math.isnan(local.accuracies[2])
+        assert local.values[:2].tolist() == [1.0, pytest.approx(1 / 3)]
+        assert math.isnan(local.values[2])
         assert local.mean == pytest.approx(2 / 4)
         assert local.quantiles == pytest.approx([1 / 3, 1 / 2, 2 / 3, 5 / 6, 1])
 
@@ -139,7 +139,7 @@ class TestLocal:
         partition = partition_of(data, [-1, 0, -1, 1], clients=2, train=[0, -1, 1, -1], tested_on="train")
         assert partition.labels[0].tolist() == [0]
         local = local_scores(LOGITS, partition, data, "inf")
-        assert local.accuracies.tolist() == [0.0, 1.0]
+        assert local.values.tolist() == [0.0, 1.0]
 
     def test_held_out_samples_in_a_run(self):
         settings = small("data.partition=random_labels", "data.partition_options={per_client=2}")

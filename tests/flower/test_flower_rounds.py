@@ -387,7 +387,7 @@ def test_an_alarm_is_said(tmp_path):
 
     said = list(remarks({"alarm": 12.5, "global_accuracy": 0.7}))
     assert said == [
-        "ALARM: accuracy 70.0 % is 12.5 points below the best of the last evaluations; fedwidth deploy rollback goes"
+        "ALARM: accuracy 70.00 % is 12.5 points below the best of the last evaluations; fedwidth deploy rollback goes"
         " back to an earlier checkpoint"
     ]
 
@@ -433,7 +433,7 @@ def test_an_alarm_by_validation_needs_no_test_set():
     from fedwidth.flower.server import remarks
 
     (said,) = remarks({"alarm": 12.5, "validation_accuracy": 0.7})
-    assert said.startswith("ALARM: accuracy 70.0 % is 12.5 points below")
+    assert said.startswith("ALARM: accuracy 70.00 % is 12.5 points below")
 
 
 def test_nobody_but_clients_in_quarantine_is_no_round(tmp_path):

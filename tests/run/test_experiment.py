@@ -257,16 +257,16 @@ class TestYourOwn:
         with pytest.raises(PlanError, match=r"\[2, 5\].*2 classes"):
             Experiment(self.settings(data=DataSettings(clients=4)), model=self.net(5), data=self.data())
 
-    def test_a_model_that_returns_no_tensor_is_refused(self):
+    def test_a_model_that_returns_several_things_must_say_which_counts(self):
         class Pair(nn.Module):
             def __init__(self):
                 super().__init__()
                 self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
 
             def forward(self, x):
-                return {"logits": self.net(x)}
+                return {"scores": self.net(x), "inputs": x}
 
-        with pytest.raises(PlanError, match="one tensor of logits"):
+        with pytest.raises(PlanError, match="the model returns scores, inputs: say which counts with objective.output"):
             Experiment(self.settings(data=DataSettings(clients=4)), model=Pair(), data=self.data())
 
     def test_resume_needs_a_folder(self):

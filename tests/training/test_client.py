@@ -13,10 +13,11 @@ from fedwidth.core.submodel import extract
 from fedwidth.data import load, make_partition
 from fedwidth.experiment import Experiment
 from fedwidth.models import Cnn
+from fedwidth.objectives.losses import cross_entropy
 from fedwidth.randomness import numpy_generator
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.batches import batches
-from fedwidth.training.loss import absent_classes, masked_loss
+from fedwidth.training.loss import absent_classes, mask_logits
 from fedwidth.training.rule import PLAIN
 from fedwidth.training.schedule import learning_rate
 from fedwidth.training.step import take_step
@@ -118,7 +119,9 @@ class TestMaskedLoss:
     )
     def test_by_hand(self, mask, expected):
         absent = absent_classes(torch.tensor([0, 2]), 3, mask, CPU)
-        assert float(masked_loss(self.logits, self.target, absent, mask)) == pytest.approx(expected, rel=1e-6)
+        assert float(cross_entropy(mask_logits(self.logits, absent, mask), self.target)) == pytest.approx(
+            expected, rel=1e-6
+        )
 
     def test_nothing_is_masked_where_no_class_is_absent(self):
         assert absent_classes(torch.tensor([0, 1, 2]), 3, "zero", CPU) is None
@@ -126,14 +129,14 @@ class TestMaskedLoss:
     @pytest.mark.parametrize("mask", ["zero", "inf"])
     def test_absent_classes_get_no_gradient(self, mask):
         logits = self.logits.clone().requires_grad_()
-        masked_loss(logits, self.target, torch.tensor([False, True, False]), mask).backward()
+        cross_entropy(mask_logits(logits, torch.tensor([False, True, False]), mask), self.target).backward()
         assert logits.grad[0, 1] == 0
         assert logits.grad[0, 0] != 0
 
     def test_ended_text_is_not_trained(self):
         # Two positions, the second has ended: the loss is that of the first alone, log(1 + e) - 1.
         logits = torch.tensor([[[0.0, 1.0], [5.0, 9.0]]])
-        loss = masked_loss(logits, torch.tensor([[1, -100]]), None, "none")
+        loss = cross_entropy(logits, torch.tensor([[1, -100]]))
         assert float(loss) == pytest.approx(math.log(1 + E) - 1, rel=1e-6)
 
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedwidth.run.summary import describe_accuracy
+from fedwidth.run.summary import describe_score
 
 Line = dict[str, Any]
 
@@ -36,7 +36,7 @@ class ProgressDisplay:
 
         def call(line: Line) -> None:
             fields: dict[str, Any] = {"completed": line["round"], "clients": ""}
-            if accuracy := describe_accuracy(line):
+            if accuracy := describe_score(line):
                 fields["accuracy"] = accuracy
             self.progress.update(self.tasks[number], **fields)
 
@@ -56,7 +56,7 @@ class ProgressDisplay:
         console = self.progress.console
         if not console.is_terminal:
             console.print(
-                f"{self.titles[number]}: {line['round']} rounds, {describe_accuracy(line)}, {line['seconds']:.1f} s",
+                f"{self.titles[number]}: {line['round']} rounds, {describe_score(line)}, {line['seconds']:.1f} s",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedwidth.core.narrow import narrow
 from fedwidth.data import Data, Partition, load, make_partition
-from fedwidth.errors import OptionError, PlanError
+from fedwidth.data.records import moved
+from fedwidth.errors import OptionError
 from fedwidth.methods import method
 from fedwidth.models import build
+from fedwidth.objectives import Objective, objective_of
+from fedwidth.objectives.check import check_objective
 from fedwidth.plan import Plan, trace
-from fedwidth.plan.isolation import call, untouched
 from fedwidth.randomness import torch_seed
 from fedwidth.settings import Settings
 
@@ -72,39 +75,27 @@ def public_data(settings: Settings, data: Data, partition: Partition) -> Data | 
     return replace(data, train=data.train.take(partition.public)) if len(partition.public) else None
 
 
-def build_model(settings: Settings, data: Data) -> nn.Module:
-    """The model the settings name, for this data, initialised from the run's seed."""
-    facts = (
-        {"vocabulary": data.classes} if data.kind == "tokens" else {"data_shape": data.shape, "classes": data.classes}
-    )
+def build_model(settings: Settings, data: Data, objective: Objective | None = None) -> nn.Module:
+    """The model the settings name, for this data and objective, initialised from the run's seed."""
+    objective = objective or objective_of(settings.objective, data)
+    shape = data.shape if isinstance(data.example(1), Tensor) else None
+    facts: dict[str, Any] = {"data_shape": shape, "classes": objective.outputs(data)}
+    if data.kind == "tokens":
+        facts = {"vocabulary": data.classes}
     seed = torch_seed(settings.seed, "model")
     return build(settings.model.name, seed=seed, **facts, **settings.model.options)
 
 
-def plan_model(model: nn.Module, settings: Settings, data: Data) -> tuple[nn.Module, Plan]:
+def plan_model(
+    model: nn.Module, settings: Settings, data: Data, objective: Objective | None = None
+) -> tuple[nn.Module, Plan]:
     """The model at the width the server holds, and its plan; refuses one whose output does not fit the data."""
-    example = data.example().cpu()
-    plan = trace(model, example, heads=settings.model.heads)
-    check_output(model, data)
+    objective = objective or objective_of(settings.objective, data)
+    example = moved(data.example(), "cpu")
+    check_objective(objective, model, data)
+    plan = trace(model, example, heads=settings.model.heads, output=objective.output)
     if settings.model.width != 1:
         index = method("heterofl", rounding="ceil").select(plan, capacity=settings.model.width)
         model = narrow(model, plan, index)
-        plan = trace(model, example, heads=settings.model.heads)
+        plan = trace(model, example, heads=settings.model.heads, output=objective.output)
     return model, plan
-
-
-def check_output(model: nn.Module, data: Data) -> None:
-    """The output must be logits: a tensor shaped like the targets, with one entry for each class at the end."""
-    example = data.example().cpu()
-    with untouched(model), torch.no_grad():
-        for module in model.modules():
-            module.training = False
-        output = call(model, example)
-    if not isinstance(output, Tensor):
-        raise PlanError(f"the model must return one tensor of logits, but returned a {type(output).__name__}")
-    wanted = (*data.train.targets[: len(example)].shape, data.classes)
-    if tuple(output.shape) != wanted:
-        raise PlanError(
-            f"the model returns {list(output.shape)} for inputs {list(example.shape)}, but the data needs logits"
-            f" {list(wanted)}: the last dimension is its {data.classes} classes"
-        )

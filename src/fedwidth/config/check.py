@@ -17,6 +17,7 @@ from fedwidth.devices.time import Speeds
 from fedwidth.errors import OptionError, unknown
 from fedwidth.methods import Method, method
 from fedwidth.models.catalogue import FACTORIES
+from fedwidth.objectives import Objective, objective_of
 from fedwidth.settings import Settings
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
@@ -29,8 +30,11 @@ def check_values(settings: Settings) -> None:
             read(key, reduce(getattr, key.name.split("."), settings))
 
 
-def check_settings(settings: Settings, method: Method | None = None) -> None:
-    """What needs no data to be seen as wrong; `method` is the one that trains, where the settings need not find it."""
+def check_settings(settings: Settings, method: Method | None = None, objective: Objective | None = None) -> None:
+    """What needs no data to be seen as wrong.
+
+    `method` and `objective` are those of the run, where the settings need not find them.
+    """
     milestones = settings.training.milestones
     if any(later <= sooner for sooner, later in zip([0, *milestones], milestones, strict=False)):
         raise OptionError(f"training.milestones must be rounds in rising order, not {milestones}")
@@ -54,6 +58,8 @@ def check_settings(settings: Settings, method: Method | None = None) -> None:
         raise OptionError(f"device must be cpu, cuda or cuda:N, not '{settings.device}'")
     check_devices(settings, settings.data.clients)
     _check_names(settings)
+    if objective is None:
+        objective_of(settings.objective)
     if method is None:
         _check_method(settings)
 

@@ -1,4 +1,4 @@
-"""Between settings and methods: the method that settings name, and the settings that a method needs."""
+"""Between settings and methods: the method that settings name, and the settings that a method or objective needs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fedwidth.config.schema import keys
 from fedwidth.errors import OptionError, unknown
 from fedwidth.methods import Method, Reference, method
 from fedwidth.methods.lookup.by_name import UNNAMED
+from fedwidth.objectives import Objective
 from fedwidth.settings import LocalSettings, MethodSettings, Settings
 
 
@@ -57,21 +58,21 @@ def with_public(settings: Settings) -> Settings:
     return replace(settings, data=replace(settings.data, public=PUBLIC))
 
 
-def with_needs(settings: Settings, method: Method, given: Mapping[str, Any] | None = None) -> Settings:
-    """The settings with those the method needs; one that was given otherwise is refused.
+def with_needs(settings: Settings, needing: Method | Objective, given: Mapping[str, Any] | None = None) -> Settings:
+    """The settings with those that a method or an objective needs; one that was given otherwise is refused.
 
     `given` is what a recipe says; without it, a setting that has its default value counts as not given.
     """
-    for name, need in method.needs.items():
+    for name, need in needing.needs.items():
         section, _, key = name.rpartition(".")
         if not section or name not in keys():
             allowed = [known for known in keys() if "." in known]
-            raise unknown(f"setting that {method.title} needs", name, allowed)
+            raise unknown(f"setting that {needing.title} needs", name, allowed)
         value = reduce(getattr, name.split("."), settings)
         if value == need.value:
             continue
         said = key in given.get(section, {}) if given is not None else value != keys()[name].default
         if said:
-            raise OptionError(f"{method.title} needs {name} = {need.value!r}, not {value!r}: {need.why}")
+            raise OptionError(f"{needing.title} needs {name} = {need.value!r}, not {value!r}: {need.why}")
         settings = replace(settings, **{section: replace(getattr(settings, section), **{key: need.value})})
     return settings

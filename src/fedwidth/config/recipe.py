@@ -23,6 +23,7 @@ from fedwidth.config.grid import cells_of
 from fedwidth.config.method_settings import method_of, with_needs, with_public
 from fedwidth.config.schema import build, keys, shown, unknown_key
 from fedwidth.errors import OptionError, unknown
+from fedwidth.objectives import objective_of
 from fedwidth.settings import Settings, key
 
 RECIPE_KEYS = ("title", "label", "yardsticks", "paper", "compare", "grid")
@@ -186,10 +187,10 @@ def _variant(base: Document, label: str, entry: Document | None, changes: Sequen
 
 
 def _settings(document: Document) -> Settings:
-    """The settings of a document, with those its method needs where it says nothing."""
+    """The settings of a document, with those its method and its objective need where it says nothing."""
     settings = build(Settings, document)
     try:
-        method = method_of(settings)
+        method, objective = method_of(settings), objective_of(settings.objective)
     except OptionError:  # what is wrong with it is said once the settings are checked
         return settings
-    return with_needs(settings, method, document)
+    return with_needs(with_needs(settings, method, document), objective, document)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from fedwidth.data.checks import as_users, check_users, checked, checked_labels, data_of
-from fedwidth.data.reading import Collate, Column, Reader, read_all
+from fedwidth.data.reading import Collate, Column, Reader, read_all, read_several
 from fedwidth.data.records import KINDS, Data, Kind, Split
 from fedwidth.data.transforms import Transform
 from fedwidth.data.trees import Tree
@@ -104,13 +104,37 @@ class OneAfterTheOther:
     def __init__(self, datasets: Sequence[Any]) -> None:
         self.datasets = datasets
         self.ends = list(accumulate(len(dataset) for dataset in datasets))
+        listed = [getattr(dataset, "targets", None) for dataset in datasets]
+        if all(isinstance(targets, list | np.ndarray | Tensor) for targets in listed):
+            self.targets = np.concatenate([np.asarray(targets) for targets in listed])
 
     def __len__(self) -> int:
         return self.ends[-1]
 
     def __getitem__(self, number: int) -> Any:
+        which, place = self._find(number)
+        return self.datasets[which][place]
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        """Several samples, those of one data set at once where it can."""
+        first, start, end = self._range(numbers[0])
+        if all(start <= number < end for number in numbers):  # of one client, as batches to train on are
+            return read_several(self.datasets[first], [number - start for number in numbers])
+        places: dict[int, list[int]] = {}
+        for which, place in map(self._find, numbers):
+            places.setdefault(which, []).append(place)
+        found = {which: iter(read_several(self.datasets[which], own)) for which, own in places.items()}
+        return [next(found[self._find(number)[0]]) for number in numbers]
+
+    def _find(self, number: int) -> tuple[int, int]:
+        """The data set that has a sample, and its number there."""
+        which, start, _ = self._range(number)
+        return which, number - start
+
+    def _range(self, number: int) -> tuple[int, int, int]:
+        """The data set that has a sample, and the first of its numbers and the one behind its last."""
         which = bisect_right(self.ends, number)
-        return self.datasets[which][number - (self.ends[which - 1] if which else 0)]
+        return which, self.ends[which - 1] if which else 0, self.ends[which]
 
 
 def _of_clients(datasets: Sequence[Any], which: str) -> tuple[Any, Tensor]:

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwidth.data.trees import Tree, bytes_of, joined, leaves
+from fedwidth.data.trees import Tree, joined, leaves
 from fedwidth.errors import DataError, OptionError
 
 TARGETS = ("labels", "label")
 """The names under which samples that are dictionaries have their target, as Hugging Face's data sets do."""
+
+NUMBER_BYTES = 8
 
 Collate = Callable[[list[Any]], Any]
 """Makes a batch of samples, as a `DataLoader` takes it."""
@@ -50,48 +52,56 @@ class Reader:
         """Inputs and targets of these samples."""
         found = self._found(samples)
         if self.collate is not None:
-            return _pair(self._collated([found[number] for number in samples]), f"a batch of the {self.which} data set")
+            inputs, targets = _halves(self.collate(found), f"a batch of the {self.which} data set")
+            return _tree(inputs, "batch", self.which), _tree(targets, "batch", self.which)
+        pairs = [_halves(raw, f"sample {number} of the {self.which} data set") for number, raw in _both(samples, found)]
+        return self._joined(samples, [pair[0] for pair in pairs]), self._joined(samples, [pair[1] for pair in pairs])
+
+    def read_part(self, samples: Sequence[int], part: int) -> Tree:
+        """The inputs (part 0) or the targets (part 1) of these samples."""
+        if self.collate is not None:
+            return self.read(samples)[part]
+        halves = [
+            _halves(raw, f"sample {number} of the {self.which} data set")[part]
+            for number, raw in _both(samples, self._found(samples))
+        ]
+        return self._joined(samples, halves)
+
+    def _joined(self, samples: Sequence[int], values: list[Any]) -> Tree:
+        """One half of several samples as a batch."""
         try:
-            inputs = joined([found[number][0] for number in samples], torch.stack)
-            return inputs, joined([found[number][1] for number in samples], torch.stack)
+            if all(type(value) is Tensor for value in values):
+                return torch.stack(values)
+            trees = [_tree(value, f"sample {number}", self.which) for number, value in _both(samples, values)]
+            return joined(trees, torch.stack)
         except (RuntimeError, TypeError, KeyError, IndexError) as error:
             raise DataError(f"the samples of the {self.which} data set do not have one shape: {error}") from None
 
-    def _collated(self, samples: list[Any]) -> Any:
-        assert self.collate is not None
-        return self.collate(samples)
-
-    def _found(self, samples: Sequence[int]) -> dict[int, Any]:
-        """These samples by number, those that are held or else read now."""
+    def _found(self, samples: Sequence[int]) -> list[Any]:
+        """These samples as the data set gives them: held since they were read before, or read now."""
         found: dict[int, Any] = {}
         missing = []
-        for number in dict.fromkeys(samples):
+        for number in samples:
             if number in self._held:
                 self._held.move_to_end(number)
                 found[number] = self._held[number][0]
-            else:
+            elif number not in found:
+                found[number] = None
                 missing.append(number)
-        for number, raw in zip(missing, self._fetch(missing), strict=True):
-            found[number] = self._keep(number, raw)
-        return found
+        if missing:
+            for number, raw in _both(missing, read_several(self.dataset, missing)):
+                found[number] = raw
+                self._keep(number, raw)
+        return [found[number] for number in samples]
 
-    def _fetch(self, numbers: list[int]) -> list[Any]:
-        if not numbers:
-            return []
-        if hasattr(self.dataset, "__getitems__"):  # PyTorch's way to read several at once
-            return list(self.dataset.__getitems__(numbers))
-        return [self.dataset[number] for number in numbers]
-
-    def _keep(self, number: int, raw: Any) -> Any:
+    def _keep(self, number: int, raw: Any) -> None:
         """Hold a sample that was read; where there are too many, let go of those nobody asked for the longest."""
-        sample = raw if self.collate is not None else _pair(raw, f"sample {number} of the {self.which} data set")
-        size = _size(sample)
+        size = _size(raw)
         if size <= self.cache:
-            self._held[number] = sample, size
+            self._held[number] = raw, size
             self._bytes += size
             while self._bytes > self.cache:
                 self._bytes -= self._held.popitem(last=False)[1][1]
-        return sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +117,7 @@ class Column:
         return len(self.reader) if self.order is None else len(self.order)
 
     def __getitem__(self, samples: Tensor | slice) -> Any:
-        return self.reader.read(self.numbers(samples))[self.part]
+        return self.reader.read_part(self.numbers(samples), self.part)
 
     def numbers(self, samples: Tensor | slice) -> list[int]:
         """The reader's numbers of these samples."""
@@ -136,6 +146,13 @@ class Column:
         return self
 
 
+def read_several(dataset: Any, numbers: list[int]) -> list[Any]:
+    """These samples of a data set, at once where it has PyTorch's method for that."""
+    if hasattr(dataset, "__getitems__"):
+        return list(dataset.__getitems__(numbers))
+    return [dataset[number] for number in numbers]
+
+
 def read_all(reader: Reader, *, at_a_time: int = 1000) -> tuple[Tree, Tree]:
     """The inputs and the targets of all samples, in memory."""
     starts = range(0, len(reader), at_a_time)
@@ -147,51 +164,57 @@ def read_all(reader: Reader, *, at_a_time: int = 1000) -> tuple[Tree, Tree]:
     return inputs, targets
 
 
-def _pair(sample: Any, which: str) -> tuple[Tree, Tree]:
+def _halves(sample: Any, which: str) -> tuple[Any, Any]:
     """The input and the target of a sample, or of a batch of them."""
+    if type(sample) is tuple and len(sample) == 2:
+        return sample
     if isinstance(sample, Mapping):
         name = next((name for name in TARGETS if name in sample), None)
         if name is None:
             raise DataError(f"{which} is a dictionary without 'labels', so what is to be predicted is not known")
-        inputs: Any = {key: value for key, value in sample.items() if key != name}
-        target = sample[name]
-    elif isinstance(sample, Sequence) and not isinstance(sample, str) and len(sample) >= 2:
+        return {key: value for key, value in sample.items() if key != name}, sample[name]
+    if isinstance(sample, Sequence) and not isinstance(sample, str) and len(sample) >= 2:
         *first, target = sample
-        inputs = first[0] if len(first) == 1 else tuple(first)
-    else:
-        raise DataError(f"{which} is not an (input, target) pair")
-    return _tree(inputs, which, "input"), _tree(target, which, "target")
+        return first[0] if len(first) == 1 else tuple(first), target
+    raise DataError(f"{which} is not an (input, target) pair")
 
 
-def _tree(value: Any, which: str, what: str) -> Tree:
+def _tree(value: Any, what: str, which: str) -> Tree:
+    """A sample's input or target as tensors."""
+    if isinstance(value, Tensor):
+        return value
     if isinstance(value, Mapping):
-        return {str(name): _tensor(each, which, what) for name, each in value.items()}
+        return {str(name): _tensor(each, what, which) for name, each in value.items()}
     if isinstance(value, tuple) and value:
-        return tuple(_tensor(each, which, what) for each in value)
-    return _tensor(value, which, what)
+        return tuple(_tensor(each, what, which) for each in value)
+    return _tensor(value, what, which)
 
 
-def _tensor(value: Any, which: str, what: str) -> Tensor:
+def _tensor(value: Any, what: str, which: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if not isinstance(value, np.ndarray | np.generic | float | int | list):
         raise DataError(
-            f"the {what} of {which} is a {type(value).__name__}, not a tensor: give the data set a transform that makes"
-            " one"
+            f"{what} of the {which} data set has a {type(value).__name__}, not a tensor: give the data set a transform"
+            " that makes one"
         )
     if isinstance(value, np.ndarray) and not value.flags.writeable:  # PyTorch knows no tensors that may only be read
         value = value.copy()
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"the {what} of {which} is not numbers: {error}") from None
+        raise DataError(f"{what} of the {which} data set has something else than numbers: {error}") from None
 
 
 def _size(sample: Any) -> int:
     """The memory a sample takes, as far as tensors and arrays go."""
-    if isinstance(sample, Tensor):
-        return bytes_of(sample)
-    if isinstance(sample, np.ndarray):
+    if isinstance(sample, Tensor | np.ndarray):
         return sample.nbytes
+    if isinstance(sample, int | float | str):
+        return NUMBER_BYTES
     inner = sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, tuple | list) else ()
-    return sum(map(_size, inner)) or 8
+    return sum(map(_size, inner)) or NUMBER_BYTES
+
+
+def _both(numbers: Sequence[int], values: Sequence[Any]) -> zip[tuple[int, Any]]:
+    return zip(numbers, values, strict=True)

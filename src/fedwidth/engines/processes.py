@@ -39,6 +39,7 @@ from fedwidth.engines.sending import (
 from fedwidth.engines.serial import add, train_named
 from fedwidth.errors import ClientError, OptionError
 from fedwidth.methods import Reference, Task
+from fedwidth.objectives import Objective
 from fedwidth.plan.plan import Plan
 from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
@@ -173,7 +174,13 @@ def _start_pool(trainer: Trainer, workers: int) -> ProcessPoolExecutor:
 
 
 def _begin(
-    model: nn.Module, plan: Plan, data: Data, partition: Partition, settings: Settings, method: Reference
+    model: nn.Module,
+    plan: Plan,
+    data: Data,
+    partition: Partition,
+    settings: Settings,
+    objective: Objective,
+    method: Reference,
 ) -> None:
     """In a worker: keep what every task needs."""
     global _trainer
@@ -181,7 +188,7 @@ def _begin(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    _trainer = Trainer(model, plan, data, partition, method.find(), settings)
+    _trainer = Trainer(model, plan, data, partition, method.find(), settings, objective=objective)
 
 
 def leave_with_parent() -> None:

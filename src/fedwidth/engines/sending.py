@@ -27,9 +27,10 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def sent_once(trainer: Trainer) -> tuple[Any, ...]:
-    """What every worker gets when it starts: model, plan, data, partition, settings and the way to the method."""
+    """What every worker gets when it starts; of the method, the way to find it."""
     method = Reference.of(trainer.method)
-    return trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings, method
+    objective = trainer.objective
+    return trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings, objective, method
 
 
 def cannot_send(model: nn.Module) -> str | None:

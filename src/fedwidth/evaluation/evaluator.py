@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from fedwidth.core.part import Part
 from fedwidth.data import Data, Partition
 from fedwidth.evaluation import scores
-from fedwidth.evaluation.representative import LastRound, accuracy_by_capacity
+from fedwidth.evaluation.representative import LastRound, by_capacity
 from fedwidth.evaluation.scores import LocalScores, Score
 from fedwidth.methods import Method
+from fedwidth.objectives import CLASSIFICATION, Objective
+from fedwidth.objectives.metric import ACCURACY
 from fedwidth.plan.plan import Plan
 from fedwidth.settings import Settings
 from fedwidth.training.gpu import autocast
@@ -24,7 +26,7 @@ from fedwidth.training.server import Server
 
 @dataclass(frozen=True)
 class Measured:
-    """An evaluation: its part of the metrics, and the accuracy of every client."""
+    """An evaluation: its part of the metrics, and the metric of every client."""
 
     line: dict[str, Any]
     local: LocalScores | None
@@ -44,6 +46,7 @@ class Evaluator:
     device: torch.device
     cohort: Callable[[int], Sequence[tuple[int, float]]]
     """Who takes part in a round, with which capacity, as the settings draw it."""
+    objective: Objective = CLASSIFICATION
 
     def is_due(self, round: int) -> bool:
         """Whether the state after so many rounds is measured."""
@@ -63,7 +66,7 @@ class Evaluator:
     def measure(
         self, server: Server, *, before: Server | None = None, cohort: Sequence[tuple[int, float]] = ()
     ) -> Measured:
-        """Global, validation, local and per-capacity accuracy of a server's state, and that of every client.
+        """The metric of a server's state on test and validation samples, on each client's own, and at each capacity.
 
         `before` is the server as the last round began, and `cohort` who was to train in it: they decide which sub-model
         stands for a capacity. Without `before` the method's memory is taken as the server holds it now, and without a
@@ -71,7 +74,7 @@ class Evaluator:
         """
         settings, data, found = self.settings.evaluation, self.data, {}
         model = self.prepare(self.model, server.state)
-        score = partial(scores.score, by_class=self.is_last(server.round))
+        score = partial(scores.score, objective=self.objective, by_class=self.is_last(server.round))
         kept: Tensor | None = None
         if settings.test:
             found["global"], kept = score(model, data, data.test, settings, self.device)
@@ -101,24 +104,26 @@ class Evaluator:
 
         The scores are of the test set ("global") and of the validation samples ("validation"), where measured.
         """
-        line: dict[str, Any] = {}
+        metric = self.objective.metric.name
+        line: dict[str, Any] = {} if metric == ACCURACY.name else {"metric": self.objective.metric.measure.facts()}
         for name, score in found.items():
-            line |= {f"{name}_accuracy": score.accuracy, f"{name}_loss": score.loss}
+            line |= {f"{name}_{metric}": score.value, f"{name}_loss": score.loss}
         first = next(iter(found.values()))
         if self.is_last(server.round) and first.by_class is not None:
             line["class_accuracy"] = first.by_class
         if local is not None:
-            line |= {"local_accuracy": local.mean, "local_quantiles": local.quantiles}
+            line |= {f"local_{metric}": local.mean, "local_quantiles": local.quantiles}
         if capacities := self.settings.evaluation.capacities:
             round = max(0, server.round - 1)
             then = server if before is None else before
             last = LastRound(round, cohort or self.cohort(round), self.settings.seed, then.memory, then.state)
-            line |= accuracy_by_capacity(
+            line |= by_capacity(
                 self.method,
                 self.plan,
                 capacities,
                 last=last,
-                accuracy=lambda index: self._accuracy_of(server, index),
+                metric=metric,
+                measure=lambda index: self._value_of(server, index),
                 draws=self.is_last(server.round),  # they take ten times as long
             )
         return Measured(line, local)
@@ -127,16 +132,17 @@ class Evaluator:
         """What the prepared model scores on each client's own test data; `kept` is of the test set, if measured."""
         partition, mask = self.partition, self.settings.training.mask
         if kept is not None and (partition.tested_on == "test" or not len(partition.test.samples)):
-            return scores.local_scores(kept, partition, self.data, mask)
+            return scores.local_scores(kept, partition, self.data, mask, self.objective)
         split = self.data.train.take(partition.test.samples)
-        _, kept = scores.score(self.model, self.data, split, self.settings.evaluation, self.device)
-        return scores.local_scores_of(kept, partition, self.data, mask)
+        settings = self.settings.evaluation
+        _, kept = scores.score(self.model, self.data, split, settings, self.device, objective=self.objective)
+        return scores.local_scores_of(kept, partition, self.data, mask, self.objective)
 
-    def _accuracy_of(self, server: Server, part: Part) -> float:
+    def _value_of(self, server: Server, part: Part) -> float:
         """What this part of the model scores on the test set, or on the validation samples where that is not seen."""
         small = part.module(self.model, self.plan).to(self.device)
         self.prepare(small, part.cut(server.state, self.plan))
         settings, data = self.settings.evaluation, self.data
         split, samples = (data.test, None) if settings.test else (data.train, self.partition.validation)
-        score, _ = scores.score(small, data, split, settings, self.device, samples)
-        return score.accuracy
+        score, _ = scores.score(small, data, split, settings, self.device, samples, objective=self.objective)
+        return score.value

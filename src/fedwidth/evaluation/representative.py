@@ -54,39 +54,42 @@ def drawn_indexes(method: Method, plan: Plan, capacity: float, last: LastRound) 
     return [_select(method, plan, capacity, last, round=last.round - ago, place=place) for ago, place in places]
 
 
-def accuracy_by_capacity(
+def by_capacity(
     method: Method,
     plan: Plan,
     capacities: Sequence[float],
     *,
     last: LastRound,
-    accuracy: Callable[[Index], float],
+    measure: Callable[[Index], float],
+    metric: str = "accuracy",
     draws: bool = True,
 ) -> dict[str, dict[str, float | None]]:
-    """What the metrics say of the sub-models at these capacities, given the accuracy of the sub-model of an index.
+    """What the metrics say of the sub-models at these capacities, given the metric of the sub-model of an index.
 
     `capacity_accuracy` is of the sub-model that stands for each capacity. With `draws`, and where the method gives
     clients of one capacity different units, `capacity_accuracy_mean` and `capacity_accuracy_spread` are the mean and
-    the sample standard deviation over the draws (None for a single draw). Equal sub-models are measured once.
+    the sample standard deviation over the draws (None for a single draw). Equal sub-models are measured once. Where the
+    metric is another, its name stands in place of accuracy.
     """
     known: dict[str, float] = {}
 
-    def measure(index: Index) -> float:
+    def measured(index: Index) -> float:
         if index.key not in known:
-            known[index.key] = accuracy(index)
+            known[index.key] = measure(index)
         return known[index.key]
 
-    found: dict[str, dict[str, Any]] = {"capacity_accuracy": {}}
+    name = f"capacity_{metric}"
+    found: dict[str, dict[str, Any]] = {name: {}}
     differ = draws and not method.shared(method.values)
     if differ:
-        found |= {"capacity_accuracy_mean": {}, "capacity_accuracy_spread": {}}
+        found |= {f"{name}_mean": {}, f"{name}_spread": {}}
     for capacity in capacities:
-        name = f"{capacity:g}"
-        found["capacity_accuracy"][name] = measure(representative_index(method, plan, capacity, last))
+        key = f"{capacity:g}"
+        found[name][key] = measured(representative_index(method, plan, capacity, last))
         if differ:
-            drawn = [measure(index) for index in drawn_indexes(method, plan, capacity, last)]
-            found["capacity_accuracy_mean"][name] = statistics.fmean(drawn)
-            found["capacity_accuracy_spread"][name] = statistics.stdev(drawn) if len(drawn) > 1 else None
+            drawn = [measured(index) for index in drawn_indexes(method, plan, capacity, last)]
+            found[f"{name}_mean"][key] = statistics.fmean(drawn)
+            found[f"{name}_spread"][key] = statistics.stdev(drawn) if len(drawn) > 1 else None
     return found
 
 

@@ -7,7 +7,6 @@ published FedRolex code does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedwidth.data import IGNORE, Data, Partition, Split
+from fedwidth.data.trees import leaves
 from fedwidth.errors import DataError
 from fedwidth.models import StaticBatchNorm2d, collect_statistics, forget_statistics
 from fedwidth.models.static_norm import norms_of, settled_statistics
+from fedwidth.objectives import CLASSIFICATION, Metric, Objective, call
 from fedwidth.settings import EvaluationSettings
 from fedwidth.training.loss import mask_logits
 from fedwidth.training.skeletons import fill
@@ -32,9 +32,9 @@ MAX_LOGITS = 2**24
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy and mean loss over what was counted (words for text: OOV and EOS count, padding does not)."""
+    """The metric and the mean loss over what was counted (words for text: OOV and EOS count, padding does not)."""
 
-    accuracy: float
+    value: float
     loss: float
     counted: int
     by_class: list[float | None] | None = None
@@ -43,16 +43,16 @@ class Score:
 
 @dataclass(frozen=True)
 class LocalScores:
-    """Accuracy of the global model on each client's own test data."""
+    """The metric of the global model on each client's own test data."""
 
-    accuracies: Tensor
+    values: Tensor
     """Per client; NaN where a client has no test data."""
     counted: Tensor
 
     @classmethod
-    def of(cls, hits: Tensor, counted: Tensor) -> LocalScores:
-        """From right answers and answers of each client."""
-        return cls(torch.where(counted > 0, hits.double() / counted, torch.nan), counted)
+    def of(cls, sums: Tensor, metric: Metric) -> LocalScores:
+        """From the metric's numbers, summed for each client [clients, numbers]."""
+        return cls(metric.of(sums), sums[..., -1].long())
 
     @property
     def mean(self) -> float | None:
@@ -60,12 +60,12 @@ class LocalScores:
         known = self.counted > 0
         if not known.any():
             return None
-        return float((self.accuracies[known] * self.counted[known]).sum() / self.counted[known].sum())
+        return float((self.values[known] * self.counted[known]).sum() / self.counted[known].sum())
 
     @property
     def quantiles(self) -> list[float] | None:
-        """The distribution over clients: worst, lower quartile, median, upper quartile and best."""
-        known = self.accuracies[self.counted > 0]
+        """The distribution over clients: lowest, lower quartile, median, upper quartile and highest."""
+        known = self.values[self.counted > 0]
         return np.quantile(known.numpy(), QUANTILES).tolist() if len(known) else None
 
 
@@ -107,37 +107,51 @@ def score(
     device: torch.device,
     samples: Tensor | None = None,
     *,
+    objective: Objective = CLASSIFICATION,
     by_class: bool = False,
 ) -> tuple[Score, Tensor]:
-    """Score of a prepared model on a split, and its logits (images) or right answers per sample (text) for `local`.
+    """Score of a prepared model on a split, and what `local_scores` needs of each sample.
 
-    `samples` are the numbers of those that count; without them all do.
+    That is its logits where a sample has one label, so that they can be masked, else the metric's numbers. `samples`
+    are the numbers of those that count; without them all do.
     """
     samples = _all(split) if samples is None else samples
     # Summed on the device: asking for every batch would make it wait.
-    right, counted = torch.zeros(2, dtype=torch.long, device=device)
     loss = torch.zeros((), dtype=torch.float64, device=device)
+    targets_counted = torch.zeros((), dtype=torch.long, device=device)
+    summed: list[Tensor] = []
     settled = settled_statistics(model) if settings.norm != "batch" else nullcontext()
-    kept = []
-    per_sample = math.prod(split.targets.shape[1:]) * data.classes
-    size = max(1, min(settings.batch_size, MAX_LOGITS // per_sample))
+    kept, one_label = [], has_one_label(objective, split)
+    size = max(1, min(settings.batch_size, MAX_LOGITS // _numbers(objective, data)))
     with settled:
         for inputs, targets in _batches(data, split, size, device, samples):
-            logits = model(inputs)
-            valid = targets != IGNORE
-            hits = (logits.argmax(-1) == targets) & valid
-            loss += functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
-            right += hits.sum()
-            counted += valid.sum()
-            kept.append(torch.stack([hits.sum(-1), valid.sum(-1)], dim=-1) if targets.dim() > 1 else logits)
-    if not counted:
+            output = objective.output(call(model, inputs))
+            loss += objective.total_loss(output, targets)
+            targets_counted += objective.number(targets)
+            counts = objective.metric.counts(output, targets)
+            summed.append(counts.sum(0))
+            kept.append(output if one_label else counts)
+    sums = torch.stack(summed).sum(0)
+    number, answers = int(sums[-1]), torch.cat(kept).cpu()
+    if not number:
         raise DataError(f"data set '{data.name}' has no target to evaluate on")
-    number, answers = int(counted), torch.cat(kept).cpu()
     classes = None
-    if by_class and split.targets.dim() == 1:
+    if by_class and one_label:
         targets = split.targets.cpu()[samples].long()
         classes = accuracy_by_class((answers.argmax(-1) == targets).long(), targets, data.classes)
-    return Score(int(right) / number, float(loss) / number, number, classes), answers
+    mean_loss = float(loss) / max(1, int(targets_counted))
+    return Score(float(objective.metric.of(sums)), mean_loss, number, classes), answers
+
+
+def has_one_label(objective: Objective, split: Split) -> bool:
+    """Whether every sample has one class: then a client's absent classes can be masked, and classes told apart."""
+    return bool(objective.labelled and split.labels.dim() == 1)
+
+
+def _numbers(objective: Objective, data: Data) -> int:
+    """About how many numbers a model gives for one sample."""
+    per_target = objective.outputs(data) if data.classes else 1
+    return max(1, sum(leaf[0].numel() for leaf in leaves(data.example_targets(1)))) * max(1, per_target)
 
 
 def accuracy_by_class(hits: Tensor, targets: Tensor, classes: int) -> list[float | None]:
@@ -154,22 +168,26 @@ def accuracy_by_class(hits: Tensor, targets: Tensor, classes: int) -> list[float
     return [got / number if number else None for got, number in pairs]
 
 
-def local_scores(kept: Tensor, partition: Partition, data: Data, mask: str) -> LocalScores:
-    """Local accuracies from what `score` kept on the split the clients are tested on, masked to a client's labels."""
-    return local_scores_of(kept[partition.test.samples], partition, data, mask)
+def local_scores(
+    kept: Tensor, partition: Partition, data: Data, mask: str, objective: Objective = CLASSIFICATION
+) -> LocalScores:
+    """Local metrics from what `score` kept on the split the clients are tested on, masked to a client's labels."""
+    return local_scores_of(kept[partition.test.samples], partition, data, mask, objective)
 
 
-def local_scores_of(kept: Tensor, partition: Partition, data: Data, mask: str) -> LocalScores:
+def local_scores_of(
+    kept: Tensor, partition: Partition, data: Data, mask: str, objective: Objective = CLASSIFICATION
+) -> LocalScores:
     """The same from a row for each of `partition.test.samples`, in that order."""
-    owner = owners(partition)
-    if partition.test_split(data).targets.dim() == 1:
-        targets = partition.test_split(data).targets.cpu()[partition.test.samples]
+    owner, split = owners(partition), partition.test_split(data)
+    if has_one_label(objective, split):
+        targets = split.labels.cpu()[partition.test.samples].long()
         absent = absent_by_client(partition, data.classes, mask)
-        hits = mask_logits(kept, None if absent is None else absent[owner], mask).argmax(-1) == targets
-        kept = torch.stack([hits.long(), torch.ones_like(hits, dtype=torch.long)], dim=-1)
-    # Hits and counted of each client in one go: there may be hundreds of thousands of clients.
-    sums = torch.zeros(len(partition), 2, dtype=torch.long).index_add_(0, owner, kept)
-    return LocalScores.of(*sums.unbind(1))
+        masked = mask_logits(kept, None if absent is None else absent[owner], mask)
+        kept = objective.metric.counts(masked, targets)
+    # The sums of each client in one go: there may be hundreds of thousands of clients.
+    sums = kept.new_zeros(len(partition), kept.shape[1]).index_add_(0, owner, kept)
+    return LocalScores.of(sums, objective.metric)
 
 
 def owners(partition: Partition) -> Tensor:

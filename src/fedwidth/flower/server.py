@@ -28,9 +28,10 @@ from fedwidth.flower.node.training import load_parts
 from fedwidth.flower.printable import printable
 from fedwidth.flower.records import Limits
 from fedwidth.flower.run_config import RunConfig
+from fedwidth.objectives.metric import Measure
 from fedwidth.run import folder
 from fedwidth.run.folder import SERVE_LOCK as LOCK
-from fedwidth.run.summary import describe_accuracy
+from fedwidth.run.summary import describe_score
 from fedwidth.settings import Settings
 
 MAX_LINE = 2_000
@@ -152,9 +153,11 @@ def remarks(line: Line) -> Iterator[str]:
     for client, last in line.get("quarantined", {}).items():
         yield f"client {client} is in quarantine until round {last}, for what it sent"
     if "alarm" in line:
-        accuracy = 100 * line[samples_to_choose_by(line).key()]
+        measure = Measure.of(line)
+        value = measure.text(line[samples_to_choose_by(line, measure.name).key(measure.name)])
+        fall = f"{line['alarm']:g} points below" if measure.percent else f"{line['alarm']:g} worse than"
         yield (
-            f"ALARM: accuracy {accuracy:.1f} % is {line['alarm']:g} points below the best of the last evaluations;"
+            f"ALARM: {measure.title} {value} is {fall} the best of the last evaluations;"
             " fedwidth deploy rollback goes back to an earlier checkpoint"
         )
 
@@ -174,7 +177,7 @@ def server_app(recipe: str) -> ServerApp:
         logging.getLogger("flwr").addFilter(shorten_failures())
         config = RunConfig.of(context.run_config)
         result = serve(grid, recipe, config)
-        print(f"finished: {describe_accuracy(result.metrics[-1])}; see fedwidth report {config.out}", flush=True)
+        print(f"finished: {describe_score(result.metrics[-1])}; see fedwidth report {config.out}", flush=True)
 
     return app
 

@@ -7,26 +7,24 @@ from collections.abc import Hashable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from fedwidth.config.build import build_model, plan_model
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.schema import build
 from fedwidth.core.cost import Cost
-from fedwidth.core.narrow import narrow
 from fedwidth.core.part import Part
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, load
 from fedwidth.errors import FedwidthError, OptionError
-from fedwidth.experiment import build_model
-from fedwidth.methods import Beginning, Method, method
-from fedwidth.plan import Plan, trace
+from fedwidth.methods import Beginning, Method
+from fedwidth.plan import Plan
 from fedwidth.report.runs import Run
 from fedwidth.run.checkpoint import NAME
 from fedwidth.settings import Settings
 
-Built = tuple[nn.Module, Plan, torch.Tensor, dict[Hashable, Cost]]
+Built = tuple[nn.Module, Plan, Any, dict[Hashable, Cost]]
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,8 @@ class Rebuilt:
     method: Method
     model: nn.Module
     plan: Plan
-    example: torch.Tensor
+    example: Any
+    """Inputs as the model takes them."""
     costs: dict[Hashable, Cost]
     """Costs found so far of the model's sub-models; runs with one model share them."""
 
@@ -78,9 +77,9 @@ class ModelRebuilder:
         """The model of the run, or one sentence why it cannot be built here."""
         try:
             settings = build(Settings, run.config)
-            for name in (settings.method.name, settings.local.name):
+            for kind, name in _names(settings):
                 if ":" in name and not self._own_models:
-                    raise OptionError(f"the method '{name}' is code of its own, which a report does not import")
+                    raise OptionError(f"the {kind} '{name}' is code of its own, which a report does not import")
             chosen = method_of(settings)
             found = self._model(settings)
             _check_same(run, found[1])
@@ -89,27 +88,33 @@ class ModelRebuilder:
         return Rebuilt(settings, chosen, *found)
 
     def _model(self, settings: Settings) -> Built:
-        if ":" in settings.model.name and not self._own_models:
-            raise OptionError(f"the model '{settings.model.name}' is code of its own, which a report does not import")
-        key = json.dumps([asdict(settings.model), asdict(settings.data)], sort_keys=True)
+        key = json.dumps([asdict(part) for part in (settings.model, settings.data, settings.objective)], sort_keys=True)
         if key not in self._built:
             data = self._load(settings)
-            example = data.example()
-            model = build_model(settings, data)
-            plan = trace(model, example, heads=settings.model.heads)
-            if settings.model.width != 1:  # as the experiment does
-                index = method("heterofl", rounding="ceil").select(plan, capacity=settings.model.width)
-                model = narrow(model, plan, index)
-                plan = trace(model, example, heads=settings.model.heads)
-            self._built[key] = model, plan, example, {}
+            model, plan = plan_model(build_model(settings, data), settings, data)
+            self._built[key] = model, plan, data.example(), {}
         return self._built[key]
 
     def _load(self, settings: Settings) -> Data:
         data = settings.data
         key = json.dumps([data.name, data.root, data.options], sort_keys=True)
         if key not in self._data:
-            self._data[key] = load(data.name, data.root or None, download=False, **data.options)
+            self._data[key] = load(
+                data.name, data.root or None, download=False, cache=data.cache or None, **data.options
+            )
         return self._data[key]
+
+
+def _names(settings: Settings) -> list[tuple[str, str]]:
+    """What may be code of the user's own, and how the settings name it."""
+    objective = settings.objective
+    return [
+        ("method", settings.method.name),
+        ("method", settings.local.name),
+        ("model", settings.model.name),
+        ("data set", settings.data.name),
+        *(("objective", name) for name in (objective.name, objective.loss, objective.metric)),
+    ]
 
 
 def said(error: Exception) -> str:

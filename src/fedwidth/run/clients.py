@@ -30,11 +30,13 @@ def rows_of(experiment: Experiment, server: Server, measured: Measured | None) -
     assert local is not None
     fixed = not experiment.settings.devices.dynamic
     capacities = [experiment.cohorts.capacity_of(client, 0) if fixed else None for client in range(clients)]
-    return describe_clients(experiment.partition, capacities, local.accuracies.tolist())
+    return describe_clients(
+        experiment.partition, capacities, local.values.tolist(), experiment.trainer.objective.metric.name
+    )
 
 
 def describe_clients(
-    partition: Partition, capacities: Sequence[float | None], accuracies: Sequence[float]
+    partition: Partition, capacities: Sequence[float | None], values: Sequence[float], metric: str = "accuracy"
 ) -> list[dict[str, Any]]:
     """What each client is, and how well the final model serves it.
 
@@ -49,7 +51,7 @@ def describe_clients(
             "samples": len(partition[client]),
             "labels": partition.labels[client].tolist()[:MAX_LABELS_LISTED],
             **({"counts": count_labels(partition, client)[:MAX_LABELS_LISTED]} if counted else {}),
-            "accuracy": finite(accuracies[client]),
+            metric: finite(values[client]),
         }
         for client in range(len(partition))
     ]

@@ -47,6 +47,8 @@ def group_for_packing(all_settings: Sequence[Settings]) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
     for number, settings in enumerate(all_settings):
         found = by_key(asdict(settings))
-        alike = {name: value for name, value in found.items() if name in ALIKE or name.startswith("model.")}
+        alike = {
+            name: value for name, value in found.items() if name in ALIKE or name.startswith(("model.", "objective."))
+        }
         groups.setdefault(json.dumps(alike, sort_keys=True), []).append(number)
     return list(groups.values())

@@ -7,27 +7,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import fedwidth
+from fedwidth.objectives.metric import Measure
 from fedwidth.settings import Settings
 
 
 def summarise(settings: Settings, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The summary of a finished run from the metrics of its rounds."""
-    best, best_round = _best(lines, "global_accuracy")
+    """The summary of a finished run from the metrics of its rounds; `metric` says what its keys are named after."""
     last = lines[-1]
+    measure = Measure.of(last)
+    metric, capacity = measure.name, f"capacity_{measure.name}"
+    best, best_round = _best(lines, f"global_{metric}", measure)
     return {
         "name": settings.name,
         "method": settings.method.name,
         "rounds": settings.rounds,
-        "global_accuracy": last.get("global_accuracy"),
+        "metric": measure.facts(),
+        f"global_{metric}": last.get(f"global_{metric}"),
         "global_loss": last.get("global_loss"),
-        "local_accuracy": last.get("local_accuracy"),
+        f"local_{metric}": last.get(f"local_{metric}"),
         "local_quantiles": last.get("local_quantiles"),
-        "best_global_accuracy": best,
+        f"best_global_{metric}": best,
         "best_round": best_round,
         **({"class_accuracy": last["class_accuracy"]} if "class_accuracy" in last else {}),
-        "capacity_accuracy": last.get("capacity_accuracy"),
-        **{name: last[name] for name in ("capacity_accuracy_mean", "capacity_accuracy_spread") if name in last},
-        **_validated(lines),
+        capacity: last.get(capacity),
+        **{name: last[name] for name in (f"{capacity}_mean", f"{capacity}_spread") if name in last},
+        **_validated(lines, measure),
         "bytes_down": sum(line["bytes_down"] for line in lines),
         "bytes_up": sum(line["bytes_up"] for line in lines),
         "macs": sum(line["macs"] for line in lines),
@@ -38,35 +42,37 @@ def summarise(settings: Settings, lines: Sequence[dict[str, Any]]) -> dict[str, 
     }
 
 
-def _best(lines: Sequence[dict[str, Any]], name: str) -> tuple[float | None, int | None]:
-    """The highest accuracy of this name, and after how many rounds it was measured first; None where it never was."""
+def _best(lines: Sequence[dict[str, Any]], name: str, measure: Measure) -> tuple[float | None, int | None]:
+    """The best value of this name, and after how many rounds it was measured first; None where it never was."""
     measured = [line for line in lines if line.get(name) is not None]
-    best = max(measured, key=lambda line: line[name], default={})
+    best = max(measured, key=lambda line: measure.sign * line[name], default={})
     return best.get(name), best.get("round")
 
 
-def _validated(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _validated(lines: Sequence[dict[str, Any]], measure: Measure) -> dict[str, Any]:
     """What was measured on validation samples; nothing where there are none."""
-    last = lines[-1]
-    if "validation_accuracy" not in last:
+    last, name = lines[-1], f"validation_{measure.name}"
+    if name not in last:
         return {}
-    best, best_round = _best(lines, "validation_accuracy")
+    best, best_round = _best(lines, name, measure)
     return {
-        "validation_accuracy": last["validation_accuracy"],
+        name: last[name],
         "validation_loss": last["validation_loss"],
-        "best_validation_accuracy": best,
+        f"best_{name}": best,
         "best_validation_round": best_round,
     }
 
 
-def describe_accuracy(line: Mapping[str, Any]) -> str:
+def describe_score(line: Mapping[str, Any]) -> str:
     """What a line of the metrics says of the global model, in words; empty where it was not measured.
 
-    >>> describe_accuracy({"global_accuracy": 0.5}), describe_accuracy({"validation_accuracy": 0.25})
+    >>> describe_score({"global_accuracy": 0.5}), describe_score({"validation_accuracy": 0.25})
     ('accuracy 50.00 %', 'validation 25.00 %')
     """
-    names = {"global_accuracy": "accuracy", "validation_accuracy": "validation"}
-    return ", ".join(f"{name} {100 * line[key]:.2f} %" for key, name in names.items() if key in line)
+    measure = Measure.of(line)
+    names = {f"global_{measure.name}": measure.title, f"validation_{measure.name}": "validation"}
+    found = {name: line[key] for key, name in names.items() if key in line}
+    return ", ".join(f"{name} {measure.text(value)}" for name, value in found.items() if value is not None)
 
 
 def finite(value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +21,17 @@ from fedwidth.core.updates import Update, check_finite, weigh
 from fedwidth.data import Data, Partition
 from fedwidth.methods import Beginning, Method, Sending, Task
 from fedwidth.models import set_scaler
+from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.plan.plan import Plan
 from fedwidth.randomness import torch_generator, torch_seed
 from fedwidth.settings import Settings
 from fedwidth.training.batches import batches, count_steps, one_epoch, order_generator
 from fedwidth.training.gpu import autocast
-from fedwidth.training.loss import loss_of
+from fedwidth.training.loss import absent_classes, loss_of
 from fedwidth.training.module_pass import ModulePass
 from fedwidth.training.rule import Rule
 from fedwidth.training.schedule import learning_rate
-from fedwidth.training.skeletons import fill, make_skeleton, takes_channels_last
+from fedwidth.training.skeletons import fill, make_skeleton, takes_channels_last, with_channels_last
 from fedwidth.training.step import report_of, take_step
 from fedwidth.training.weights import Weights
 
@@ -60,6 +62,7 @@ class Trainer:
     method: Method
     settings: Settings
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    objective: Objective = CLASSIFICATION
     _skeletons: dict[Hashable, nn.Module] = field(default_factory=dict, repr=False)
 
     def train(self, sub: State, task: Task, round: int, sent: Mapping[str, State | float] | None = None) -> Trained:
@@ -144,10 +147,10 @@ class Trainer:
                 weights.sent[name] = [given[tensor].to(self.device) for tensor in pass_.names]
         return weights
 
-    def _step(self, pass_: ModulePass, weights: Weights, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _step(self, pass_: ModulePass, weights: Weights, inputs: Any, targets: Any) -> Tensor:
         """One local step; its loss."""
-        if self.channels_last and inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        if self.channels_last:
+            inputs = with_channels_last(inputs)
         for parameter in pass_.parameters:
             parameter.grad = None
         with autocast(self.device, self.settings.precision):
@@ -157,6 +160,13 @@ class Trainer:
         with torch.no_grad():
             take_step(weights, self.rule, self.settings.training, pass_.capacity)
         return loss.detach()
+
+    def absent(self, client: int, device: torch.device | None = None) -> Tensor | None:
+        """True for the classes a client lacks, on a device; None where nothing is masked."""
+        mask = self.settings.training.mask
+        if mask == "none":  # then labels need not be known
+            return None
+        return absent_classes(self.partition.labels[client], self.data.classes, mask, device or self.device)
 
     @cached_property
     def trained(self) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The loss of a batch: a client's pass through its model, and cross entropy over the classes it has."""
+"""The loss of a batch: a client's pass through its model, and what the objective says of its answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from fedwidth.data import IGNORE
 from fedwidth.methods import ClientPass
+from fedwidth.objectives import Objective, call
 from fedwidth.training.rule import Rule
 
 
@@ -21,27 +20,27 @@ from fedwidth.training.rule import Rule
 class Pass:
     """A client's pass through its model; engines that train one client at a time also know narrower sub-models."""
 
-    forward: Callable[[Tensor], Tensor]
+    forward: Callable[..., Any]
     absent: Tensor | None
     """True for the classes the client lacks, where their logits are masked."""
     mask: str
     options: Mapping[str, Any]
     capacity: float
+    objective: Objective
 
-    def logits(self, inputs: Tensor) -> Tensor:
-        """The model's answer."""
-        return self.forward(inputs)
+    def logits(self, inputs: Any) -> Any:
+        """What counts of the model's answer."""
+        return self.objective.output(call(self.forward, inputs))
 
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy, with logits of absent classes masked as the settings say."""
-        return masked_loss(logits, targets, self.absent, self.mask)
+    def loss(self, logits: Any, targets: Any) -> Tensor:
+        """The objective's loss, with logits of absent classes masked as the settings say."""
+        return self.objective.loss(mask_logits(logits, self.absent, self.mask), targets)
 
-    def mean(self, values: Tensor, targets: Tensor) -> Tensor:
+    def mean(self, values: Tensor, targets: Any) -> Tensor:
         """The mean of one value for each target, over the targets that count."""
-        counted = (targets != IGNORE).to(values.dtype)
-        return (values * counted).sum() / counted.sum()
+        return self.objective.mean(values, targets)
 
-    def narrower(self, width: float, inputs: Tensor) -> Tensor:
+    def narrower(self, width: float, inputs: Any) -> Any:
         """Only clients that train one at a time have narrower sub-models."""
         raise NotImplementedError("a rule whose loss asks for narrower sub-models must not be called steady")
 
@@ -54,20 +53,14 @@ class Pass:
         raise NotImplementedError("a rule whose loss draws must not be called steady")
 
 
-def loss_of(rule: Rule, client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
+def loss_of(rule: Rule, client: ClientPass, inputs: Any, targets: Any) -> Tensor:
     """The loss of a batch."""
     if rule.local.loss is not None:
         return rule.local.loss(client, inputs, targets)
     return client.loss(client.logits(inputs), targets)
 
 
-def masked_loss(logits: Tensor, targets: Tensor, absent: Tensor | None, mask: str) -> Tensor:
-    """Cross entropy over the last axis, ignoring targets of -100 (ended text)."""
-    logits = mask_logits(logits, absent, mask)
-    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-
-
-def mask_logits(logits: Tensor, absent: Tensor | None, mask: str) -> Tensor:
+def mask_logits(logits: Any, absent: Tensor | None, mask: str) -> Any:
     """Logits of absent classes set to 0 (as HeteroFL and FedRolex publish it) or to -inf; classes are the last axis."""
     if absent is None:
         return logits

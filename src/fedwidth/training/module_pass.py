@@ -6,17 +6,18 @@ It knows the client and the round, so a loss may draw from the client's own rand
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 from fedwidth.methods import Task
 from fedwidth.models import set_scaler
+from fedwidth.objectives import arguments
 from fedwidth.randomness import numpy_generator
-from fedwidth.training.loss import Pass, absent_classes
+from fedwidth.training.loss import Pass
 
 if TYPE_CHECKING:
     from fedwidth.training.client import Trainer
@@ -38,12 +39,11 @@ class ModulePass(Pass):
     @classmethod
     def of(cls, trainer: Trainer, module: nn.Module, task: Task, round: int) -> ModulePass:
         """The pass of a task's client."""
-        mask, labels = trainer.settings.training.mask, trainer.partition.labels[task.client]
-        absent = absent_classes(labels, trainer.data.classes, mask, trainer.device)
+        mask, absent = trainer.settings.training.mask, trainer.absent(task.client)
         trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         options, capacity = trainer.method.values, task.capacity
         found = list(trained), list(trained.values())
-        return cls(module, absent, mask, options, capacity, trainer, module, task, round, *found)
+        return cls(module, absent, mask, options, capacity, trainer.objective, trainer, module, task, round, *found)
 
     def network(self) -> nn.Module:
         """The module the client trains."""
@@ -56,7 +56,7 @@ class ModulePass(Pass):
             self._generators[purpose] = numpy_generator(seed, purpose, self.round, self.task.client)
         return self._generators[purpose]
 
-    def narrower(self, width: float, inputs: Tensor) -> Tensor:
+    def narrower(self, width: float, inputs: Any) -> Any:
         """Forward through the sub-model of this width: its weights are slices of the client's."""
         trainer, outer = self.trainer, self.task.index
         inner = trainer.method.select(trainer.plan, capacity=width, round=self.round, seed=trainer.settings.seed)
@@ -71,7 +71,7 @@ class ModulePass(Pass):
                 if len(kept) != len(held):
                     tensor = tensor.index_select(dim, torch.searchsorted(held, kept).to(tensor.device))
             tensors[name] = tensor
-        logits: Tensor = functional_call(smaller, tensors, (inputs,))
+        answer = functional_call(smaller, tensors, *arguments(inputs))
         if smaller is self.module and trainer.settings.training.scaler:  # layers too small for the widths to differ
             set_scaler(self.module, self.task.capacity)
-        return logits
+        return self.objective.output(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from fedwidth.core.narrow import skeleton
 from fedwidth.core.part import Part
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data
+from fedwidth.data.records import moved
+from fedwidth.data.trees import mapped
+from fedwidth.objectives import call
 from fedwidth.plan.isolation import untouched
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import tensors_of
@@ -51,10 +55,17 @@ def takes_channels_last(model: nn.Module, plan: Plan, data: Data, device: torch.
         whole, values = skeleton(model, plan, {}).to(device), state_of(model)
     with torch.no_grad(), untouched(whole):
         fill(whole, values)
-        inputs = data.example().to(device)
+        inputs = moved(data.example(), device)
         try:
             whole = whole.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-            whole(inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs)
+            call(whole, with_channels_last(inputs))
         except RuntimeError:
             return False
     return True
+
+
+def with_channels_last(inputs: Any) -> Any:
+    """Inputs with the channels of images [samples, channels, height, width] last in memory."""
+    if isinstance(inputs, Tensor):
+        return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
+    return mapped(with_channels_last, inputs)

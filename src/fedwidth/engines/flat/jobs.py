@@ -16,7 +16,6 @@ from fedwidth.randomness import torch_generator
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.batches import one_epoch, order_generator
 from fedwidth.training.client import Trainer
-from fedwidth.training.loss import absent_classes
 from fedwidth.training.schedule import learning_rate
 
 Size = tuple[float, tuple[tuple[str, int], ...]]
@@ -174,9 +173,7 @@ def make_jobs(
 
 def _absent(trainer: Trainer, tasks: Sequence[Task]) -> list[Tensor | None]:
     """The classes each client lacks, moved to the device together."""
-    mask, classes = trainer.settings.training.mask, trainer.data.classes
-    labels = [trainer.partition.labels[task.client] for task in tasks]
-    lacks = [absent_classes(own, classes, mask, torch.device("cpu")) for own in labels]
+    lacks = [trainer.absent(task.client, torch.device("cpu")) for task in tasks]
     known = [each for each in lacks if each is not None]
     moved = iter(send(torch.stack(known), trainer.device)) if known else iter(())
     return [None if each is None else next(moved) for each in lacks]

@@ -12,7 +12,6 @@ from fedwidth.engines.flat.jobs import drawn_by
 from fedwidth.engines.stacks.groups import Lot
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer
-from fedwidth.training.loss import absent_classes
 from fedwidth.training.schedule import learning_rate
 
 Coming = Callable[[], Sequence[tuple[Trainer, Sequence[Task], int]]]
@@ -109,16 +108,9 @@ def lot_of(
         [first[client.order] for client in group],
         [client.steps for client in group],
         [rates[client.run] for client in group],
-        [_absent(parts[client.run].trainer, client.task) for client in group],
+        [parts[client.run].trainer.absent(client.task.client) for client in group],
         [0] * len(group),
         [1] * len(group),
         [{}] * len(group),
         lengths or (max(max(orders.lengths[number]) for number in {client.order for client in group}),),
     )
-
-
-def _absent(trainer: Trainer, task: Task) -> Tensor | None:
-    mask = trainer.settings.training.mask
-    if mask == "none":
-        return None
-    return absent_classes(trainer.partition.labels[task.client], trainer.data.classes, mask, trainer.device)

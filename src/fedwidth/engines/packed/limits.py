@@ -46,6 +46,8 @@ def _differs(first: Trainer, other: Trainer) -> str | None:
     for name in SHARED:
         if getattr(first.settings.training, name) != getattr(other.settings.training, name):
             return f"training.{name} differs"
+    if first.objective != other.objective:
+        return "they are trained for different objectives"
     if not first.rule.equals(other.rule):
         return "their clients train by different local rules"
     if first.plan.shapes != other.plan.shapes or str(first.model) != str(other.model):

@@ -71,6 +71,7 @@ def make_slot(trainer: Trainer, counts: Mapping[str, int], sub: SubLayout, rate:
         sub,
         trainer.settings.training,
         trainer.rule,
+        objective=trainer.objective,
         capacity=rate,
         classes=trainer.data.classes,
         device=trainer.device,

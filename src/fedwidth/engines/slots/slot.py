@@ -20,6 +20,7 @@ from fedwidth.engines.capture import Place, record
 from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.flat.layout import SubLayout
 from fedwidth.engines.flat.vectors import changed_by_steps, fill, make_vectors, reset, take_over
+from fedwidth.objectives import Objective
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.gpu import autocast
 from fedwidth.training.loss import Pass, loss_of
@@ -43,6 +44,7 @@ class Slot:
         settings: TrainingSettings,
         rule: Rule,
         *,
+        objective: Objective,
         capacity: float,
         classes: int,
         device: torch.device,
@@ -57,7 +59,7 @@ class Slot:
         self.flat = self.weights.values[0]
         self.loss_sum = torch.zeros((), dtype=dtype, device=device)
         self.absent = torch.zeros(classes, dtype=torch.bool, device=device)
-        self.client = Pass(self.module, self.absent, settings.mask, rule.options, capacity)
+        self.client = Pass(self.module, self.absent, settings.mask, rule.options, capacity, objective)
         views = sub.views(self.flat)
         _adopt(module, views)
         self.others = {name: buffer for name, buffer in module.named_buffers() if name not in views}

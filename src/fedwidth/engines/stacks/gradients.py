@@ -21,6 +21,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedwidth.engines.stacks.layers import is_layered
+from fedwidth.objectives import CLASSIFICATION
 from fedwidth.training.loss import Pass, loss_of
 from fedwidth.training.rule import PLAIN, Rule
 
@@ -45,7 +46,7 @@ def gradients_of(
     The forward pass runs within `forward` (autocast, which is not for backward passes).
     """
 
-    every = client or Pass(module, None, "none", rule.options, 1.0)
+    every = client or Pass(module, None, "none", rule.options, 1.0, CLASSIFICATION)
 
     def loss(own: Tensors, rest: Tensors, x: Tensor, y: Tensor, lacks: Tensor | None) -> Tensor:
         def answer(x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class Stack:
         merge: bool,
     ) -> None:
         self.settings, self.device, self.samples = trainer.settings.training, trainer.device, samples
-        self.rule, self.capacity = trainer.rule, task.capacity
+        self.rule, self.capacity, self.objective = trainer.rule, task.capacity, trainer.objective
         self.precision = trainer.settings.precision
         module = skeleton(trainer.model, trainer.plan, task.index.counts).to(self.device).train()
         self.module = stack_layers(module, merge=merge) if layered else module
@@ -180,7 +180,7 @@ class Stack:
             inputs,
             targets,
             absent=absent,
-            client=Pass(self.module, None, mask, self.rule.options, self.capacity),
+            client=Pass(self.module, None, mask, self.rule.options, self.capacity, self.objective),
             rule=self.rule,
             forward=forward,
         )

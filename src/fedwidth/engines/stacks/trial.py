@@ -42,7 +42,7 @@ def _try(trainer: Trainer, *, channels_last: bool) -> str | None:
     x, y = torch.stack([inputs] * 2), torch.stack([targets] * 2)
     if channels_last and x.dim() == 5:
         x = beside(x)
-    client = Pass(module, None, "none", trainer.rule.options, 1.0)
+    client = Pass(module, None, "none", trainer.rule.options, 1.0, trainer.objective)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         allow_restriding()

@@ -17,9 +17,11 @@ from fedwidth.config.method_settings import method_of
 from fedwidth.config.read import read_settings
 from fedwidth.core.index import Index
 from fedwidth.data import IGNORE, Data, Partition
+from fedwidth.data.records import moved
 from fedwidth.errors import OptionError
 from fedwidth.flower.node.wire import Raw
 from fedwidth.methods import Task
+from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan, trace
 from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
@@ -115,24 +117,25 @@ def trainer_of(recipe: str, load: str, client: int, *, light: bool = True) -> Tr
     settings = read_settings(recipe).main
     data, partition = load_parts(settings, load, client)
     device = find_device(settings.device)
-    found = _plan_light(settings, data) if light and settings.model.width == 1 else None
+    objective = objective_of(settings.objective, data)
+    found = _plan_light(settings, data, objective) if light and settings.model.width == 1 else None
     if found is None:
-        model, plan = plan_model(build_model(settings, data), settings, data)
+        model, plan = plan_model(build_model(settings, data, objective), settings, data, objective)
         found = model.to(device), plan
     chosen = method_of(settings)
-    return Trainer(*found, data.to(device), partition, chosen, settings, device=device)
+    return Trainer(*found, data.to(device), partition, chosen, settings, device=device, objective=objective)
 
 
-def _plan_light(settings: Settings, data: Data) -> tuple[nn.Module, Plan] | None:
+def _plan_light(settings: Settings, data: Data, objective: Objective) -> tuple[nn.Module, Plan] | None:
     """The model and its plan on PyTorch's meta device; None where the model cannot be built or traced there."""
     try:
         with torch.device("meta"):
-            model = build_model(settings, data)
+            model = build_model(settings, data, objective)
         if not all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             return None
         if any(tensor.dim() == 0 and tensor.is_floating_point() for tensor in model.buffers()):
             return None  # it may be the root of a width, which only its value tells
-        return model, trace(model, data.example().to("meta"), heads=settings.model.heads)
+        return model, trace(model, moved(data.example(), "meta"), heads=settings.model.heads, output=objective.output)
     except Exception:  # a model may do anything while it is built, and look at its values
         return None
 

@@ -23,7 +23,8 @@ class LockstepEvaluation:
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         first = experiments[0]
         mask, self.tied = first.settings.training.mask, first.plan.tied
-        self.packed = None if norms_of(first.model) else PackedEvaluation(first.model, first.data, mask=mask)
+        packed = PackedEvaluation(first.model, first.data, mask=mask, objective=first.objective)
+        self.packed = None if norms_of(first.model) else packed
 
     def measure(self, ended: Sequence[tuple[Recorder, Server]]) -> list[Measured | None]:
         """What is measured after a round of every run; None where it is not evaluated."""
