@@ -1,10 +1,11 @@
 """fedwidth, a hand-written loop, Apple's pfl and Flower's simulation on one workload, interleaved.
 
-    python benchmarks/peers.py [--rounds 20] [--repeats 3] [--out peers.json] [--only plain,fedwidth-serial]
+    python benchmarks/peers.py [--rounds 20] [--repeats 3] [--limit 300] [--out peers.json] [--only plain,pfl]
 
 pfl and Flower each get an environment of their own, made on first use in --environments (default: in the user's cache
 folder) with the PyTorch that runs this script. The scripts they run lie in benchmarks/peers/. Before anything is timed,
-all of them train a few rounds in double precision: their models must agree, so it is the same work.
+all of them train a few rounds in double precision: their models must agree, so it is the same work. A run that fails,
+or does not end within --limit seconds, is left out, and it is said why.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -25,6 +25,7 @@ SCRIPTS = HERE / "peers"
 sys.path[:0] = [str(SCRIPTS), str(HERE.parent / "src")]
 
 import torch  # noqa: E402
+from watched import Failed, run_watched  # noqa: E402
 from workload import CLASSES, CLIENTS, SAMPLES, TinyCnn, Workload  # noqa: E402
 
 REQUIREMENTS = {"pfl": "pfl[pytorch]==0.6.0", "flower": "flwr[simulation]==1.41.0"}
@@ -44,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=300, help="seconds for one run of one of them (default 300)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default=",".join(RUNS), help="comma-separated")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
@@ -55,14 +57,23 @@ def main() -> None:
         place = Path(folder)
         make_workload(5, torch.float64).save(place / "double.pt")
         make_workload(arguments.rounds + 2, torch.float32).save(place / "single.pt")
-        differences = compare(runs, pythons, place, failures)
+        differences = compare(runs, pythons, place, failures, arguments.limit)
         runs = [name for name in runs if name not in failures]
         measured: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
         for repeat in range(arguments.repeats):
-            for name in runs:  # A B C D A B C D …: what disturbs one disturbs all
+            for name in [
+                name for name in runs if name not in failures
+            ]:  # A B C A B C …: what disturbs one disturbs all
                 print(f"repetition {repeat + 1} of {arguments.repeats}: {name}", file=sys.stderr, flush=True)
-                record, _ = measure(name, pythons[peer_of(name)], place / "single.pt", place / f"{name}-{repeat}")
-                measured[name].append(record)
+                out = place / f"{name}-{repeat}"
+                try:
+                    record, _ = measure(name, pythons[peer_of(name)], place / "single.pt", out, arguments.limit)
+                except Failed as error:
+                    failures[name] = f"repetition {repeat + 1} {error}"
+                else:
+                    measured[name].append(record)
+        runs = [name for name in runs if name not in failures]
+        measured = {name: measured[name] for name in runs}
     record = {
         "torch": torch.__version__,
         "cores": len(os.sched_getaffinity(0)),
@@ -132,17 +143,22 @@ def make_workload(rounds: int, dtype: torch.dtype) -> Workload:
     return Workload(inputs, targets, torch.tensor(cohorts), torch.stack(orders), model.state_dict())
 
 
-def compare(runs: list[str], pythons: dict[str, str], place: Path, failures: dict[str, str]) -> dict[str, float]:
+def compare(
+    runs: list[str], pythons: dict[str, str], place: Path, failures: dict[str, str], limit: float
+) -> dict[str, float]:
     """How far each final model is from the hand-written loop's, in double precision; a run that fails is left out."""
-    _, expected = measure("plain", pythons["plain"], place / "double.pt", place / "expected")
+    try:
+        _, expected = measure("plain", pythons["plain"], place / "double.pt", place / "expected", limit)
+    except Failed as error:
+        raise SystemExit(f"the hand-written loop, with which all are compared, {error}") from None
     differences = {}
     for name in runs:
         if peer_of(name) in failures:
             failures[name] = failures[peer_of(name)]
             continue
         try:
-            _, found = measure(name, pythons[peer_of(name)], place / "double.pt", place / name)
-        except RuntimeError as error:
+            _, found = measure(name, pythons[peer_of(name)], place / "double.pt", place / name, limit)
+        except Failed as error:
             failures[name] = str(error)
             continue
         differences[name] = max(float((found[key] - expected[key]).abs().max()) for key in expected)
@@ -151,7 +167,9 @@ def compare(runs: list[str], pythons: dict[str, str], place: Path, failures: dic
     return differences
 
 
-def measure(name: str, python: str, file: Path, out: Path) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def measure(
+    name: str, python: str, file: Path, out: Path, limit: float
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Run a script: seconds a round, of the start (to the end of the first round), peak memory, and its final model."""
     peer, _, rest = name.partition("-")
     command = [python, str(SCRIPTS / f"{peer}_workload.py"), str(file), str(out), "--began", str(time.time())]
@@ -162,60 +180,14 @@ def measure(name: str, python: str, file: Path, out: Path) -> tuple[dict[str, fl
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(SCRIPTS), *([str(HERE.parent / "src")] if peer == "fedwidth" else [])]
     )
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        peak = Peak(process.pid)
-        peak.start()
-        code = process.wait()
-        peak.join()
-        if code:
-            log.seek(0)
-            raise RuntimeError(f"ended with {code}: {log.read().strip().splitlines()[-1]}")
+    megabytes = run_watched(command, environment, limit)
     record = json.loads(out.with_suffix(".json").read_text())
     model = torch.load(out.with_suffix(".pt"), weights_only=True)
     return {
         "seconds": statistics.median(record["seconds"]),
         "start": record["start"],
-        "peak_mb": peak.megabytes,
+        "peak_mb": megabytes,
     }, model
-
-
-class Peak(threading.Thread):
-    """The most memory a process and all it started held at once, looked at once a second; shared pages count once."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self.pid, self.megabytes = pid, 0.0
-
-    def run(self) -> None:
-        """Look until the process is gone."""
-        while Path(f"/proc/{self.pid}").exists():
-            self.megabytes = max(self.megabytes, sum(map(resident, family(self.pid))) / 1024)
-            time.sleep(1)
-
-
-def family(pid: int) -> list[int]:
-    """A process and its descendants."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            facts = entry.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        children.setdefault(int(facts[1]), []).append(int(entry.parent.name))
-    found = [pid]
-    for member in found:
-        found += children.get(member, [])
-    return found
-
-
-def resident(pid: int) -> int:
-    """Kilobytes, each page divided by the processes that share it."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
 
 def summary(name: str, measured: dict[str, list[dict[str, float]]], differences: dict[str, float]) -> dict[str, float]:

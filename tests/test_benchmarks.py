@@ -1,6 +1,7 @@
 """The measuring scripts start: they use the library from within, where names change."""
 
 import json
+import os
 import re
 import runpy
 import sys
@@ -36,6 +37,30 @@ def test_every_script_starts(start, script, capsys):
         pytest.skip(f"needs {error.name}")
     assert ended.value.code == 0
     assert "usage" in capsys.readouterr().out
+
+
+HANGS = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(child.pid, file=open(sys.argv[1], "w"), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_peer_that_hangs_is_ended_with_all_it_started(tmp_path):
+    watched = runpy.run_path(str(FOLDER / "peers" / "watched.py"))
+    noted = tmp_path / "child"
+    with pytest.raises(watched["Failed"], match="did not end within 1.5 s"):
+        watched["run_watched"]([sys.executable, "-c", HANGS, str(noted)], os.environ, 1.5)
+    child = Path("/proc") / noted.read_text().strip()
+    assert not child.exists() or ") Z " in (child / "stat").read_text(), "gone, or waiting for its end to be noted"
+
+
+def test_a_peer_that_fails_says_its_last_line():
+    watched = runpy.run_path(str(FOLDER / "peers" / "watched.py"))
+    with pytest.raises(watched["Failed"], match="ended with 1: ValueError: no"):
+        watched["run_watched"]([sys.executable, "-c", "raise ValueError('no')"], os.environ, 30)
+    assert watched["run_watched"]([sys.executable, "-c", "import time; time.sleep(0.3)"], os.environ, 30) > 1
 
 
 def test_packs_and_single_runs_side_by_side(start, capsys):
