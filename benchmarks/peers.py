@@ -54,10 +54,10 @@ def main() -> None:
     runs = [name for name in RUNS if name in arguments.only.split(",")]
     pythons, failures = make_environments(arguments.environments, {peer_of(name) for name in runs})
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        make_workload(5, torch.float64).save(place / "double.pt")
-        make_workload(arguments.rounds + 2, torch.float32).save(place / "single.pt")
-        differences = compare(runs, pythons, place, failures, arguments.limit)
+        work = Path(folder)
+        make_workload(5, torch.float64).save(work / "double.pt")
+        make_workload(arguments.rounds + 2, torch.float32).save(work / "single.pt")
+        differences = compare(runs, pythons, work, failures, arguments.limit)
         runs = [name for name in runs if name not in failures]
         measured: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
         for repeat in range(arguments.repeats):
@@ -65,9 +65,9 @@ def main() -> None:
                 name for name in runs if name not in failures
             ]:  # A B C A B C …: what disturbs one disturbs all
                 print(f"repetition {repeat + 1} of {arguments.repeats}: {name}", file=sys.stderr, flush=True)
-                out = place / f"{name}-{repeat}"
+                out = work / f"{name}-{repeat}"
                 try:
-                    record, _ = measure(name, pythons[peer_of(name)], place / "single.pt", out, arguments.limit)
+                    record, _ = measure(name, pythons[peer_of(name)], work / "single.pt", out, arguments.limit)
                 except Failed as error:
                     failures[name] = f"repetition {repeat + 1} {error}"
                 else:
@@ -144,11 +144,11 @@ def make_workload(rounds: int, dtype: torch.dtype) -> Workload:
 
 
 def compare(
-    runs: list[str], pythons: dict[str, str], place: Path, failures: dict[str, str], limit: float
+    runs: list[str], pythons: dict[str, str], work: Path, failures: dict[str, str], limit: float
 ) -> dict[str, float]:
     """How far each final model is from the hand-written loop's, in double precision; a run that fails is left out."""
     try:
-        _, expected = measure("plain", pythons["plain"], place / "double.pt", place / "expected", limit)
+        _, expected = measure("plain", pythons["plain"], work / "double.pt", work / "expected", limit)
     except Failed as error:
         raise SystemExit(f"the hand-written loop, with which all are compared, {error}") from None
     differences = {}
@@ -157,7 +157,7 @@ def compare(
             failures[name] = failures[peer_of(name)]
             continue
         try:
-            _, found = measure(name, pythons[peer_of(name)], place / "double.pt", place / name, limit)
+            _, found = measure(name, pythons[peer_of(name)], work / "double.pt", work / name, limit)
         except Failed as error:
             failures[name] = str(error)
             continue

@@ -47,7 +47,7 @@ def draw_numbered(tables: Tables, *, recipes: Sequence[str], prefix: str, x: str
             found.setdefault(line, {})[float(number)] = cell
         if prefix == "gamma-":
             _add_whole(tables, name, found)
-        lines = [_line(place, label, cells) for place, (label, cells) in enumerate(found.items())]
+        lines = [_line(position, label, cells) for position, (label, cells) in enumerate(found.items())]
         plot_lines(plot, [line for line in lines if len(line[2])], log=log, ticks=_whole if log else None)
         plot.set(xlabel=x, ylabel="test accuracy [%]")
         plot.set_title(DATA[name.split("-")[-1]], fontsize=9)
@@ -63,11 +63,11 @@ def _add_whole(tables: Tables, name: str, found: dict[str, dict[float, Cell]]) -
                 cells[1.0] = cell
 
 
-def _line(place: int, label: str, cells: Mapping[float, Cell]) -> Line:
+def _line(position: int, label: str, cells: Mapping[float, Cell]) -> Line:
     known = [(number, cells[number].final) for number in sorted(cells) if cells[number].records]
     several = any(len(values) > 1 for _, values in known)
     return (
-        place,
+        position,
         label.replace("/", ", "),
         np.array([number for number, _ in known]),
         np.array([mean(values) for _, values in known]),
@@ -117,13 +117,13 @@ def draw_mixes(tables: Tables) -> Any:
     kinds = [kind for kind in KINDS if any(cells[f"{mix}/{kind}/fedbrb"].records for mix in MIXES)]
     figure, plots = new_panels(1, len(kinds), 3.2, 2.8)
     for plot, kind in zip(plots[0], kinds, strict=True):
-        for place, mix in enumerate(MIXES):
+        for position, mix in enumerate(MIXES):
             cell = cells[f"{mix}/{kind}/fedbrb"]
             if cell.records:
-                plot.plot([place] * len(cell.final), cell.final, ".", color=COLOURS[7], markersize=4)
-                plot.plot(place, mean(cell.final), "o", color=COLOURS[7], label="ours")
+                plot.plot([position] * len(cell.final), cell.final, ".", color=COLOURS[7], markersize=4)
+                plot.plot(position, mean(cell.final), "o", color=COLOURS[7], label="ours")
             if cell.paper.number is not None:
-                plot.plot(place, cell.paper.number, "o", mfc="none", color=COLOURS[7], label="paper")
+                plot.plot(position, cell.paper.number, "o", mfc="none", color=COLOURS[7], label="paper")
         if kind == "non-iid-2":
             (whole,) = tables["fedbrb/figure5-cifar10"]
             if whole.records:
@@ -161,12 +161,12 @@ def draw_excluded(tables: Tables) -> Any:
     kinds = [kind for kind in KINDS if any(f"/{kind}" in label for label in cells)]
     figure, plots = new_panels(1, len(kinds), 3.2, 2.8)
     for plot, kind in zip(plots[0], kinds, strict=True):
-        for place, mix in enumerate(MIXES):
+        for position, mix in enumerate(MIXES):
             for shift, ending, colour, title in WAYS:
                 cell = cells.get(f"{mix}/{kind}{ending}")
                 if cell:
-                    plot.plot([place + shift] * len(cell.final), cell.final, ".", color=colour, markersize=4)
-                    plot.plot(place + shift, mean(cell.final), "o", color=colour, label=title)
+                    plot.plot([position + shift] * len(cell.final), cell.final, ".", color=colour, markersize=4)
+                    plot.plot(position + shift, mean(cell.final), "o", color=colour, label=title)
         _label_mixes(plot, kind)
     return figure
 

@@ -22,7 +22,7 @@ def train_client(message, context):
     workload, model = read_once(wanted["file"])  # kept by the actor: no peer reads its data again
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimiser = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    inputs, targets = workload.samples(wanted["round"], wanted["place"])
+    inputs, targets = workload.samples(wanted["round"], wanted["position"])
     for batch, answers in zip(inputs.split(BATCH), targets.split(BATCH), strict=True):
         optimiser.zero_grad()
         functional.cross_entropy(model(batch), answers).backward()
@@ -41,8 +41,8 @@ class Average(FedAvg):
     def configure_train(self, server_round, arrays, config, grid):
         """As FedAvg, each message with its own client."""
         messages = list(super().configure_train(server_round, arrays, config, grid))
-        for place, message in enumerate(messages):
-            wanted = ConfigRecord({"file": self.file, "round": server_round - 1, "place": place})
+        for position, message in enumerate(messages):
+            wanted = ConfigRecord({"file": self.file, "round": server_round - 1, "position": position})
             message.content = RecordDict({"arrays": arrays, "config": wanted})
         return messages
 

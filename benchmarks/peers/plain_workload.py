@@ -11,10 +11,10 @@ def train(workload, arguments, clock):
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for number, cohort in enumerate(workload.cohorts):
         total = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-        for place in range(len(cohort)):
+        for position in range(len(cohort)):
             model.load_state_dict(state)
             optimiser = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-            inputs, targets = workload.samples(number, place)
+            inputs, targets = workload.samples(number, position)
             inputs = inputs.contiguous(memory_format=layout)
             for batch, answers in zip(inputs.split(BATCH), targets.split(BATCH), strict=True):
                 optimiser.zero_grad()

@@ -72,9 +72,9 @@ class Workload:
         model.load_state_dict(self.weights)
         return model
 
-    def samples(self, round: int, place: int) -> tuple[Tensor, Tensor]:
+    def samples(self, round: int, position: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a client in the order of training."""
-        order = self.orders[round, place]
+        order = self.orders[round, position]
         return self.inputs[order], self.targets[order]
 
 

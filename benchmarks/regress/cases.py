@@ -183,7 +183,7 @@ def parts(device: str, name: str) -> tuple[dict[str, torch.Tensor], fedwidth.Pla
     plan = fedwidth.trace(model, example_inputs("preresnet18"))
     method, known = fedwidth.method(name, rounding="ceil"), {}
     indexes = []
-    for place, width in enumerate(WIDTHS):
-        index = method.select(plan, capacity=width, round=100, client=place, clients=len(WIDTHS))
+    for position, width in enumerate(WIDTHS):
+        index = method.select(plan, capacity=width, round=100, client=position, clients=len(WIDTHS))
         indexes.append(known.setdefault(index.key, index))
     return fedwidth.state_of(model.to(device)), plan, indexes

@@ -4,7 +4,7 @@ import pytest
 from run_folders import write_run
 
 from fedwidth.report import read_runs
-from fedwidth.report.client_views import devices_view, gains_views, once, split_view, widths_views
+from fedwidth.report.client_views import devices_view, gains_views, merge_equal, split_view, widths_views
 from fedwidth.report.entries import group_runs
 from fedwidth.report.rebuild import ModelRebuilder
 
@@ -36,8 +36,8 @@ def test_accuracy_at_each_width_over_seeds_and_none_for_whole_models(tmp_path):
     write_run(tmp_path / "a" / "seed-2", "x", seed=2)
     write_run(tmp_path / "b", "whole", method="fedavg")
     found = entries(tmp_path)
-    workshop = ModelRebuilder()
-    views = widths_views(found, [workshop.rebuild(entry.first) for entry in found])
+    rebuilder = ModelRebuilder()
+    views = widths_views(found, [rebuilder.rebuild(entry.first) for entry in found])
     (view,) = views["views"]
     assert [(level["capacity"], level["count"]) for level in view["levels"]] == [(0.25, 2), (1.0, 2)]
     assert view["levels"][0]["mean"] == pytest.approx(0.43)
@@ -90,5 +90,5 @@ def test_a_split_whose_counts_make_no_sense_shows_labels_alone(tmp_path, counts)
 
 
 def test_equal_views_are_shown_once():
-    found = once([(0, {"x": 1}), (1, {"x": 2}), (2, {"x": 1}), (3, None)])
+    found = merge_equal([(0, {"x": 1}), (1, {"x": 2}), (2, {"x": 1}), (3, None)])
     assert found == [{"x": 1, "entries": [0, 2]}, {"x": 2, "entries": [1]}]

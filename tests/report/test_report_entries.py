@@ -5,7 +5,7 @@ import pytest
 from run_folders import lines, write_run
 
 from fedwidth.report import read_runs
-from fedwidth.report.entries import curve_of, drawn, group_runs, spread
+from fedwidth.report.entries import curve_of, group_runs, spread, thin_curve
 
 
 def entries(*folders):
@@ -67,7 +67,7 @@ def test_bands_keep_their_extremes_when_thinned(tmp_path):
         write_run(tmp_path / f"seed-{seed}", "x", seed=seed, rounds=2000, metrics=metrics)
     (entry,) = entries(tmp_path)
     whole = curve_of(entry, "global_accuracy")
-    few = drawn(whole, 400)
+    few = thin_curve(whole, 400)
     assert len(few.rounds) <= 400
     for name, pick in (("mean", min), ("mean", max), ("low", min), ("high", max)):
         assert pick(getattr(few, name)) == pick(getattr(whole, name))

@@ -7,7 +7,7 @@ from run_folders import lines, write_run
 from fedwidth.errors import OptionError
 from fedwidth.report import read_runs, write_figures
 from fedwidth.report.describe import describe
-from fedwidth.report.drawings import coverage, curves
+from fedwidth.report.drawings import draw_coverage, draw_curves
 from fedwidth.report.entries import group_runs
 from fedwidth.report.plotting import save
 
@@ -38,7 +38,7 @@ def test_each_figure_of_the_page_as_png_and_svg(tmp_path):
 
 def test_equal_runs_give_equal_figures(tmp_path):
     data = describe(group_runs(read_runs([write_run(tmp_path / "a")])))
-    names = {"accuracy": partial(curves, metric="global_accuracy", axis="rounds"), "coverage": coverage}
+    names = {"accuracy": partial(draw_curves, metric="global_accuracy", axis="rounds"), "coverage": draw_coverage}
     first, second = ([p for n, d in names.items() for p in save(tmp_path / to, n, d, data)] for to in ("1", "2"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 

@@ -26,7 +26,7 @@ def test_runs_are_found_at_any_depth_main_first_and_each_once(tmp_path):
         "compare/heterofl/seed-2",
         "compare/heterofl/seed-10",
     ]
-    assert [run.place for run in runs] == ["", "", "heterofl", "heterofl"]
+    assert [run.short_path for run in runs] == ["", "", "heterofl", "heterofl"]
 
 
 def test_a_half_written_last_line_is_left_out_in_silence(tmp_path):

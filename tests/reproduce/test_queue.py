@@ -1,8 +1,9 @@
 """The queue: what waits is run in order, in time, once, and never taken for a recipe's own cell."""
 
 import json
+import os
 import subprocess
-import warnings
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,6 @@ from fedwidth.reproduce.queue import find_progress, work_through
 from fedwidth.reproduce.queue_file import read_queue
 from fedwidth.reproduce.records import read_all, read_records
 from fedwidth.reproduce.running import reproduce
-from fedwidth.run import provenance
-from fedwidth.run.provenance import find_commit, note_fallback
 from small_runs import write_recipe
 from two_runs import write_queue
 
@@ -183,67 +182,21 @@ def test_a_change_need_not_make_sense_for_the_other_runs(tmp_path):
     assert run.settings.method.options == {"stagger": True, "step": 0.05}
 
 
-def test_the_commit_is_the_one_given_or_the_source_s_own(tmp_path, monkeypatch):
-    monkeypatch.delenv(provenance.COMMIT, raising=False)
-    source = tmp_path / "package" / "module.py"
-    source.parent.mkdir()
-    source.write_text("a = 1\n")
-    assert find_commit(source=source) == "unknown"
-
-    def git(*words):
-        who = ["-c", "user.name=n", "-c", "user.email=e@x", "-c", "commit.gpgsign=false"]
-        done = subprocess.run(["git", "-C", tmp_path, *who, *words], check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    git("init", "--quiet")
-    assert find_commit(source=source) == "unknown", "a repository that does not have the source"
-    git("add", ".")
-    git("commit", "--quiet", "--no-verify", "-m", "first")
-    head = git("rev-parse", "--short=12", "HEAD")
-    assert find_commit(source=source) == head
-    source.write_text("a = 2\n")
-    assert find_commit(source=source) == f"{head}+"
-    monkeypatch.setenv(provenance.COMMIT, "from-outside")
-    assert find_commit(source=source) == "from-outside"
-    assert find_commit("given", source) == "given"
-    monkeypatch.setattr(provenance.subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError))
-    monkeypatch.delenv(provenance.COMMIT)
-    assert find_commit(source=source) == "unknown", "no git on this machine"
-
-
-def test_an_engine_that_falls_back_is_noted_each_time_and_still_said():
-    def fall():
-        warnings.warn("the cuda engine falls back", FellBack, stacklevel=1)
-
-    for _ in range(2):
-        noted = []
-        with pytest.warns(FellBack), note_fallback(noted):
-            fall()
-        assert noted == ["the cuda engine falls back"]
-    with pytest.warns(UserWarning, match="another"), note_fallback(noted := []):
-        warnings.warn("another", stacklevel=1)
-    assert noted == []
-
-
-def test_a_record_names_the_engine_that_trained_not_the_one_that_was_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedwidth.engines.try_stack", lambda trainer: "this model cannot be stacked")
-    recipe = write_recipe(tmp_path)
+def test_a_record_names_the_engine_that_trained_not_the_one_that_was_asked_for(tmp_path):
+    recipe, changes = write_recipe(tmp_path), ["engine=vectorised", "method.name=fjord"]
     with pytest.warns(FellBack, match="falls back"):
-        (record,) = reproduce([recipe], changes=["engine=vectorised"], results=tmp_path / "r", work=tmp_path / "w").done
+        (record,) = reproduce([recipe], changes=changes, results=tmp_path / "r", work=tmp_path / "w").done
     assert record.engine == "serial"
-    assert record.fell_back == "the vectorised engine falls back to one client at a time: this model cannot be stacked"
+    assert record.fell_back.startswith("the vectorised engine falls back to one client at a time: the loss of FjORD")
     (line,) = (tmp_path / "r" / "small.jsonl").read_text().splitlines()
     assert json.loads(line)["settings"]["engine"] == "vectorised"
 
 
-def test_the_package_is_a_command_without_being_installed():
-    import sys
-
-    done = subprocess.run(
-        [sys.executable, "-m", "fedwidth", "--version"],
-        env={"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith("fedwidth ")
+def test_the_package_alone_runs_tables(tmp_path):
+    """As a command that is not installed, far from the repository, whose `reproduction` it does not need."""
+    recipe = write_recipe(tmp_path)
+    command = [sys.executable, "-m", "fedwidth", "reproduce", recipe, "--start", "1"]
+    environment = {"PYTHONPATH": str(ROOT / "src"), "PATH": os.environ["PATH"]}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("small fedrolex, seed 1: engine: serial")
+    assert (tmp_path / "results" / "started.json").exists()

@@ -33,10 +33,10 @@ def reach(lines: Sequence[Mapping[str, Any]], target: float) -> Reached | None:
     True
     """
     name = samples_to_report({name for line in lines for name, value in line.items() if value is not None}).key()
-    for place, line in enumerate(lines):
+    for position, line in enumerate(lines):
         accuracy = line.get(name)
         if accuracy is not None and accuracy >= target:
-            so_far = lines[: place + 1]
+            so_far = lines[: position + 1]
             simulated = all(line.get("device_seconds") is not None for line in so_far)
             return Reached(
                 line["round"],

@@ -22,7 +22,7 @@ MAX_CLIENTS_DRAWN, MAX_LABELS_DRAWN, MAX_PICTURES = 100, 100, 12
 
 
 def gains_views(entries: Sequence[Entry]) -> View:
-    """For each entry the distribution of local accuracy over clients by capacity, all seeds together; largest first."""
+    """For each entry the distribution of accuracy over clients, by capacity from the largest on, all seeds together."""
     found: list[dict[float | None, list[float]]] = []
     for entry in entries:
         by_capacity: dict[float | None, list[float]] = {}
@@ -34,13 +34,13 @@ def gains_views(entries: Sequence[Entry]) -> View:
     low = min(0.8, math.floor(10 * worst) / 10)  # all entries share one axis
     views = [
         {
-            "entry": place,
+            "entry": position,
             "levels": [
                 _distribution(capacity, by_capacity[capacity], low)
                 for capacity in sorted(by_capacity, key=lambda c: -(c or 0))
             ],
         }
-        for place, by_capacity in enumerate(found)
+        for position, by_capacity in enumerate(found)
         if by_capacity
     ]
     return {"low": low, "views": views}
@@ -63,17 +63,17 @@ def widths_views(entries: Sequence[Entry], built: Sequence[Rebuilt | str]) -> Vi
     """
     views: list[View] = []
     whole: list[int] = []
-    for place, (entry, model) in enumerate(zip(entries, built, strict=True)):
+    for position, (entry, model) in enumerate(zip(entries, built, strict=True)):
         found: dict[float, list[float]] = {}
         for run in entry.runs:
             for name, accuracy in next(_capacity_accuracies(run), {}).items():
                 if 0 < (capacity := _read_capacity(name)) <= 1:
                     found.setdefault(capacity, []).append(number(accuracy))
         if found and not isinstance(model, str) and min(found) < 1 and not model.narrows(min(found)):
-            whole.append(place)
+            whole.append(position)
         elif found:
             levels = [{"capacity": capacity, **spread(found[capacity])} for capacity in sorted(found)]
-            views.append({"entry": place, "levels": levels})
+            views.append({"entry": position, "levels": levels})
     return {"views": views, "whole": whole}
 
 
@@ -85,7 +85,7 @@ def _read_capacity(text: str) -> float:
 
 
 def devices_view(entry: Entry, built: Rebuilt | str) -> View:
-    """The capacity mix, and what a round costs a client of each capacity."""
+    """How many clients have which capacity, and what a round costs a client of each."""
     run = entry.first
     mix = Counter(c for row in run.clients if (c := _capacity(row)) is not None)
     counted = "clients"
@@ -118,7 +118,7 @@ def split_view(run: Run) -> View | None:
         return None
     held = [_held(row) for row in rows]
     labels = 1 + max((max(mine) for mine in held if mine), default=0)
-    places = sorted({int(p) for p in np.linspace(0, len(rows) - 1, min(len(rows), MAX_CLIENTS_DRAWN)).round()})
+    positions = sorted({int(p) for p in np.linspace(0, len(rows) - 1, min(len(rows), MAX_CLIENTS_DRAWN)).round()})
     counted = all(count > 0 for mine in held for count in mine.values())
     most = max((count for mine in held for count in mine.values()), default=0) if counted else 0
     return {
@@ -128,26 +128,26 @@ def split_view(run: Run) -> View | None:
         "most": most,
         "clients": [
             {
-                "client": rows[place].get("client", place),
-                "capacity": _capacity(rows[place]),
-                "samples": number(rows[place].get("samples")),
-                "labels": (drawn := [label for label in sorted(held[place]) if label < MAX_LABELS_DRAWN]),
-                **({"counts": [held[place][label] for label in drawn]} if most else {}),
+                "client": rows[position].get("client", position),
+                "capacity": _capacity(rows[position]),
+                "samples": number(rows[position].get("samples")),
+                "labels": (drawn := [label for label in sorted(held[position]) if label < MAX_LABELS_DRAWN]),
+                **({"counts": [held[position][label] for label in drawn]} if most else {}),
             }
-            for place in places
+            for position in positions
         ],
     }
 
 
 def _held(row: View) -> dict[int, int]:
-    """Label -> samples of it; 0 where that is not recorded."""
+    """How many samples of each label a client holds; 0 where that is not recorded."""
     labels, counts = row["labels"], _list(row.get("counts"))
     known = len(counts) == len(labels) and all(type(count) is int and 0 < count < 2**53 for count in counts)
     pairs = zip(labels, counts if known else [0] * len(labels), strict=True)
     return {label: count for label, count in pairs if type(label) is int and label >= 0}
 
 
-def once(views: Iterable[tuple[int, View | None]]) -> list[View]:
+def merge_equal(views: Iterable[tuple[int, View | None]]) -> list[View]:
     """Equal views of several entries as one view that names them all."""
     found: dict[str, View] = {}
     for entry, view in views:
@@ -178,13 +178,13 @@ def _costs(built: Rebuilt | str, capacities: Iterable[float]) -> tuple[dict[floa
 
 
 def _moments(settings: Settings) -> int:
-    """Copies of the weights that the local optimiser keeps."""
+    """How many copies of the weights the local optimiser keeps."""
     training = settings.training
     return 2 if training.optimiser != "sgd" else int(training.momentum > 0)
 
 
 def _mean(costs: dict[float, View], mix: Counter[float]) -> View | None:
-    """What the mix costs a client on average (FedRolex Table 7)."""
+    """What a client costs on average over the mix, as in FedRolex Table 7."""
     if not costs or not mix:
         return None
     return {key: sum(costs[c][key] * count for c, count in mix.items()) / mix.total() for key in costs[1.0]}

@@ -41,7 +41,7 @@ def compare_entries(entries: Sequence[Entry], about: About) -> Comparison:
 
 
 def comparison_view(entries: Sequence[Entry], about: About) -> View:
-    """Title, what leads, sentences about the others, and the gain and yardsticks of each entry."""
+    """The title, which entry leads, sentences about the others, and the gain and yardsticks of each entry."""
     if not entries:
         return {"title": about.title, "lead": 0, "leading": "", "sentences": [], "yardsticks": [], "rows": []}
     compared = compare_entries(entries, about)
@@ -78,12 +78,12 @@ def reached_view(entries: Sequence[Entry]) -> View:
 def classes_view(entries: Sequence[Entry]) -> View | None:
     """The accuracy on each class at the end, over seeds; None where nobody measured it."""
     rows = []
-    for place, entry in enumerate(entries):
+    for position, entry in enumerate(entries):
         found = [mine for run in entry.runs if (mine := _class_accuracy(run))]
         classes = min((len(mine) for mine in found), default=0)
         means = [fmean(known) if (known := _finite(mine[c] for mine in found)) else math.nan for c in range(classes)]
         if means:
-            rows.append({"entry": place, "means": means[:MAX_CLASSES], "classes": classes})
+            rows.append({"entry": position, "means": means[:MAX_CLASSES], "classes": classes})
     return {"rows": rows} if rows else None
 
 
@@ -92,12 +92,12 @@ def grid_view(entries: Sequence[Entry], folder: Path, about: About) -> View | No
     if not about.over:
         return None
     by_values = {values: (folder / name).resolve() for name, values in about.cells.items()}
-    places = {run.folder.resolve(): place for place, entry in enumerate(entries) for run in entry.runs}
+    positions = {run.folder.resolve(): position for position, entry in enumerate(entries) for run in entry.runs}
     *down, (across, columns) = about.over
 
     def find(values: Sequence[str]) -> int | None:
         cell = by_values.get(tuple(values))
-        return next((place for run, place in places.items() if cell and run.is_relative_to(cell)), None)
+        return next((position for run, position in positions.items() if cell and run.is_relative_to(cell)), None)
 
     rows = list(product(*(values for _, values in down)))
     return {
@@ -124,7 +124,7 @@ def _settings(run: Run) -> Settings | None:
 
 
 def _accuracies(entry: Entry) -> list[tuple[int, float]]:
-    """(round, mean over seeds) where every seed that has got so far was measured."""
+    """The rounds in which every seed was measured, each with the mean accuracy over seeds."""
     found: dict[int, list[float]] = {}
     for run in entry.runs:
         for line in run.metrics:
@@ -139,16 +139,16 @@ def _reach(entry: Entry, curve: Sequence[tuple[int, float]], target: float) -> V
         return None
     spent: list[tuple[float, float, float]] = []
     for run in entry.runs:
-        place = next(place for place, line in enumerate(run.metrics) if line["round"] == round)
-        simulated = sum(number(line.get("device_seconds")) for line in run.metrics[: place + 1])
-        spent.append((run.spent[place][0], number(run.metrics[place].get("seconds")), simulated))
+        position = next(position for position, line in enumerate(run.metrics) if line["round"] == round)
+        simulated = sum(number(line.get("device_seconds")) for line in run.metrics[: position + 1])
+        spent.append((run.spent[position][0], number(run.metrics[position].get("seconds")), simulated))
     sent, seconds, device_seconds = (fmean(column) for column in zip(*spent, strict=True))
     found = {"round": round, "sent": sent, "seconds": seconds, "device_seconds": device_seconds}
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _class_accuracy(run: Run) -> list[float]:
-    """What the run wrote down last, as a list by class."""
+    """The accuracy on each class that the run wrote down last."""
     for table in (run.summary or {}, *reversed(run.metrics)):
         found = table.get("class_accuracy")
         if isinstance(found, dict):

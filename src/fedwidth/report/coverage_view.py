@@ -25,15 +25,18 @@ from fedwidth.report.attendance import Attendance, read_attendances
 from fedwidth.report.rebuild import Rebuilt
 from fedwidth.report.runs import Run
 
-FRAMES = 24
+MAX_FRAMES = 24
+"""How many rounds the slider of the page stops at."""
 MAX_LAYERS = 40
 MAX_SIDE, MIN_SIDE = 64, 16
+"""Rows and columns of a grid: larger layers are shown as means over blocks, until the page is small enough."""
 MAX_BYTES = 2_200_000
-"""Of all compressed grids of a page, which is to stay below 6 MB. The smallest grids of 8 entries fit uncompressed."""
+"""The size of all compressed grids of a page, which is to stay below 6 MB. The smallest grids of 8 entries fit."""
 MAX_UPDATES, MAX_WORK = 6_000, 20_000_000_000
-"""Clients counted for one entry, and times the counts of the model: a longer run is counted over its first rounds."""
+"""How many client updates are counted for one entry, and how many times the size of the model, so that it takes
+seconds; a longer run is counted over its first rounds."""
 MAX_HELD = 500
-"""Clients counted in one go."""
+"""How many sub-models are kept before they are counted in one go."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,13 @@ class Frame:
 
     round: int
     updates: int
-    """Clients that had trained, each as often as it had."""
+    """How many client updates had been made."""
     share: float
-    """Of the weights, trained at least once."""
+    """The share of the weights that had been trained at least once."""
     evenness: float
     """Jain's index of the counts: 1 when every weight was trained equally often."""
     grids: dict[str, Tensor]
-    """Counts of each layer, rows out and columns in; those of large layers are means over blocks."""
+    """How often the weights of each layer were trained, rows out and columns in; of large layers means over blocks."""
 
 
 def count_training(run: Run, built: Rebuilt) -> list[Frame]:
@@ -87,8 +90,11 @@ def count_training(run: Run, built: Rebuilt) -> list[Frame]:
 
 
 def _add(counts: dict[str, Tensor], plan: Plan, held: Sequence[Index]) -> None:
-    """Count these sub-models. Each is an outer product of what it keeps of each dimension, so the sum of them over all
-    clients is a product of matrices (clients x positions): exact in float32 below 2**24."""
+    """Add these sub-models to the counts.
+
+    Each is an outer product of what it keeps of each dimension, so the sum of them over all clients is a product of
+    matrices (clients x positions): exact in float32 below 2**24.
+    """
     known: dict[Any, Tensor] = {}
 
     def kept(name: str, dim: int) -> Tensor:
@@ -118,8 +124,10 @@ def _affordable(attendances: list[Attendance], size: int) -> list[Attendance]:
 
 
 def layers(plan: Plan, most: int = MAX_LAYERS) -> list[str]:
-    """The matrices and kernels to show: all that are sliced; of too many those sliced both ways before those sliced one
-    way, spread over the depth."""
+    """The names of the matrices and kernels to show: all that are sliced.
+
+    Where they are too many, those sliced both ways come before those sliced one way, spread over the depth.
+    """
     both: list[str] = []
     one: list[str] = []
     for name, axes in plan.axes.items():
@@ -140,7 +148,7 @@ def best_layer(plan: Plan, names: Sequence[str]) -> str:
     return max(names, key=rank, default="")
 
 
-def frame_rounds(rounds: int, most: int = FRAMES) -> list[int]:
+def frame_rounds(rounds: int, most: int = MAX_FRAMES) -> list[int]:
     """The rounds the slider stops at: the first ones, then ever further apart, and the last.
 
     >>> frame_rounds(100, 8)
@@ -152,8 +160,10 @@ def frame_rounds(rounds: int, most: int = FRAMES) -> list[int]:
 
 
 def pack(views: Sequence[tuple[int, Plan, list[Frame]]]) -> list[dict[str, Any]]:
-    """What the page needs of each entry (its number, the plan of its model, its frames), with grids pooled until all of
-    them together fit."""
+    """What the page needs of each entry, from its number, the plan of its model and its frames.
+
+    Grids are pooled to ever smaller ones until all of them together fit.
+    """
     side, packed = 2 * MAX_SIDE, None
     while packed is None or (side > MIN_SIDE and _bytes(packed) > MAX_BYTES):
         side //= 2
@@ -216,7 +226,7 @@ def _grid(counts: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _evenness(counts: dict[str, Tensor], plan: Plan) -> tuple[float, float]:
-    """(share of weights trained, Jain's index) over all weights of the model."""
+    """The share of all weights of the model that were trained at least once, and Jain's index of the counts."""
     total = trained = mean = square = 0.0
     for name, held in counts.items():
         weights = math.prod(plan.shapes[name])
@@ -231,4 +241,4 @@ def _evenness(counts: dict[str, Tensor], plan: Plan) -> tuple[float, float]:
 def _spread(names: list[str], most: int) -> list[str]:
     if len(names) <= most or most < 1:
         return names[: max(0, most)]
-    return [names[place] for place in np.linspace(0, len(names) - 1, most).round().astype(int)]
+    return [names[position] for position in np.linspace(0, len(names) - 1, most).round().astype(int)]

@@ -1,4 +1,4 @@
-"""Everything the page shows about some entries, as one block of data that page and figures are drawn from."""
+"""Everything the page shows about some entries, as one block of data that page and figures are thin_curve from."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ import fedwidth
 from fedwidth.devices.capacity import describe_mix
 from fedwidth.methods import methods
 from fedwidth.plan.plan import Plan
-from fedwidth.report.client_views import devices_view, gains_views, once, split_view, widths_views
+from fedwidth.report.client_views import devices_view, gains_views, merge_equal, split_view, widths_views
 from fedwidth.report.comparison_views import classes_view, comparison_view, find_about, grid_view, reached_view
 from fedwidth.report.coverage_view import Frame, count_training, pack
-from fedwidth.report.entries import CURVES, Entry, curve_of, drawn, spread
+from fedwidth.report.entries import CURVES, Entry, curve_of, spread, thin_curve
 from fedwidth.report.rebuild import ModelRebuilder, Rebuilt, said
 from fedwidth.report.runs import Run, number
 
 MAX_POINTS, MIN_POINTS, POINTS_IN_ALL = 400, 120, 12_000
-"""Of one line, of one line of many, and of all lines of one metric: 50 lines still load at once."""
+"""How many points one line has, at most and at least, and all lines of a metric: a page of 50 lines loads at once."""
 MAX_GRIDS = 8
+"""How many entries the page shows the coverage of."""
 MAX_REBUILT = 24
+"""How many entries have their model built again, to see what it costs and which weights were trained."""
 
 Description = dict[str, Any]
 Recall = Callable[[Hashable, Sequence[Run], Callable[[], Any]], Any]
-"""(what, about which runs, how to make it): what was made before of runs that have not changed, or made now."""
+"""A function of (what, of which runs, how to make it) that returns what it made before of runs that have not changed
+since, or makes it now."""
 
 
 def make_now(what: Hashable, runs: Sequence[Run], make: Callable[[], Any]) -> Any:
-    """A `Recall` that remembers nothing."""
+    """A `Recall` that remembers nothing and always makes it."""
     del what, runs
     return make()
 
@@ -40,32 +43,32 @@ def describe(
     entries: Sequence[Entry],
     *,
     folders: Sequence[Path] = (),
-    workshop: ModelRebuilder | None = None,
+    rebuilder: ModelRebuilder | None = None,
     recall: Recall = make_now,
 ) -> Description:
-    """Everything the page shows; `folders` are those that were asked for, which may say what their runs are about."""
-    place_of_all, about = find_about(folders)
-    workshop = workshop or ModelRebuilder()
+    """Everything the page shows. `folders` are those that were asked for: one alone may say what its runs are about."""
+    folder_of_all, about = find_about(folders)
+    rebuilder = rebuilder or ModelRebuilder()
     most = max(MIN_POINTS, min(MAX_POINTS, POINTS_IN_ALL // max(1, len(entries))))
     late = f"only the first {MAX_REBUILT} entries are rebuilt"
     built = [
-        recall("model", entry.runs[:1], partial(workshop.rebuild, entry.first)) if place < MAX_REBUILT else late
-        for place, entry in enumerate(entries)
+        recall("model", entry.runs[:1], partial(rebuilder.rebuild, entry.first)) if position < MAX_REBUILT else late
+        for position, entry in enumerate(entries)
     ]
     runs = [run for entry in entries for run in entry.runs]
     return {
         "version": fedwidth.__version__,
         "points": most,
         "entries": [recall(("entry", e.label, most), e.runs, partial(_entry, e, most)) for e in entries],
-        "runs": [_run(run, place) for place, entry in enumerate(entries) for run in entry.runs],
+        "runs": [_run(run, position) for position, entry in enumerate(entries) for run in entry.runs],
         "comparison": comparison_view(entries, about),
-        "grid": grid_view(entries, place_of_all, about),
+        "grid": grid_view(entries, folder_of_all, about),
         "reached": reached_view(entries),
         "classes": classes_view(entries),
         "gains": gains_views(entries),
         "widths": widths_views(entries, built),
-        "devices": once((place, devices_view(entry, built[place])) for place, entry in enumerate(entries)),
-        "splits": once((place, split_view(entry.first)) for place, entry in enumerate(entries)),
+        "devices": merge_equal(enumerate(map(devices_view, entries, built))),
+        "splits": merge_equal(enumerate(split_view(entry.first) for entry in entries)),
         "coverage": recall("coverage", runs, partial(_coverage, entries, built, recall)),
     }
 
@@ -73,15 +76,15 @@ def describe(
 def _coverage(entries: Sequence[Entry], built: Sequence[Rebuilt | str], recall: Recall) -> Description:
     views: list[tuple[int, Plan, list[Frame]]] = []
     skipped = []
-    for place, (entry, model) in enumerate(zip(entries, built, strict=True)):
+    for position, (entry, model) in enumerate(zip(entries, built, strict=True)):
         if isinstance(model, str):
-            skipped.append({"entry": place, "reason": model})
+            skipped.append({"entry": position, "reason": model})
         elif len(views) == MAX_GRIDS:
-            skipped.append({"entry": place, "reason": f"the page shows {MAX_GRIDS} at most"})
+            skipped.append({"entry": position, "reason": f"the page shows {MAX_GRIDS} at most"})
         elif isinstance(frames := recall("frames", entry.runs[:1], partial(_frames, entry.first, model)), str):
-            skipped.append({"entry": place, "reason": frames})
+            skipped.append({"entry": position, "reason": frames})
         else:
-            views.append((place, model.plan, frames))
+            views.append((position, model.plan, frames))
     return {"views": pack(views), "skipped": skipped}
 
 
@@ -98,7 +101,7 @@ def _entry(entry: Entry, most: int) -> dict[str, Any]:
     curves = {}
     for metric in CURVES:
         if (curve := curve_of(entry, metric)) is not None:
-            seen = drawn(curve, most)
+            seen = thin_curve(curve, most)
             banded = bool((seen.low != seen.high).any()) and len(entry.runs) > 1
             curves[metric] = {
                 "measured": len(curve.rounds),
@@ -161,11 +164,11 @@ def _run(run: Run, entry: int) -> dict[str, Any]:
 
 
 def _mix(written: Any) -> str:
-    """The capacities a config names, for people; empty where it makes no sense."""
+    """The capacities that a config names, in short; empty where they make no sense."""
     listed = isinstance(written, list) and all(isinstance(each, float) and math.isfinite(each) for each in written)
     return describe_mix(written) if listed or isinstance(written, str) else ""
 
 
 def _short(value: float) -> float:
-    """Five digits: what a screen can show."""
+    """A number with five digits, as many as a screen can show."""
     return float(f"{value:.5g}")

@@ -34,39 +34,39 @@ TITLES = {
     "evenness": "evenness (Jain's index)",
     "share": "weights ever trained [%]",
 }
-MOST = 12
-"""Panels of one figure."""
+MAX_PANELS = 12
+"""How many panels one figure has at most."""
 
 
-def compared(data: Description) -> Any:
-    """Final test accuracy of each entry: mean, range over seeds."""
+def draw_ranking(data: Description) -> Any:
+    """The test accuracy of each entry after the last round: mean and range over seeds, the best on top."""
     known = [(p, e) for p, e in enumerate(data["entries"]) if math.isfinite(e["accuracy"]["mean"])]
     known.sort(key=lambda pair: pair[1]["accuracy"]["mean"])
     if not known:
         return None
     figure, plot = new_figure(6.4, 0.8 + 0.32 * len(known))
-    for row, (place, entry) in enumerate(known):
+    for row, (position, entry) in enumerate(known):
         found = {key: 100 * entry["accuracy"][key] for key in ("low", "high", "mean")}
-        plot.plot([found["low"], found["high"]], [row, row], color=COLOURS[place % 8], linewidth=5, alpha=0.3)
-        plot.plot(found["mean"], row, "o", color=COLOURS[place % 8])
+        plot.plot([found["low"], found["high"]], [row, row], color=COLOURS[position % 8], linewidth=5, alpha=0.3)
+        plot.plot(found["mean"], row, "o", color=COLOURS[position % 8])
     plot.set_yticks(range(len(known)), [clip(entry["label"]) for _, entry in known])
     plot.set_xlim(0, 100)  # a part of the axis would make small differences look large
     plot.set_xlabel("test accuracy after the last round [%]; bars: range over seeds")
     return figure
 
 
-def curves(data: Description, metric: str, axis: str) -> Any:
-    """One metric of every entry over rounds, bytes or operations: mean and band over seeds."""
+def draw_curves(data: Description, metric: str, axis: str) -> Any:
+    """One metric of every entry over rounds, bytes or operations: mean and range over seeds."""
     unit = 100 if "accuracy" in metric else 1
     lines = []
-    for place, entry in enumerate(data["entries"]):
+    for position, entry in enumerate(data["entries"]):
         if (curve := entry["curves"].get(metric)) is not None:
             band = [unit * _floats(side) for side in curve["band"]] if curve["band"] else None
-            lines.append((place, entry["label"], _floats(curve[axis]), unit * _floats(curve["mean"]), band))
+            lines.append((position, entry["label"], _floats(curve[axis]), unit * _floats(curve["mean"]), band))
     return _whole(draw_lines(lines, TITLES[axis], TITLES[metric]), unit == 100)
 
 
-def counted(data: Description, key: str) -> Any:
+def draw_counted(data: Description, key: str) -> Any:
     """Evenness of training, or the share of weights ever trained, over rounds."""
     unit = 100 if key == "share" else 1
     lines = [
@@ -76,9 +76,9 @@ def counted(data: Description, key: str) -> Any:
     return draw_lines(lines, "round", TITLES[key], log=True)
 
 
-def coverage(data: Description) -> Any:
-    """How often each weight of one layer was trained: entries side by side, after the first, a middle and the last
-    round."""
+def draw_coverage(data: Description) -> Any:
+    """How often each weight of one layer was trained, after the first, a middle and the last round; entries side by
+    side."""
     views = data["coverage"]["views"]
     if not views:
         return None
@@ -92,7 +92,7 @@ def coverage(data: Description) -> Any:
         cells = np.frombuffer(zlib.decompress(base64.b64decode(layer["frames"])), np.uint8)
         frames = cells.reshape(len(view["rounds"]), *layer["cells"]) / 255
         for row, stop in enumerate(rounds):
-            at = max((place for place, found in enumerate(view["rounds"]) if found <= stop), default=0)
+            at = max((position for position, found in enumerate(view["rounds"]) if found <= stop), default=0)
             grids[row, column] = frames[at]
     labels = [data["entries"][view["entry"]]["label"] for view in views]
     shape = " × ".join(map(str, views[0]["layers"][name]["shape"]))
@@ -100,9 +100,9 @@ def coverage(data: Description) -> Any:
     return heat_maps(grids, labels, titles, f"{name} ({shape}): units out down, units in across")
 
 
-def gains(data: Description) -> Any:
+def draw_gains(data: Description) -> Any:
     """Distribution of local accuracy over clients by capacity, a panel for each entry."""
-    views, low = data["gains"]["views"][:MOST], data["gains"]["low"]
+    views, low = data["gains"]["views"][:MAX_PANELS], data["gains"]["low"]
     if not views:
         return None
     columns = min(4, len(views))
@@ -127,7 +127,7 @@ def gains(data: Description) -> Any:
     return figure
 
 
-def widths(data: Description) -> Any:
+def draw_widths(data: Description) -> Any:
     """Accuracy of the server's sub-model at each width."""
     lines = []
     for view in data["widths"]["views"]:
@@ -140,9 +140,9 @@ def widths(data: Description) -> Any:
     return _whole(draw_lines(lines, title, "test accuracy [%]", log=True, ticks=_capacity), True)
 
 
-def devices(data: Description) -> Any:
+def draw_devices(data: Description) -> Any:
     """The capacity mix, and what it costs a client against everyone at the smallest and at the full width."""
-    views = [view for view in data["devices"] if len(view["levels"]) > 1][:MOST]
+    views = [view for view in data["devices"] if len(view["levels"]) > 1][:MAX_PANELS]
     if not views:
         return None
     figure, plots = new_panels(len(views), 2, 3.3, 2.2)
@@ -170,7 +170,7 @@ def devices(data: Description) -> Any:
     return figure
 
 
-def split(data: Description) -> Any:
+def draw_split(data: Description) -> Any:
     """Which client holds how many samples of which labels, and how many in all."""
     if not data["splits"]:
         return None
@@ -186,8 +186,8 @@ def split(data: Description) -> Any:
     for at, view in enumerate(views):
         picture, bars = plots[2 * at][0], plots[2 * at + 1][0]
         held = np.zeros((view["drawn"], len(view["clients"])))
-        for place, client in enumerate(view["clients"]):
-            held[client["labels"], place] = client.get("counts", 1)
+        for position, client in enumerate(view["clients"]):
+            held[client["labels"], position] = client.get("counts", 1)
         if view["most"]:
             norm = PowerNorm(0.5, 0, view["most"])
             shown = picture.imshow(
@@ -208,7 +208,7 @@ def split(data: Description) -> Any:
 
 
 def _whole(figure: Any, percent: bool) -> Any:
-    """The figure with an axis that shows every percentage there can be."""
+    """The figure, with an axis from 0 to 100 where it shows percentages."""
     if figure and percent:
         figure.axes[0].set_ylim(0, 100)
     return figure

@@ -18,7 +18,7 @@ from fedwidth.report.runs import Run, number
 from fedwidth.report.thin import thin
 
 MAY_DIFFER = ("seed", *ROUNDING)
-"""Runs that differ in nothing else, and have one name, are repetitions of one entry."""
+"""Runs that have one name and differ in these settings alone are repetitions of one entry."""
 
 CURVES = ("global_accuracy", "validation_accuracy", "local_accuracy", "global_loss", "train_loss")
 
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Entry:
-    """Runs that differ in their seed alone."""
+    """Runs of one setting that differ in their seed alone, and the label they have in every picture."""
 
     label: str
     runs: tuple[Run, ...]
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over the rounds: mean over the seeds, smallest and largest."""
+    """A metric over the rounds: the mean over seeds, and the smallest and largest of them."""
 
     rounds: NDArray[np.int64]
     sent: Floats
@@ -52,7 +52,7 @@ class Curve:
     high: Floats
 
     def take(self, points: NDArray[np.intp]) -> Curve:
-        """Some of its points."""
+        """The curve at some of its points alone."""
         return Curve(*(getattr(self, name)[points] for name in self.__dataclass_fields__))
 
 
@@ -71,7 +71,7 @@ def group_runs(runs: Sequence[Run]) -> list[Entry]:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, sample standard deviation, smallest and largest of the finite ones, and how many were not."""
+    """Mean, sample standard deviation, smallest and largest of the finite values, and how many were not finite."""
     finite = [value for value in values if math.isfinite(value)]
     return {
         "mean": statistics.fmean(finite) if finite else math.nan,
@@ -105,23 +105,23 @@ def curve_of(entry: Entry, metric: str) -> Curve | None:
     return Curve(rounds, sent, macs, mean, low, high)
 
 
-def drawn(curve: Curve, most: int) -> Curve:
-    """The points of a curve worth drawing, at most `most`."""
+def thin_curve(curve: Curve, most: int) -> Curve:
+    """The curve at the points worth drawing, at most `most` of them."""
     banded = not np.array_equal(curve.low, curve.high, equal_nan=True)
     columns = [curve.mean, curve.low, curve.high] if banded else [curve.mean]
     return curve.take(thin(columns, most))
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Short names that tell the entries apart: the run's own, else its folder's, else its method's; more if needed."""
+    """Short names that tell entries apart: the name in the settings, else the path, else the method; more if needed."""
 
     def title(run: Run) -> str:
         found = methods().get(run.method)
         return found.title if found else run.method
 
     firsts = [group[0] for group in groups]
-    labels = [run.setting("name", "") or run.place or title(run) for run in firsts]
-    for describe in (title, lambda run: run.place, lambda run: str(run.folder), lambda run: f"seed {run.seed}"):
+    labels = [run.setting("name", "") or run.short_path or title(run) for run in firsts]
+    for describe in (title, lambda run: run.short_path, lambda run: str(run.folder), lambda run: f"seed {run.seed}"):
         twice = {label for label in labels if labels.count(label) > 1}
         labels = [
             f"{label} · {describe(run)}" if label in twice and describe(run) and describe(run) not in label else label

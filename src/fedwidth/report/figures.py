@@ -15,30 +15,32 @@ from fedwidth.report.runs import read_runs
 
 
 def write_figures(folders: Sequence[Path], out: Path) -> list[Path]:
-    """Write each figure of the report on these folders into the folder `out`; one that would show nothing is left out.
-    Returns the files."""
+    """Write each figure of the report on these folders into the folder `out`, and return the files.
+
+    A figure that would show nothing is left out.
+    """
     data = describe(group_runs(read_runs(folders)), folders=folders)
     return [path for name, draw in _figures() for path in save(out, name, draw, data)]
 
 
 def _figures() -> Iterator[tuple[str, Any]]:
-    """(file name, what draws it from the page's data)"""
-    yield "compared", drawings.compared
+    """The name of each figure's file, and the function that draws it from the page's data."""
+    yield "compared", drawings.draw_ranking
     for name, metric in drawings.METRICS.items():
         for axis, ending in (("rounds", ""), ("bytes", "-by-bytes"), ("macs", "-by-operations")):
             yield f"{name}{ending}", partial(_curves, metric=metric, axis=axis)
-    yield "coverage", drawings.coverage
+    yield "coverage", drawings.draw_coverage
     yield "evenness", partial(_counted, key="evenness")
     yield "share-trained", partial(_counted, key="share")
-    yield "who-gains", drawings.gains
-    yield "widths", drawings.widths
-    yield "devices", drawings.devices
-    yield "split", drawings.split
+    yield "who-gains", drawings.draw_gains
+    yield "widths", drawings.draw_widths
+    yield "devices", drawings.draw_devices
+    yield "split", drawings.draw_split
 
 
 def _curves(data: Description, *, metric: str, axis: str) -> Any:
-    return drawings.curves(data, metric, axis)
+    return drawings.draw_curves(data, metric, axis)
 
 
 def _counted(data: Description, *, key: str) -> Any:
-    return drawings.counted(data, key)
+    return drawings.draw_counted(data, key)

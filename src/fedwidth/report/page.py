@@ -31,7 +31,7 @@ def write_report(folders: Sequence[Path], out: Path, *, own_models: bool = False
     runs = read_runs(folders)
     if not runs:
         raise OptionError("a report needs at least one run folder")
-    content = render(describe(group_runs(runs), folders=folders, workshop=ModelRebuilder(own_models=own_models)))
+    content = render(describe(group_runs(runs), folders=folders, rebuilder=ModelRebuilder(own_models=own_models)))
     try:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -31,7 +31,7 @@ STYLE: Any = {
 
 
 def save(out: Path, name: str, draw: Any, *arguments: Any) -> list[Path]:
-    """Draw a figure and write it in every format; nothing where it is None."""
+    """Let `draw` make a figure, write it in every format, and return the files; none where it makes None."""
     try:
         import matplotlib
     except ImportError:
@@ -56,13 +56,13 @@ def save(out: Path, name: str, draw: Any, *arguments: Any) -> list[Path]:
 
 
 Line = tuple[int, str, Any, Any, Any]
-"""(place, label, x, y, band or None)"""
+"""The number of its colour, its label, the values across and up, and its band (low, high) or None."""
 
 
 def draw_lines(
     lines: Sequence[Line], x: str, y: str, *, log: bool = False, ticks: Callable[[float], str] | None = None
 ) -> Any:
-    """A figure of lines in the colours of their places; None without any."""
+    """A figure of these lines; None where none has a value to draw."""
     lines = [line for line in lines if np.isfinite(line[2]).any()]
     if not lines:
         return None
@@ -75,11 +75,11 @@ def draw_lines(
 def plot_lines(
     plot: Any, lines: Sequence[Line], *, log: bool = False, ticks: Callable[[float], str] | None = None
 ) -> None:
-    """Lines with their bands and a legend; `ticks` says the values of a logarithmic axis of powers of two."""
+    """Draw lines with their bands, and a legend; `ticks` writes the values of a logarithmic axis of powers of two."""
     from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
 
-    for place, label, across, up, band in lines:
-        colour, dash = COLOURS[place % 8], DASHES[place // 8 % 4]
+    for position, label, across, up, band in lines:
+        colour, dash = COLOURS[position % 8], DASHES[position // 8 % 4]
         mark = "o" if len(across) <= 12 else None
         plot.plot(across, up, color=colour, linestyle=dash, marker=mark, markersize=3.5, linewidth=1.6)
         plot.lines[-1].set_label("\u200b" + label)  # a label that begins with _ would be left out
@@ -142,5 +142,5 @@ def new_panels(
 
 
 def clip(text: str, most: int = 40) -> str:
-    """The text, shortened where it is longer than that."""
+    """The text, shortened to at most so many characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -25,6 +25,7 @@ from fedwidth.run.checkpoint import NAME
 from fedwidth.settings import Settings
 
 Built = tuple[nn.Module, Plan, Any, dict[Hashable, Cost]]
+"""A model, its plan, an example of its inputs, and the costs of its sub-models found so far."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Rebuilt:
     example: Any
     """Inputs as the model takes them."""
     costs: dict[Hashable, Cost]
-    """Costs found so far of the model's sub-models; runs with one model share them."""
+    """The costs found so far, by the size of the sub-model; runs with one model share them."""
 
     def narrows(self, capacity: float) -> bool:
         """True where the method gives a client of this capacity less than the whole model."""
@@ -62,7 +63,7 @@ class Rebuilt:
 
 
 class ModelRebuilder:
-    """Builds models again, each distinct one once.
+    """Builds the models of runs again from their settings, each distinct one once.
 
     A config may name a model as package.module:factory. Building that one imports code, which a page about somebody
     else's folder must not do unasked: `own_models` is the permission.
@@ -118,7 +119,7 @@ def _names(settings: Settings) -> list[tuple[str, str]]:
 
 
 def said(error: Exception) -> str:
-    """An error as a reason on the page, in one line."""
+    """An error as the page gives it for a reason, in one line."""
     text = " ".join(str(error).split())[:300]
     return text if isinstance(error, FedwidthError) else f"{type(error).__name__}: {text}"
 

@@ -24,7 +24,7 @@ Table = dict[str, Any]
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
 FILES = ("config.toml", "metrics.jsonl", "summary.json", "clients.json")
-"""What a run folder says about its run."""
+"""The files of a run folder that say something about its run."""
 
 PLAIN_FILES = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """How a file is opened so that links are refused and pipes are not waited for; Windows has neither."""
@@ -33,22 +33,22 @@ _SEED_FOLDER = re.compile(r"seed-\d+", re.ASCII)
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder."""
+    """What one run folder says about its run."""
 
     folder: Path
-    place: str
-    """The folder as seen from the one that was asked for, `compare` and `seed-N` left out; '' for that one itself."""
+    short_path: str
+    """The path from the folder that was asked for, without `compare` and `seed-N`; empty for that folder itself."""
     config: Table
     config_text: str
     metrics: list[Table]
-    """One table a round, in order of rounds."""
+    """The lines of metrics.jsonl, one for each round, in order."""
     summary: Table | None
-    """None while a run is unfinished."""
+    """What summary.json says; None while the run is unfinished."""
     clients: list[Table]
     notes: tuple[str, ...]
-    """What could not be read, or is odd."""
+    """Sentences about what could not be read."""
     stamp: Stamp = ()
-    """What its files were like just before they were read."""
+    """Number, size and time of its files just before they were read, to see whether they have changed since."""
 
     def setting(self, name: str, default: Any = None) -> Any:
         """A setting by its dotted name, or the default where the config lacks it or holds another kind of value."""
@@ -73,18 +73,18 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """The rounds it was asked for."""
+        """How many rounds the run is to have."""
         rounds: int = self.setting("rounds", 0)
         return rounds or self.done
 
     @property
     def done(self) -> int:
-        """The rounds it has finished."""
+        """How many rounds are finished."""
         return int(self.metrics[-1]["round"]) if self.metrics else 0
 
     @property
     def finished(self) -> bool:
-        """True when it wrote its summary."""
+        """Whether the run has written its summary."""
         return self.summary is not None
 
     def final(self, key: str) -> float:
@@ -108,7 +108,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         if not folder.is_dir():
             what = "is a file" if folder.exists() else "does not exist"
             raise OptionError(f"{folder} {what}; give a folder that holds a run (config.toml and metrics.jsonl)")
-        found = [run for place in find_places(folder) if (run := read_run(place, folder)) is not None]
+        found = [run for found in find_run_folders(folder) if (run := read_run(found, folder)) is not None]
         if not found:
             raise OptionError(f"{folder} holds no run: neither it nor a folder in it has config.toml and metrics.jsonl")
         for run in found:
@@ -130,21 +130,23 @@ def number(value: Any) -> float:
         return math.inf
 
 
-def find_places(folder: Path) -> Iterator[Path]:
-    """Folders with a config.toml, parents first, in order of their names (numbers by value); the main run's seeds come
-    before what it is compared with."""
+def find_run_folders(folder: Path) -> Iterator[Path]:
+    """The folders at or below this one that have a config.toml: parents first, in order of their names.
+
+    Numbers in names count by their value, and the seeds of the main run come before what it is compared with.
+    """
 
     def order(name: str) -> tuple[bool, list[str]]:
         return name == "compare", [part.zfill(9) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
-    for place, inner, files in os.walk(folder):
+    for path, inner, files in os.walk(folder):
         inner.sort(key=order)
         if "config.toml" in files:
-            yield Path(place)
+            yield Path(path)
 
 
 def stamp_of(folder: Path) -> Stamp:
-    """What changes when the files of a run folder do: number, size and time of each, None for one that is not there."""
+    """Number, size and time of each file of a run folder, None for one that is not there: it changes when they do."""
 
     def look(path: Path) -> tuple[int, int, int] | None:
         try:
@@ -174,7 +176,7 @@ def read_run(folder: Path, asked: Path) -> Run | None:
     parts = [part for part in folder.relative_to(asked).parts if part != "compare" and not _SEED_FOLDER.fullmatch(part)]
     return Run(
         folder=folder,
-        place="/".join(parts),
+        short_path="/".join(parts),
         config=config,
         config_text=text,
         metrics=_read_metrics(folder / "metrics.jsonl", notes),
@@ -186,15 +188,15 @@ def read_run(folder: Path, asked: Path) -> Run | None:
 
 
 def _read_metrics(path: Path, notes: list[str]) -> list[Table]:
-    """The rounds a run wrote down. Its last line may be half-written; other lines that make no sense are counted."""
+    """The metrics by round. The last line may be half-written; other lines that make no sense are counted and noted."""
     rounds: dict[int, Table] = {}
     texts = (_read_text(path, notes) or "").split("\n")
     unread = 0
-    for place, text in enumerate(texts):
+    for position, text in enumerate(texts):
         try:
             line = json.loads(text) if text.strip() else None
         except (ValueError, RecursionError):
-            unread += place < len(texts) - 1
+            unread += position < len(texts) - 1
             continue
         if isinstance(line, dict) and type(line.get("round")) is int and line["round"] >= 0:
             rounds[line["round"]] = line

@@ -100,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus(code), "text/plain", f"{HTTPStatus(code).phrase}\n")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet."""
+        """Print nothing about requests."""
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
         content = text.encode("utf-8", "replace")

@@ -13,18 +13,18 @@ from fedwidth.report.describe import Description, describe
 from fedwidth.report.entries import group_runs
 from fedwidth.report.page import embed
 from fedwidth.report.rebuild import ModelRebuilder
-from fedwidth.report.runs import Run, Stamp, find_places, read_run, stamp_of
+from fedwidth.report.runs import Run, Stamp, find_run_folders, read_run, stamp_of
 
 REST = 9
-"""Counting which weights were trained takes a share of the time of 1 in 1 + REST at most: it competes with the run."""
+"""After counting which weights were trained, that rests so many times as long as it took: it competes with the run."""
 
 
 class Watch:
-    """What a folder holds, as the page's data; the folder may appear, grow, be cleared and be filled again."""
+    """The page's data about a folder, which may appear, grow, be cleared and be filled again."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder = Path(folder)
-        self._workshop = ModelRebuilder()
+        self._rebuilder = ModelRebuilder()
         self._memory = Memory(clock)
         self._runs: dict[Path, Run | None] = {}
         self._stamps: dict[Path, Stamp] | None = None
@@ -33,9 +33,9 @@ class Watch:
         self._text = self._state = ""
 
     def look(self) -> tuple[str, str, Description]:
-        """(a name of this state of the data, the data as JSON, the data); several threads may ask."""
+        """A name for the state of the data, the data as JSON, and the data itself; several threads may ask."""
         with self._lock:
-            stamps = {place: stamp_of(place) for place in find_places(self.folder)}
+            stamps = {folder: stamp_of(folder) for folder in find_run_folders(self.folder)}
             if stamps != self._stamps or self._memory.is_behind():
                 self._read(stamps)
                 self._stamps = stamps
@@ -43,16 +43,16 @@ class Watch:
 
     def _read(self, stamps: dict[Path, Stamp]) -> None:
         # Runs keep the order in which they were first seen, and so their colours.
-        for place in [*self._runs, *stamps]:
-            known = self._runs.get(place)
-            if place not in stamps:
-                self._runs[place] = None
-            elif known is None or known.stamp != stamps[place]:
-                self._runs[place] = read_run(place, self.folder)
+        for folder in [*self._runs, *stamps]:
+            known = self._runs.get(folder)
+            if folder not in stamps:
+                self._runs[folder] = None
+            elif known is None or known.stamp != stamps[folder]:
+                self._runs[folder] = read_run(folder, self.folder)
         runs = [run for run in self._runs.values() if run is not None]
         self._memory.begin()
         self._data = describe(
-            group_runs(runs), folders=[self.folder], workshop=self._workshop, recall=self._memory.recall
+            group_runs(runs), folders=[self.folder], rebuilder=self._rebuilder, recall=self._memory.recall
         )
         self._memory.end()
         self._data["waiting"] = "" if runs else f"Waiting for a run in {self.folder}."
@@ -88,7 +88,7 @@ class Memory:
         self._kept = self._used
 
     def recall(self, what: Hashable, runs: Sequence[Run], make: Callable[[], Any]) -> Any:
-        """What was made of these runs, or is made now."""
+        """What was made of these runs before, if they have not changed since, or is made now."""
         key = (what, tuple((run.folder, run.stamp) for run in runs))
         if what == "coverage":
             return self._rested(key, runs, make)
