@@ -18,9 +18,10 @@ from flwr.proto.node_pb2 import NodeInfo
 from in_process import InProcessGrid
 
 from fedwidth.config.read import read_settings
+from fedwidth.core.cost import cost
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.flower.budgets import bytes_beside
+from fedwidth.flower.budgets import PROCESS_BYTES, budgets_to_capacity, bytes_beside
 from fedwidth.flower.node.client_app import client_app
 from fedwidth.flower.run_config import RunConfig
 from fedwidth.flower.server import LOCK, serve, shorten_failures
@@ -262,18 +263,28 @@ def test_a_node_gets_its_own_sub_model_and_nothing_else(tmp_path):
 def test_a_budget_becomes_the_largest_capacity_it_pays_for(tmp_path):
     text = recipe().replace('"a1-c1"', '"a1-b1-c1"')
     experiment = Experiment(read_settings(text).main)
-    from fedwidth.core.cost import cost
-
     full, half, quarter = cost(experiment.model, experiment.plan, experiment.data.example(), [1, 0.5, 0.25])
     nodes = {
         1: {"client": 0, "bytes": 2 * int(half.bytes) + bytes_beside(experiment)[1]},
         2: {"client": 1, "operations": 3 * 10 * int(quarter.macs), "samples": 10},
-        3: {"client": 2, "memory": int(full.memory(batch=64, moments=1))},
+        3: {"client": 2, "memory": PROCESS_BYTES + int(full.memory(batch=64, moments=1))},
         4: {"client": 3, "capacity": "1/2"},
     }
     result = serve(grid_of(text, nodes=nodes), text, RunConfig(out=str(tmp_path)), log=lambda _: None)
     line = result.metrics[0]
     assert dict(zip(line["clients"], line["capacities"], strict=True)) == {0: 0.5, 1: 0.25, 2: 1.0, 3: 0.5}
+
+
+def test_memory_is_what_all_of_a_devices_processes_may_take():
+    """With one byte less than the processes and a sub-model need together, the next smaller one is trained."""
+    text = recipe().replace('"a1-c1"', '"a1-b1-c1"').replace("hidden = [8]", "hidden = [512]")
+    experiment = Experiment(read_settings(text).main)
+    batch = experiment.settings.training.batch_size
+    for capacity, smaller in ((1.0, 0.5), (0.5, 0.25)):
+        (found,) = cost(experiment.model, experiment.plan, experiment.data.example(), [capacity])
+        needed = PROCESS_BYTES + found.memory(batch=batch, moments=1)
+        assert budgets_to_capacity({"memory": needed}, experiment, passes=1.0) == capacity
+        assert budgets_to_capacity({"memory": needed - 1}, experiment, passes=1.0) == smaller
 
 
 OWN_DATA = """
@@ -343,6 +354,8 @@ def test_validation_samples_and_sizes_by_labels_are_those_of_a_simulated_run(tmp
         ({"client": 3, "capacity": 2.0}, "capacity must be above 0"),
         ({"client": 3, "bytes": 1}, "no capacity fits"),
         ({"client": 3, "memory": -5}, "not a number above 0"),
+        ({"client": 3, "memory": PROCESS_BYTES}, "bytes of memory before they train, but the budget is"),
+        ({"client": 3, "memory": PROCESS_BYTES + 100}, "but the budget is 100.0; a device's processes take"),
     ],
 )
 def test_a_node_that_is_no_client_is_left_out_and_named(tmp_path, config, why):

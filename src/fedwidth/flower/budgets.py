@@ -1,4 +1,4 @@
-"""From what a device can spend to the width it trains.
+"""Finds the capacity that a device can pay for, from what it states that it can spend.
 
 What a round sends, down and up together, as it is on the wire:
 
@@ -6,62 +6,76 @@ What a round sends, down and up together, as it is on the wire:
 
 `copies` is 2, one down and one up, and more where a method sends or reports beside the sub-model. The other terms are
 what Flower, HTTP and TLS need: every tensor is two objects with a request each, there and back, and a device that waits
-asks for messages every three seconds. The two numbers are fitted to one measurement of a deployment: the quick start at
-capacity 1/4, 15.6 kB in 23 tensors, took 37 kB down and 97 kB up. `benchmarks/wire.py` measures others.
+asks for messages every three seconds. What a device needs of memory:
+
+    memory = PROCESS_BYTES + (weights, gradients, the optimiser's moments, activations of one batch)
+
+FITTED
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from fedwidth.core.cost import capacity_for
 from fedwidth.errors import CapacityError
+from fedwidth.experiment import Experiment
 
 BUDGETS = ("memory", "bytes", "operations")
+"""What a device may state that it can spend: bytes of memory, bytes sent in a round, multiply-adds in a round."""
 TENSOR_BYTES = 4_200
-"""For each tensor of a sub-model that goes down and comes up, whatever its size."""
+"""What a tensor takes on the wire beside its own bytes, to go down and to come up, whatever its size."""
 POLLING_SECONDS = 30
 """How long a round is taken to last: a device that waits asks for messages all the time."""
 ROUND_BYTES = 10_000
-"""For each round: messages about it, and polling for so long."""
+"""What a round takes on the wire beside its tensors: messages about it, and polling for so long."""
+PROCESS_BYTES = 811_000_000
+"""What a device's processes take of memory before they train anything: Python four times, Flower, and PyTorch once."""
 
 
-def bytes_beside(parts: Any) -> tuple[int, int]:
-    """How often a round of this experiment sends a sub-model, and the bytes it takes beside those tensors."""
-    local = parts.trainer.rule.local
-    sends = parts.trainer.example_sends(parts.first_server().state).values()
+def bytes_beside(experiment: Experiment) -> tuple[int, int]:
+    """How often a round sends a sub-model, down and up, and how many bytes it sends beside these tensors."""
+    local = experiment.trainer.rule.local
+    sends = experiment.trainer.example_sends(experiment.first_server().state).values()
     copies = 2 + sum(isinstance(value, Mapping) for value in sends) + len(local.adds) + len(local.own)
-    own = [name for name in parts.plan.shapes if name not in parts.plan.tied]
-    buffers = sum(buffer.numel() * buffer.element_size() for buffer in parts.model.buffers())
+    own = [name for name in experiment.plan.shapes if name not in experiment.plan.tied]
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in experiment.model.buffers())
     return copies, TENSOR_BYTES * copies * len(own) // 2 + ROUND_BYTES + 2 * buffers
 
 
-def budgets_to_capacity(budgets: Mapping[str, float], parts: Any, *, passes: float) -> float:
-    """The largest of the recipe's capacities that a node can pay for; `passes` are the samples it sees in a round.
+def budgets_to_capacity(budgets: Mapping[str, float], experiment: Experiment, *, passes: float) -> float:
+    """The largest of the recipe's capacities that a device can pay for; `CapacityError` where it can pay for none.
 
-    `bytes` are what a round sends down and up, on the wire; `operations` the multiply-adds of its training, three
-    forward passes a sample; `memory` what training needs (weights, gradients, the optimiser's moments, activations of
-    one batch) beside the processes themselves.
+    `bytes` is what a round may send down and up, on the wire; `operations` is how many multiply-adds its training may
+    take, three forward passes for each of the `passes` samples that it trains on; `memory` is what all of the device's
+    processes may take together.
     """
-    training = parts.settings.training
+    training = experiment.settings.training
     moments = 2 if training.optimiser != "sgd" else int(training.momentum > 0)
-    copies, beside = bytes_beside(parts)
-    if budgets.get("bytes", beside + 1) <= beside:
-        raise CapacityError(
-            f"no capacity fits: a round sends {beside:,} bytes beside the sub-model, but the budget is"
-            f" {budgets['bytes']:,.0f}"
-        )
-    return float(
-        capacity_for(
-            parts.model,
-            parts.plan,
-            parts.data.example(),
-            memory=budgets.get("memory"),
-            bytes=(budgets["bytes"] - beside) / copies if "bytes" in budgets else None,
-            macs=budgets["operations"] / (3 * passes) if "operations" in budgets else None,
+    copies, beside = bytes_beside(experiment)
+    fixed = {
+        "bytes": (beside, f"a round sends {beside:,} bytes beside the sub-model"),
+        "memory": (PROCESS_BYTES, f"a device's processes take {PROCESS_BYTES:,} bytes of memory before they train"),
+    }
+    left = dict(budgets)
+    for name, (needed, why) in fixed.items():
+        if name in left and left[name] <= needed:
+            raise CapacityError(f"no capacity fits: {why}, but the budget is {left[name]:,.0f}")
+        if name in left:
+            left[name] -= needed
+    try:
+        found = capacity_for(
+            experiment.model,
+            experiment.plan,
+            experiment.data.example(),
+            memory=left.get("memory"),
+            bytes=left["bytes"] / copies if "bytes" in left else None,
+            macs=left["operations"] / (3 * passes) if "operations" in left else None,
             batch=training.batch_size,
             moments=moments,
-            choices=parts.capacities.values,
+            choices=experiment.capacities.values,
         )
-    )
+    except CapacityError as error:
+        reasons = [why for name, (_, why) in fixed.items() if name in left]
+        raise CapacityError("; ".join([str(error), *reasons])) from None
+    return float(found)
