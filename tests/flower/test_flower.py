@@ -322,7 +322,7 @@ def test_data_may_be_the_devices_own(tmp_path, monkeypatch):
             serve(grid, text, RunConfig(out=str(tmp_path / "other"), load=wrong), log=lambda _: None)
 
 
-@pytest.mark.parametrize("change", ["data.validation = 0.1", 'devices.correlate = "labels"'])
+@pytest.mark.parametrize("change", ["data.validation = 0.1", "data.public = 0.1", 'devices.correlate = "labels"'])
 def test_what_needs_all_data_is_refused_where_it_is_the_devices_own(tmp_path, monkeypatch, change):
     (tmp_path / "own_data.py").write_text(OWN_DATA)
     monkeypatch.syspath_prepend(tmp_path)

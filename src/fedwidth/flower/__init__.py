@@ -16,5 +16,5 @@ access/      who may do what: superlink, Flower's server behind a guard; authori
 deployment/  what `fedwidth deploy` does: app_folder writes a deployment, launch starts a run, doctor finds faults
 versions     which versions of Flower deployments work with
 
-Training needs no particular system, but deployments run on POSIX only: on Linux and macOS, not on Windows.
+Deployments need a POSIX system (Unix sockets, signals, file modes); the rest of the package does not.
 """

@@ -54,21 +54,21 @@ class Introduction:
         """Read a node's introduction; `OptionError` where it cannot be true."""
         if (size := size_of(content)) > MAX_BYTES:
             raise OptionError(f"its introduction has {size:,} bytes, more than {MAX_BYTES:,}")
-        said = content.get("node")
-        if not isinstance(said, ConfigRecord):
+        record = content.get("node")
+        if not isinstance(record, ConfigRecord):
             raise OptionError("it did not introduce itself")
-        client = said.get("client")
+        client = record.get("client")
         if type(client) is not int or not 0 <= client < clients:
             raise OptionError(f"it says it is client {printable(client, 40)}; clients are numbered 0 to {clients - 1}")
-        capacity = parse_capacity(str(said["capacity"])) if "capacity" in said else None
+        capacity = parse_capacity(str(record["capacity"])) if "capacity" in record else None
         if capacity is not None and capacity < min_capacity:
             raise OptionError(f"it states the capacity {capacity:g}, below the least sensible one, {min_capacity:g}")
         numbers: dict[str, float] = {}
         for name in (*BUDGETS, "samples"):
-            number = said.get(name, 1)
+            number = record.get(name, 1)
             if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
                 raise OptionError(f"its {name} is {printable(repr(number), 40)}, not a number above 0")
-            numbers |= {name: float(number)} if name in said else {}
+            numbers |= {name: float(number)} if name in record else {}
         return cls(node, client, capacity, numbers, numbers.pop("samples", None))
 
 
@@ -137,31 +137,35 @@ class Attendance:
                 raise OptionError(f"it has not introduced itself within {self.seconds:g} s")
             if (error := error_of(reply)) is not None:
                 raise OptionError(error)
-            said = Introduction.of(node, reply.content, self.clients, self.min_capacity)
-            if self._names[node].startswith("client-") and self._names[node] != f"client-{said.client}":
-                raise OptionError(f"it says it is client {said.client}, but is registered as {self._names[node]}")
-            self._accept(said, connected, enrolled)
+            introduction = Introduction.of(node, reply.content, self.clients, self.min_capacity)
+            if self._names[node].startswith("client-") and self._names[node] != f"client-{introduction.client}":
+                raise OptionError(
+                    f"it says it is client {introduction.client}, but is registered as {self._names[node]}"
+                )
+            self._accept(introduction, connected, enrolled)
         except FedwidthError as error_here:
             record = reply.content.get("node") if reply.has_content() else None
             client = record.get("client") if isinstance(record, ConfigRecord) else None
             self._leave_out(node, str(error_here), client)
 
-    def _accept(self, said: Introduction, connected: set[int], enrolled: Mapping[int, Enrolled] | None) -> None:
+    def _accept(self, introduction: Introduction, connected: set[int], enrolled: Mapping[int, Enrolled] | None) -> None:
         """Accept an introduction. Two connected nodes cannot be one client: its data would count twice."""
-        if enrolled is not None and said.client not in enrolled:
-            raise OptionError(f"client {said.client} is not enrolled")
+        if enrolled is not None and introduction.client not in enrolled:
+            raise OptionError(f"client {introduction.client} is not enrolled")
         for other in list(self.introductions.values()):
-            if other.client == said.client and other.node != said.node:
+            if other.client == introduction.client and other.node != introduction.node:
                 if other.node in connected:
-                    raise OptionError(f"it says it is client {said.client}, which node {other.node} is already")
+                    raise OptionError(f"it says it is client {introduction.client}, which node {other.node} is already")
                 del self.introductions[other.node]
-        capacity = self.capacity_of(said, 0)  # a budget that no sub-model fits is an error here, not in mid-round
-        if said.capacity is not None and capacity < said.capacity:
-            who, limit = self.named(said.node, said.client), f"is enrolled for at most {capacity:g}"
-            self.log(f"{who} states the capacity {said.capacity:g}, but {limit}: it is dealt {capacity:g}")
-        self.introductions[said.node] = said
-        if self._left_out.pop(said.node, None) is not None:
-            self.log(f"{self.named(said.node)} takes part now")
+        capacity = self.capacity_of(
+            introduction, 0
+        )  # a budget that no sub-model fits is an error here, not in mid-round
+        if introduction.capacity is not None and capacity < introduction.capacity:
+            who, limit = self.named(introduction.node, introduction.client), f"is enrolled for at most {capacity:g}"
+            self.log(f"{who} states the capacity {introduction.capacity:g}, but {limit}: it is dealt {capacity:g}")
+        self.introductions[introduction.node] = introduction
+        if self._left_out.pop(introduction.node, None) is not None:
+            self.log(f"{self.named(introduction.node)} takes part now")
 
     def _leave_out(self, node: int, why: str, client: object = None) -> None:
         """Remember why a node is left out, and say so in the log once."""
@@ -198,7 +202,9 @@ class Attendance:
         """The nodes whose clients are not in quarantine in a round; all of them where no round is given."""
         if round is None:
             return found
-        return {client: said for client, said in found.items() if self.quarantined.get(client, 0) <= round}
+        return {
+            client: introduction for client, introduction in found.items() if self.quarantined.get(client, 0) <= round
+        }
 
     def _missing(self, found: Collection[int]) -> str:
         """The enrolled clients that are not among those found, in words."""
@@ -224,7 +230,7 @@ class Attendance:
     def note(self, round: int, late: Collection[int], answered: Collection[int]) -> None:
         """Take down that a round has ended with these clients late: they are drawn less often from now on."""
         for client, rounds in self.stragglers.note(round, late=late, answered=answered).items():
-            said = self.present.get(client)
-            who = self.named(said.node) if said is not None else f"client {client}"
+            introduction = self.present.get(client)
+            who = self.named(introduction.node) if introduction is not None else f"client {client}"
             again = f"{rounds} round{'s' * (rounds > 1)}"
             self.log(f"{who} has missed {self.stragglers.missed[client]} in a row: it is passed over for {again}")

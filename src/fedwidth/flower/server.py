@@ -100,7 +100,7 @@ def _serve(
     engine = FlowerEngine(
         grid,
         experiment.trainer,
-        nodes=lambda: {client: said.node for client, said in attendance.present.items()},
+        nodes=lambda: {client: introduction.node for client, introduction in attendance.present.items()},
         min_answers=config.least_clients,
         wanted_answers=per_round,
         quorum=config.quorum,
@@ -211,20 +211,20 @@ def _capacities(
     def affordable(budgets: frozenset[tuple[str, float]], passes: float) -> float:
         return budgets_to_capacity(dict(budgets), experiment, passes=passes)
 
-    def capacity_of(said: Introduction, round: int) -> float:
-        own = (enrolled() or {}).get(said.client)
-        return min(claimed(said, round), own.max_capacity if own is not None else 1.0)
+    def capacity_of(introduction: Introduction, round: int) -> float:
+        own = (enrolled() or {}).get(introduction.client)
+        return min(claimed(introduction, round), own.max_capacity if own is not None else 1.0)
 
-    def claimed(said: Introduction, round: int) -> float:
-        if said.capacity is not None:
-            return said.capacity
-        if said.budgets:
+    def claimed(introduction: Introduction, round: int) -> float:
+        if introduction.capacity is not None:
+            return introduction.capacity
+        if introduction.budgets:
             training = settings.training
-            samples = said.samples or len(partition[said.client])
+            samples = introduction.samples or len(partition[introduction.client])
             passes = training.steps * training.batch_size or training.epochs * samples
-            return affordable(frozenset(said.budgets.items()), float(max(1, passes)))
+            return affordable(frozenset(introduction.budgets.items()), float(max(1, passes)))
         return experiment.capacities.of_client(
-            said.client, len(partition), round=round, seed=settings.seed, dynamic=settings.devices.dynamic
+            introduction.client, len(partition), round=round, seed=settings.seed, dynamic=settings.devices.dynamic
         )
 
     return capacity_of

@@ -40,7 +40,7 @@ class DevicePartition:
     data: Data
     clients: int
     tested_on = "test"
-    validation = torch.zeros(0, dtype=torch.long)
+    validation = public = torch.zeros(0, dtype=torch.long)
 
     def __len__(self) -> int:
         return self.clients
@@ -146,9 +146,13 @@ def load_parts(settings: Settings, load: str, client: int | None) -> tuple[Data,
         data = load_data(settings)
         return data, split_data(settings, data)
     devices = settings.devices
-    known = {"data.validation": settings.data.validation, "devices.deadline": devices.deadline}
-    known["devices.correlate"] = devices.correlate != "none"
-    for name, wanted in known.items():
+    needed = {
+        "data.validation": settings.data.validation,
+        "data.public": settings.data.public,
+        "devices.deadline": devices.deadline,
+        "devices.correlate": devices.correlate != "none",
+    }
+    for name, wanted in needed.items():
         if wanted:
             raise OptionError(f"{name} needs data that the recipe names, but load gives each device its own")
     module, _, name = load.partition(":")
