@@ -89,7 +89,7 @@ $(PACKAGE_VENV)/.installed: pyproject.toml constraints.txt
 
 test-package: $(PACKAGE_VENV)/.installed  ## Build wheel and source distribution, and try them in an empty environment (5 minutes)
 	$(PACKAGE_VENV)/bin/python -c 'import build, twine'
-	$(PACKAGE_VENV)/bin/python -m pytest -m slow tests/packaging
+	$(PACKAGE_VENV)/bin/python -m pytest -m slow tests/packaging/test_package.py
 
 # Playwright drives the Chromium of the system (Debian: apt-get install chromium); it downloads no browser.
 BROWSER_VENV ?= .venv-browser
