@@ -2,6 +2,22 @@
 
 Each idea in its place: the plan says which axes share a width (`trace`), a method which part of the model a client
 holds (`method(...).select`) and how it trains that, aggregation averages what overlaps (`merge`).
+
+Public are the names below (`__all__`), and what the pages under docs/reference/ list of these modules:
+
+    fedwidth.methods       what a method of one's own is made of; called, it gives every method by name
+    fedwidth.experiment    Experiment, Result, Stopped: whole runs
+    fedwidth.settings      the settings of a run
+    fedwidth.config        reading settings and recipes, writing them down
+    fedwidth.data          data sets, partitions, data of one's own
+    fedwidth.models        the models of the papers, and what they are made of
+    fedwidth.core          ways to choose units, what a sub-model costs, what a part is
+    fedwidth.devices       capacities, and how they go with the data
+    fedwidth.analysis      which weights a method trains, what an accuracy took
+    fedwidth.report        reports and figures
+    fedwidth.errors        what is raised
+
+Everything else may change without notice. `narrow` is the function; the module it stands in is `fedwidth.core.narrow`.
 """
 
 from fedwidth import methods

@@ -29,8 +29,8 @@ def free_ports(number: int) -> int:
     for first in range(21000 + os.getpid() % 4000, 32000, number):
         probes = [socket.socket() for _ in range(number)]
         try:
-            for place, probe in enumerate(probes):
-                probe.bind(("127.0.0.1", first + place))
+            for offset, probe in enumerate(probes):
+                probe.bind(("127.0.0.1", first + offset))
         except OSError:
             continue
         finally:
@@ -84,7 +84,7 @@ class Loopback:
     def superlink(self, *more: str) -> None:
         """Start it and wait until it listens."""
         self.start("superlink", "./superlink.sh", *more)
-        wait_until(self._listens, 60, lambda: self.log("superlink"))
+        wait_until(self._listens, 240, lambda: self.log("superlink"))
 
     def register(self) -> None:
         """Let the nodes' keys in."""
@@ -98,11 +98,11 @@ class Loopback:
 
         `through` is the port of a proxy before the server.
         """
-        place = self.folder / "nodes" / f"client-{client}"
+        device = self.folder / "nodes" / f"client-{client}"
         name = name or f"node-{client}"
         if resident and not more and not changes:
             words = ["--superlink", f"127.0.0.1:{through}"] if through else []
-            return self.start(name, "./start.sh", *words, cwd=place)
+            return self.start(name, "./start.sh", *words, cwd=device)
         capacity = self.setup.capacities[client % len(self.setup.capacities)]
         options = {
             "--root-certificates": "ca.pem",
@@ -113,7 +113,7 @@ class Loopback:
             **changes,
         }
         words = [word for pair in options.items() for word in pair if word]
-        return self.start(name, str(BIN / "flower-supernode"), *words, cwd=place)
+        return self.start(name, str(BIN / "flower-supernode"), *words, cwd=device)
 
     def begin(self, recipe: str, name: str, *, more: str = "") -> None:
         """Make the app one of this recipe, with a run folder of its own; `more` is added to the client app."""
@@ -130,7 +130,7 @@ class Loopback:
             started = re.search(r"started run (\d+)", self.log("run"))
             if started and self.processes["run"].poll() is None:
                 words = ["./flwr.sh", "stop", started[1]]
-                subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, timeout=60)
+                subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, timeout=240)
             self.kill("run")
         (self.folder / "run.log").unlink(missing_ok=True)
 
@@ -174,13 +174,13 @@ class Loopback:
 
     def family(self, client: int | None = None) -> dict[int, str]:
         """Every process of this deployment, or of one device (Flower puts apps into groups of their own)."""
-        place = self.folder if client is None else self.folder / "nodes" / f"client-{client}" / "flower"
-        mark, found = f"FLWR_HOME={place}".encode(), {}
-        for place in Path("/proc").iterdir():
-            if place.name.isdigit():
+        home = self.folder if client is None else self.folder / "nodes" / f"client-{client}" / "flower"
+        mark, found = f"FLWR_HOME={home}".encode(), {}
+        for process in Path("/proc").iterdir():
+            if process.name.isdigit():
                 with suppress(OSError):
-                    if any(entry.startswith(mark) for entry in (place / "environ").read_bytes().split(b"\0")):
-                        found[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    if any(entry.startswith(mark) for entry in (process / "environ").read_bytes().split(b"\0")):
+                        found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
     def close(self) -> None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from fedwidth.errors import FedwidthError
-from fedwidth.flower.access.enrolment import Enrolled, file_of, read_enrolled, remove_enrolled, write_enrolled
+from fedwidth.flower.access.enrolment import (
+    Enrolled,
+    EnrolmentFolder,
+    file_of,
+    read_enrolled,
+    remove_enrolled,
+    write_enrolled,
+)
 
 KEY = "ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQ="
 OTHER = "ecdsa-sha2-nistp384 BBBBE2VjZHNhLXNoYTItbmlzdHAzODQ="
@@ -65,3 +73,69 @@ def test_a_damaged_file_a_shared_key_and_no_folder_are_refused(tmp_path):
     file_of(tmp_path, 1).write_text("[]")
     with pytest.raises(FedwidthError, match=r"client-1\.json must hold client and public_key"):
         read_enrolled(tmp_path)
+
+
+def aged(folder, seconds: int) -> None:
+    """Have the folder and its files look as if they were last changed so many seconds after 1970."""
+    for path in (folder, *folder.iterdir()):
+        os.utime(path, (seconds, seconds))
+
+
+@pytest.mark.parametrize("each_file", [False, True])
+def test_files_are_read_again_only_when_the_folder_has_changed(tmp_path, each_file):
+    write_enrolled(tmp_path, Enrolled(0, KEY, 0.25))
+    aged(tmp_path, 1000)
+    folder = EnrolmentFolder(tmp_path, each_file=each_file)
+    first = folder.read()
+    assert first == {0: Enrolled(0, KEY, 0.25)}
+    text = file_of(tmp_path, 0).read_text()
+    file_of(tmp_path, 0).write_text(text.replace("0.25", "0.75"))  # as long as before
+    aged(tmp_path, 1000)
+    assert folder.read() is first, "nothing says that it has changed, so nothing is read"
+    write_enrolled(tmp_path, Enrolled(1, OTHER))
+    assert folder.read() == {0: Enrolled(0, KEY, 0.75), 1: Enrolled(1, OTHER)}
+    aged(tmp_path, 2000)
+    assert list(folder.read()) == [0, 1]
+    remove_enrolled(tmp_path, 1)
+    assert list(folder.read()) == [0]
+
+
+def test_a_file_that_is_edited_in_place_is_noticed_where_each_is_looked_at(tmp_path):
+    write_enrolled(tmp_path, Enrolled(0, KEY, 0.25))
+    aged(tmp_path, 1000)
+    folder, each = EnrolmentFolder(tmp_path), EnrolmentFolder(tmp_path, each_file=True)
+    assert folder.read() == each.read()
+    file_of(tmp_path, 0).write_text(file_of(tmp_path, 0).read_text().replace("0.25", "0.5"))
+    os.utime(tmp_path, (1000, 1000))
+    assert each.read()[0].max_capacity == 0.5
+    assert folder.read()[0].max_capacity == 0.25
+
+
+def test_what_changed_a_moment_ago_is_read_again_until_it_has_settled(tmp_path):
+    now = [1000.0]
+    write_enrolled(tmp_path, Enrolled(0, KEY, 0.25))
+    aged(tmp_path, 1000)
+    folder = EnrolmentFolder(tmp_path, clock=lambda: now[0])
+    folder.read()
+    file_of(tmp_path, 0).write_text(file_of(tmp_path, 0).read_text().replace("0.25", "0.5"))
+    aged(tmp_path, 1000)
+    now[0] += 0.9
+    assert folder.read()[0].max_capacity == 0.5, "it changed within the same second"
+    now[0] += 0.2
+    assert folder.read() is folder.read()
+
+
+def test_a_folder_that_cannot_be_read_is_an_error_until_it_is_mended(tmp_path):
+    write_enrolled(tmp_path, Enrolled(0, KEY))
+    aged(tmp_path, 1000)
+    folder = EnrolmentFolder(tmp_path, each_file=True)
+    folder.read()
+    text = file_of(tmp_path, 0).read_text()
+    file_of(tmp_path, 0).write_text("{")
+    aged(tmp_path, 2000)
+    for _ in range(2):
+        with pytest.raises(FedwidthError, match=r"client-0\.json cannot be read"):
+            folder.read()
+    file_of(tmp_path, 0).write_text(text)
+    aged(tmp_path, 2000)
+    assert list(folder.read()) == [0]

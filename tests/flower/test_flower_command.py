@@ -11,12 +11,10 @@ import json
 import os
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
-import threading
-from contextlib import suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,7 +26,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest, GetNodesRequest, PullAppM
 from flwr.supercore.constant import TASK_TOKEN_HEADER
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
-from loopback import BIN, Loopback, wait_until
+from loopback import BIN, Loopback, Proxy, wait_until
 from test_flower import recipe
 
 from fedwidth.flower.access.keys import make_node_key
@@ -50,7 +48,7 @@ def server(tmp_path_factory):
         made.superlink()
         made.register()
         made.run("wait-for=2 wait-seconds=3000.0 round-seconds=60.0")
-        wait_until(lambda: "waiting for 2 nodes" in made.log("run"), 120, lambda: made.log("run"))
+        wait_until(lambda: "waiting for 2 nodes" in made.log("run"), 300, lambda: made.log("run"))
         yield made
     finally:
         made.close()
@@ -95,7 +93,7 @@ def gets_nothing(folder: Path, environment: dict[str, str], before: tuple[str, .
     """Flower's own commands, as the stranger calls them, are refused, and no code of his is run."""
     for words in (["list", "x"], ["supernode", "list", "x"], ["run", str(folder / "app"), "x"], ["stop", "1", "x"]):
         command = [*before, str(BIN / "flwr"), *words]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
         said = done.stdout + done.stderr
         assert done.returncode != 0, said
         assert "only operators of this deployment may ask this" in " ".join(said.replace("│", " ").split()), said
@@ -110,7 +108,7 @@ def authority(loop: Loopback) -> bytes:
 def ask(loop: Loopback, path: str, message, *, port: int = 0, **headers: str) -> tuple[int, bytes]:
     """Status and content of a request over TLS."""
     context = ssl.create_default_context(cafile=str(loop.folder / "certificates" / "ca.pem"))
-    connection = http.client.HTTPSConnection("127.0.0.1", port or loop.setup.port, context=context, timeout=20)
+    connection = http.client.HTTPSConnection("127.0.0.1", port or loop.setup.port, context=context, timeout=60)
     usual = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
     version = dict(RuntimeVersionMetadata.from_local_component("flwr CLI").as_metadata())
     try:
@@ -186,7 +184,7 @@ def test_another_user_gets_nothing_and_can_read_nothing(server):
 
 
 def test_a_proxy_on_the_servers_machine_makes_nobody_an_operator(server, tmp_path):
-    with Proxy(server.setup.port) as proxy:
+    with closing(Proxy(server.setup.port)) as proxy:
         environment = stranger(tmp_path / "s", proxy.port, authority(server))
         gets_nothing(tmp_path / "s", environment)
         assert ask(server, LIST_RUNS, ListRunsRequest(), port=proxy.port)[0] == 403
@@ -206,7 +204,7 @@ def test_a_request_that_an_operator_sent_before_is_refused(server):
 
 def test_the_token_in_the_list_of_processes_opens_nothing(server):
     """Flower shows a run's token in its command line, where every user of the machine can read it."""
-    wait_until(lambda: tokens(server), 60)
+    wait_until(lambda: tokens(server), 240)
     status, _ = ask(server, ACQUIRE, AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
     assert status == 403
     for token in tokens(server):
@@ -279,41 +277,3 @@ def tokens(loop: Loopback) -> list[str]:
     """What the command lines of this deployment's server apps show."""
     found = [re.search(r"flwr-serverapp .*--token (\S+)", words) for words in loop.family().values()]
     return [match[1] for match in found if match]
-
-
-class Proxy:
-    """Passes connections on to the server's port, from this machine."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._sockets = [self._listener]
-
-    def __enter__(self) -> Proxy:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for one in self._sockets:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
-                self._sockets += [near, far]
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
-
-    @staticmethod
-    def _pass_on(source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while content := source.recv(65536):
-                sink.sendall(content)
-        for end in (source, sink):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)

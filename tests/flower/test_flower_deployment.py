@@ -11,7 +11,6 @@ import re
 import signal
 import socket
 import ssl
-import time
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +27,7 @@ from test_flower import CLIENTS, recipe
 from fedwidth.flower.access.guard import MAX_REPLY
 from fedwidth.flower.access.keys import make_authority, make_node_key, make_server_certificate
 from fedwidth.flower.deployment.doctor import examine
+from fedwidth.flower.deployment.registration import statuses
 from fedwidth.flower.node.reasons import is_refusal
 from small_runs import same
 
@@ -49,7 +49,7 @@ def test_three_rounds_equal_the_embedded_engine_bit_for_bit(loop, method):
     loop.begin(text, method)
     run = loop.run()
     loop.wait_finished()
-    assert run.wait(60) == 0
+    assert run.wait(240) == 0
     lines = loop.lines()
     assert [sorted(line["clients"]) for line in lines] == [[0, 1, 2, 3]] * 3
     assert {c: w for line in lines for c, w in zip(line["clients"], line["capacities"], strict=True)} == {
@@ -66,7 +66,7 @@ def test_three_rounds_equal_the_embedded_engine_bit_for_bit(loop, method):
 def test_the_doctor_finds_a_running_deployment_in_order(loop, monkeypatch):
     monkeypatch.setenv("PATH", loop.environment["PATH"])
     said = lambda: "\n".join(map(str, examine(loop.folder)))  # noqa: E731
-    wait_until(lambda: "4 of 4 nodes are online" in said(), 120, said)
+    wait_until(lambda: "4 of 4 nodes are online" in said(), 300, said)
     assert "wrong" not in said()
 
 
@@ -78,7 +78,7 @@ def test_intruders_are_refused(loop, tmp_path):
         name="stranger",
         **{"--auth-supernode-private-key": str(tmp_path / "stranger"), "--port": str(loop.setup.node_port + CLIENTS)},
     )
-    assert stranger.wait(60) != 0
+    assert stranger.wait(240) != 0
     assert "authenticat" in loop.log("stranger").lower() or "305" in loop.log("stranger")
     assert is_refusal(loop.log("stranger")), "start.sh reads these words"
     plain = loop.node(
@@ -94,19 +94,19 @@ def test_intruders_are_refused(loop, tmp_path):
             "--port": str(loop.setup.node_port + CLIENTS),
         },
     )
-    wait_until(lambda: plain.poll() is not None or "retrying" in loop.log("plain"), 60, lambda: loop.log("plain"))
+    wait_until(lambda: plain.poll() is not None or "retrying" in loop.log("plain"), 240, lambda: loop.log("plain"))
     assert "SuperNode ID" not in loop.log("plain")
     loop.kill("plain")
-    with socket.create_connection(("127.0.0.1", loop.setup.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", loop.setup.port), timeout=60) as connection:
         connection.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
-        connection.settimeout(10)
+        connection.settimeout(60)
         with suppress(ConnectionResetError):
             assert b" 200 " not in connection.recv(100)
     for path in ("pull-messages", "push-messages", "push-object", "activate-node", "register-node"):
         assert request(loop, f"/v1/fleet/{path}", b"", impostor(loop, tmp_path)) == 401
-    before = memory(loop)["flower.superlink"]
+    before = memory(loop)["flower.access.superlink"]
     assert request(loop, "/v1/fleet/push-object", b"", {"content-length": "2000000000"}) == 413
-    assert memory(loop)["flower.superlink"] < before + 50e6
+    assert memory(loop)["flower.access.superlink"] < before + 50e6
 
 
 def test_an_expired_certificate_is_refused_by_nodes(tmp_path):
@@ -117,10 +117,10 @@ def test_an_expired_certificate_is_refused_by_nodes(tmp_path):
     try:
         made.superlink()
         node = made.node(0, resident=False, **{"--max-retries": "1"})
-        wait_until(lambda: node.poll() is not None or "retrying" in made.log("node-0"), 90, lambda: made.log("node-0"))
+        wait_until(lambda: node.poll() is not None or "retrying" in made.log("node-0"), 240, lambda: made.log("node-0"))
         assert "SuperNode ID" not in made.log("node-0")
         made.kill("node-0")
-        assert made.node(0, name="device").wait(60) == 1, "start.sh does not try for ever"
+        assert made.node(0, name="device").wait(240) == 1, "start.sh does not try for ever"
         (last,) = made.log("device").splitlines()[-1:]
         assert last.startswith("error: the certificate of the server at 127.0.0.1:")
         assert last.endswith("is refused: certificate has expired")
@@ -133,7 +133,7 @@ def test_a_device_that_is_not_registered_ends_with_the_reason(tmp_path):
     made = Loopback(tmp_path / "d", recipe(), nodes=1, capacities=("1",))
     try:
         made.superlink()
-        assert made.node(0).wait(240) == 1
+        assert made.node(0).wait(400) == 1
         (last,) = made.log("node-0").splitlines()[-1:]
         assert last.startswith("error: the server at 127.0.0.1:")
         assert "its key is not registered (./register.sh on the server)" in last
@@ -143,7 +143,7 @@ def test_a_device_that_is_not_registered_ends_with_the_reason(tmp_path):
 
 def test_a_run_that_fails_says_why_in_one_line_and_has_an_exit_status(loop):
     loop.begin(recipe(), "fails")
-    assert loop.run("wait-for=9 wait-seconds=8.0").wait(120) == 1
+    assert loop.run("wait-for=9 wait-seconds=8.0").wait(300) == 1
     said = loop.log("run")
     assert re.match(r"error: the run failed: only \d of 9 nodes came within 8 seconds$", said.splitlines()[-1])
     assert "Traceback" not in said
@@ -152,12 +152,12 @@ def test_a_run_that_fails_says_why_in_one_line_and_has_an_exit_status(loop):
 def test_a_second_run_in_one_folder_is_refused(loop):
     loop.begin(recipe(), "alone")
     first = loop.run()
-    wait_until(lambda: "waiting for" in loop.log("run"), 60, lambda: loop.log("run"))
+    wait_until(lambda: "waiting for" in loop.log("run"), 240, lambda: loop.log("run"))
     second = loop.start("second", "./run.sh", "--run-config", f'out="{loop.out}" round-seconds=99.0')
-    assert second.wait(120) == 1
+    assert second.wait(300) == 1
     assert f"another run is writing to {loop.out}" in loop.log("second").splitlines()[-1]
     assert "Traceback" not in loop.log("second")
-    assert first.wait(240) == 0, loop.log("run")
+    assert first.wait(400) == 0, loop.log("run")
     assert same(loop.state(), replayed(recipe(), loop.lines()))
 
 
@@ -166,8 +166,9 @@ def test_a_server_app_and_then_the_superlink_are_killed_and_the_run_goes_on(loop
     loop.begin(text, "killed")
     loop.run()
     loop.wait_rounds(2)
-    os.kill(max(pid for pid, words in loop.family().items() if "flwr-serverapp" in words), signal.SIGKILL)
-    time.sleep(2)
+    killed = max(pid for pid, words in loop.family().items() if "flwr-serverapp" in words)
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: killed not in loop.family(), 60)
     loop.kill("run")
     loop.run()
     loop.wait_rounds(4)
@@ -248,7 +249,7 @@ def test_hostile_nodes_are_named_and_two_gigabytes_do_not_fill_the_server(loop):
     assert line["absent"]["3"].startswith(("its answer is refused unread: it has more than", "its upload stopped"))
     most = {name: round(size / 1e6) for name, size in highest.items()}
     print(f"\n{RUBBISH / 1e9:g} GB: {line['absent']['3']}; MB at most: {most}")
-    assert highest["flower.superlink"] < before["flower.superlink"] + 3 * MAX_REPLY + 100e6
+    assert highest["flower.access.superlink"] < before["flower.access.superlink"] + 3 * MAX_REPLY + 100e6
     assert highest["flwr-serverapp"] < 900e6, "PyTorch, the model, and one answer at a time"
     assert same(loop.state(), replayed(text, [line]))
     # And the deployment still works: the next run is a plain one, with every client.
@@ -275,7 +276,8 @@ def test_a_resident_trainer_brings_a_round_near_the_transports_own_time(loop):
         if name == "one process a message":
             for client in range(CLIENTS):
                 loop.kill(f"node-{client}")
-            time.sleep(70)  # until Flower takes the same keys again
+            # Flower takes a key again once it has missed the heartbeats of the node that had it.
+            wait_until(lambda: "online" not in statuses(loop.folder, loop.setup).values(), 300)
             for client in range(CLIENTS):
                 loop.node(client, resident=False)
         loop.run()
@@ -316,7 +318,7 @@ def impostor(loop: Loopback, tmp_path: Path) -> dict[str, str]:
 def request(loop: Loopback, path: str, body: bytes, headers: dict[str, str]) -> int:
     """The status of a request over TLS."""
     context = ssl.create_default_context(cafile=str(loop.folder / "certificates" / "ca.pem"))
-    connection = http.client.HTTPSConnection("127.0.0.1", loop.setup.port, context=context, timeout=20)
+    connection = http.client.HTTPSConnection("127.0.0.1", loop.setup.port, context=context, timeout=60)
     try:
         connection.request(
             "POST", path, body, {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE, **headers}
@@ -326,7 +328,7 @@ def request(loop: Loopback, path: str, body: bytes, headers: dict[str, str]) -> 
         connection.close()
 
 
-SERVER = ("flower.superlink", "flower-superexec", "flwr-serverapp")
+SERVER = ("flower.access.superlink", "flower-superexec", "flwr-serverapp")
 
 
 def memory(loop: Loopback) -> dict[str, float]:

@@ -1,0 +1,56 @@
+"""The names that users lean on, imported as they import them (the reference: tests/docs/test_site.py)."""
+
+import inspect
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+import fedwidth
+
+
+@pytest.mark.parametrize("name", fedwidth.__all__)
+def test_what_the_package_lists_is_there(name):
+    assert getattr(fedwidth, name) is not None
+
+
+def test_a_function_and_the_module_it_stands_in_do_not_hide_each_other():
+    import fedwidth.core.narrow
+
+    assert isinstance(fedwidth.core.narrow, ModuleType)
+    assert inspect.isfunction(fedwidth.narrow)
+    assert fedwidth.core.narrow.narrow is fedwidth.narrow
+    assert inspect.isfunction(fedwidth.method)
+
+
+def test_methods_are_listed_by_the_package_that_holds_them():
+    import fedwidth.methods
+
+    assert isinstance(fedwidth.methods, ModuleType)
+    assert fedwidth.methods() == fedwidth.methods.methods()
+    assert "fedrolex" in fedwidth.methods()
+
+
+def test_from_a_model_to_a_merged_state():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    plan = fedwidth.trace(model, torch.zeros(2, 4))
+    method = fedwidth.method("fedrolex", rounding="ceil", step=1, overlap=None, direction="forward")
+    index = method.select(plan, capacity=0.25, round=3, client=0, clients=1, seed=0)
+    assert [each.tolist() for each in index["0.weight"]] == [[3, 4], [0, 1, 2, 3]]
+    state = fedwidth.state_of(model)
+    sub = fedwidth.extract(state, plan, index)
+    small = fedwidth.narrow(model, plan, index)
+    assert small(torch.ones(2, 4)).shape == (2, 3)
+    merged = fedwidth.merge(state, [(sub, index, 1.0)], plan)
+    assert all(torch.equal(merged[name], tensor) for name, tensor in state.items())
+
+
+def test_whole_runs():
+    from fedwidth.experiment import Experiment, Result, Stopped
+    from fedwidth.settings import Settings
+
+    assert issubclass(Stopped, Exception)
+    assert inspect.signature(Experiment.run).return_annotation == Result.__name__
+    assert list(inspect.signature(Experiment).parameters)[:1] == ["settings"]
+    assert Settings().method.name == "fedrolex"
