@@ -45,7 +45,7 @@ from fedwidth.run.warm_start import fits, read_weights, warm_start
 from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
 from fedwidth.training.client_memory import ClientMemory, Files
-from fedwidth.training.gpu import on_device
+from fedwidth.training.gpu import on_gpu
 from fedwidth.training.rounds import Engine, Rounds, compares_updates, run_round
 from fedwidth.training.server import Server
 
@@ -216,7 +216,7 @@ class Experiment:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             # One thread on the CPU: sums then have one order, and results do not depend on the number of cores.
             torch.set_num_threads(1)
-            stack.enter_context(on_device(self.device))
+            stack.enter_context(on_gpu(self.device))
             engine = engine or make_engine(self.trainer)
             stack.callback(engine.close)
             recorder = stack.enter_context(begin(self, folder, resume=resume, overwrite=overwrite))

@@ -17,7 +17,7 @@ from fedwidth.engines.sending import count_shared
 from fedwidth.experiment import Experiment
 from small_runs import contents, small, write_recipe
 
-PLACES = [f"training.lr={rate}/seed-{seed}" for rate in ("0.05", "0.1") for seed in (1, 2)]
+RUNS = [f"training.lr={rate}/seed-{seed}" for rate in ("0.05", "0.1") for seed in (1, 2)]
 SWEEP = ["--over", "training.lr=0.05,0.1", "--seeds", "1,2"]
 
 
@@ -26,13 +26,13 @@ def one_by_one(tmp_path_factory):
     """What the runs leave when they train one after the other."""
     folder = tmp_path_factory.mktemp("sweep")
     assert run_command(["sweep", write_recipe(folder), "--out", str(folder / "out"), *SWEEP, "--jobs", "1"]) == 0
-    return {place: contents(folder / "out" / place) for place in PLACES}
+    return {run: contents(folder / "out" / run) for run in RUNS}
 
 
 def test_the_same_bits_however_many_at_a_time(one_by_one, tmp_path, capfd):
     assert run_command(["sweep", write_recipe(tmp_path), "--out", str(tmp_path / "out"), *SWEEP, "--jobs", "3"]) == 0
     out, err = capfd.readouterr()
-    assert {place: contents(tmp_path / "out" / place) for place in PLACES} == one_by_one
+    assert {run: contents(tmp_path / "out" / run) for run in RUNS} == one_by_one
     assert err.count("lr 0.05: 3 rounds, accuracy") == 2
     assert err.count("lr 0.1: 3 rounds, accuracy") == 2
     assert "report:" in out
@@ -54,43 +54,47 @@ def test_overwriting_clears_all_before_the_first_begins(tmp_path):
     recipe = write_recipe(tmp_path, '\n[[compare]]\nlabel = "b"\nmethod.name = "heterofl"\n')
     command = ["run", recipe, "--out", str(tmp_path / "out"), "--set", "rounds=20", "--jobs", "2"]
     assert run_command(command) == 0
-    first = [contents(tmp_path / "out" / place) for place in (".", "compare/b")]
+    first = [contents(tmp_path / "out" / run) for run in (".", "compare/b")]
     assert run_command([*command, "--overwrite"]) == 0
-    assert [contents(tmp_path / "out" / place) for place in (".", "compare/b")] == first
+    assert [contents(tmp_path / "out" / run) for run in (".", "compare/b")] == first
 
 
-def started(command, folder):
-    """A sweep under way whose first lines are written."""
+def rounds_written(folder):
+    """Rounds of all runs in the folder that are in their metrics."""
+    return sum(path.read_text().count("\n") for path in Path(folder).rglob("metrics.jsonl"))
+
+
+def interrupted(command, folder, how):
+    """The exit code and the messages of a sweep that got this signal a few rounds after it began or went on."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    before, ends = rounds_written(folder), time.monotonic() + 120
     process = subprocess.Popen(
         [sys.executable, "-m", "fedwidth", *command], env=environment, stderr=subprocess.PIPE, text=True
     )
-    waited = time.monotonic() + 120
-    while not list(Path(folder).rglob("metrics.jsonl")):
+    while rounds_written(folder) < before + 2:
         assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < waited
+        assert time.monotonic() < ends
         time.sleep(0.02)
-    return process
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_stopped_or_killed_it_goes_on_to_the_same_bits(how, tmp_path):
-    recipe, over = write_recipe(tmp_path), ["--over", "training.lr=0.05,0.1", "--set", "rounds=150"]
-    sets = ["--set", "checkpoint_every=10", "--jobs", "2"]
-    assert run_command(["sweep", recipe, "--out", str(tmp_path / "whole"), *over, "--jobs", "1"]) == 0
-    cut = ["sweep", recipe, "--out", str(tmp_path / "cut"), *over, *sets]
-    process = started(cut, tmp_path / "cut")
     process.send_signal(how)
-    err = process.communicate(timeout=120)[1]
-    assert process.returncode == (1 if how == signal.SIGTERM else -9)
-    if how == signal.SIGTERM:
-        assert "everything is saved. Go on with the same command and --resume" in err
-    waited = time.monotonic() + 60
-    while run_command([*cut, "--resume"]) != 0:  # processes of a killed one take a moment to notice
-        assert time.monotonic() < waited
+    messages = process.communicate(timeout=120)[1]
+    return process.returncode, messages
+
+
+def test_stopped_and_killed_it_goes_on_to_the_same_bits(tmp_path):
+    recipe, over = write_recipe(tmp_path), ["--over", "training.lr=0.05,0.1", "--set", "rounds=40"]
+    assert run_command(["sweep", recipe, "--out", str(tmp_path / "whole"), *over, "--jobs", "1"]) == 0
+    cut = ["sweep", recipe, "--out", str(tmp_path / "cut"), *over, "--set", "checkpoint_every=5"]
+    code, messages = interrupted([*cut, "--jobs", "2"], tmp_path / "cut", signal.SIGTERM)
+    assert code == 1
+    assert "everything is saved. Go on with the same command and --resume" in messages
+    code, _ = interrupted([*cut, "--jobs", "2", "--resume"], tmp_path / "cut", signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    ends = time.monotonic() + 60
+    while run_command([*cut, "--jobs", "1", "--resume"]) != 0:  # processes of a killed one take a moment to notice
+        assert time.monotonic() < ends
         time.sleep(0.2)
-    for place in ("training.lr=0.05/seed-1", "training.lr=0.1/seed-1"):
-        assert contents(tmp_path / "cut" / place) == contents(tmp_path / "whole" / place)
+    for run in ("training.lr=0.05/seed-1", "training.lr=0.1/seed-1"):
+        assert contents(tmp_path / "cut" / run) == contents(tmp_path / "whole" / run)
 
 
 def planned(*changes):

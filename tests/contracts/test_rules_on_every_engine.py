@@ -257,7 +257,7 @@ def test_adam_of_single_clients_is_pytorchs_to_the_bit():
         theirs = [nn.Parameter(tensor.clone()) for tensor in own]
         settings = TrainingSettings(optimiser=name, weight_decay=0.01, clip=0.0)
         weights = Weights(own, [], rate=0.01)
-        weights.moments(settings)
+        weights.make_moments(settings)
         optimiser = kind(theirs, lr=0.01, weight_decay=0.01)
         for _ in range(5):
             weights.gradients = [torch.randn_like(tensor) for tensor in own]

@@ -379,7 +379,7 @@ def test_quarantine_is_kept_over_a_kill(tmp_path):
 
     result = serve(grid_with(SIX, answer, MANY), SIX, deployment, log=lambda _: None)
     assert ("train", 2) not in asked
-    assert result.server.conduct.until == {2: 13}
+    assert result.server.quarantine.until == {2: 13}
 
 
 def test_an_alarm_is_said(tmp_path):

@@ -99,8 +99,8 @@ def test_a_job_longer_than_a_whole_call_is_begun_and_goes_on_the_next_time(go, q
     assert [r.evaluations for r in whole.done] == [r.evaluations for r in read_all(tmp_path / "results")]
 
 
-def test_a_job_that_cannot_be_run_does_not_keep_the_others_from_running(go):
-    worked = go(changes=["data.name=mnist", "data.root=nowhere"], only=["as-it-is"])
+def test_a_job_that_cannot_be_run_does_not_keep_the_others_from_running(go, tmp_path):
+    worked = go(changes=["data.name=mnist", f"data.root={tmp_path / 'nowhere'}"], only=["as-it-is"])
     assert (worked.left, worked.failed) == (("as-it-is",), ("as-it-is",))
     assert go.said[-2].startswith("as-it-is: cannot be run: ")
 

@@ -169,7 +169,7 @@ class TestPacks:
         places = [tmp_path / "one", tmp_path / "two"]
         with monkeypatch.context() as patch:
             rounds = {places[0]: (1, 3), places[1]: (1,)}
-            patch.setattr(Saver, "is_due", lambda self, round: round in rounds[self._place])
+            patch.setattr(Saver, "is_due", lambda self, round: round in rounds[self._folder])
             with pytest.raises(Killed):
                 run_in_lockstep(pack(), places, on_round=lambda _, line: raising(Killed, 4)(line))
         assert [checkpoint.rounds_done(place) for place in places] == [3, 1]

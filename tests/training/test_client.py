@@ -147,7 +147,7 @@ class TestOptimisers:
         found = []
         for shape, tensors, rate in [((1, 1), 1, None), ((1, 1), 2, None), ((3, 1), 1, torch.zeros(3, 1))]:
             weights = Weights([torch.ones(shape) for _ in range(tensors)], [], rows=rate is not None)
-            weights.moments(training)
+            weights.make_moments(training)
             weights.rate = settings["lr"] if rate is None else rate.fill_(settings["lr"])
             weights.steps = 0.0 if rate is None else torch.zeros(3, 1)
             for _ in range(number):

@@ -15,7 +15,7 @@ from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.run.metrics import describe_round
 from fedwidth.training.clipping import clip_updates, cosines, merged
-from fedwidth.training.conduct import Conduct
+from fedwidth.training.quarantine import Quarantine
 from fedwidth.training.rounds import Report, Rounds
 from fedwidth.training.server import Server
 from small_runs import TwoUnits, ones, same, small, trainer_of
@@ -169,16 +169,16 @@ def test_quarantine_survives_kill_and_resume(tmp_path, killed_after):
     again = Experiment(small(*SPOILED, "checkpoint_every=1"))
     found = again.run(tmp_path, resume=True, engine=Spoiled(again.trainer))
     assert [line["clients"] for line in found.metrics] == [line["clients"] for line in expected.metrics]
-    assert found.server.conduct == expected.server.conduct
+    assert found.server.quarantine == expected.server.quarantine
     assert same(dict(found.server.state), dict(expected.server.state))
 
 
 def test_good_conduct_takes_strikes_away_and_none_are_counted_without_a_limit():
-    conduct = (
-        Conduct().after([1], round=0, strikes=2, quarantine=5).after([], good=[1], round=1, strikes=2, quarantine=5)
+    quarantine = (
+        Quarantine().after([1], round=0, strikes=2, quarantine=5).after([], good=[1], round=1, strikes=2, quarantine=5)
     )
-    assert not conduct
-    assert not Conduct().after([1, 2], round=0, strikes=0, quarantine=5)
+    assert not quarantine
+    assert not Quarantine().after([1, 2], round=0, strikes=0, quarantine=5)
 
 
 def test_a_refused_answer_is_a_strike():
@@ -188,7 +188,7 @@ def test_a_refused_answer_is_a_strike():
 
 def test_a_round_of_quarantined_clients_learns_nothing():
     experiment = Experiment(small())
-    server = replace(experiment.first_server(), conduct=Conduct({}, dict.fromkeys(range(6), 1)))
+    server = replace(experiment.first_server(), quarantine=Quarantine({}, dict.fromkeys(range(6), 1)))
     from fedwidth.training.rounds import run_round
 
     after, tasks, report = run_round(experiment.rounds, server, experiment.cohort(0), SerialEngine(experiment.trainer))

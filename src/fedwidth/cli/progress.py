@@ -28,11 +28,11 @@ class ProgressDisplay:
         ]
 
     def start(self, number: int) -> None:
-        """Run `number` begins."""
+        """Show that a run begins."""
         self.progress.start_task(self.tasks[number])
 
     def update(self, number: int) -> Callable[[Line], None]:
-        """What to call with each finished round's metrics of run `number`."""
+        """A function to be called with the metrics of each round that a run has finished."""
 
         def call(line: Line) -> None:
             fields: dict[str, Any] = {"completed": line["round"], "clients": ""}
@@ -43,7 +43,7 @@ class ProgressDisplay:
         return call
 
     def clients(self, number: int) -> Callable[[int, int], None]:
-        """What to call with the clients trained so far in a round of run `number`, and how many it has."""
+        """A function to be called while a round goes on, with how many of its clients have trained, and of how many."""
 
         def call(done: int, clients: int) -> None:
             self.progress.update(self.tasks[number], clients=f"{done}/{clients} clients")
@@ -51,7 +51,7 @@ class ProgressDisplay:
         return call
 
     def finish(self, number: int, line: Line) -> None:
-        """Run `number` is done, and `line` is its last round."""
+        """Show that a run is done; `line` is its last round."""
         self.update(number)(line)
         console = self.progress.console
         if not console.is_terminal:
@@ -63,7 +63,7 @@ class ProgressDisplay:
             )
 
 
-class _Standing(ProgressColumn):
+class _StateColumn(ProgressColumn):
     """Clients of the round under way and the last accuracy: one column, as an empty one would take room."""
 
     def render(self, task: Task) -> Text:
@@ -79,7 +79,7 @@ def show_progress(titles: Sequence[str], rounds: Sequence[int]) -> Iterator[Prog
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        _Standing(),
+        _StateColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:

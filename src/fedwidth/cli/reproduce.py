@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,8 +43,8 @@ def reproduce(
 ) -> int:
     """Run what the results of published tables lack, or what waits in a queue, and record it."""
     from fedwidth.cli.checks import check_engine
+    from fedwidth.cli.queue import list_queue, run_queue
     from fedwidth.cli.stop import stop_signal
-    from fedwidth.cli.waiting import list_queue, run_queue
     from fedwidth.reproduce.running import reproduce as go
     from fedwidth.reproduce.start import start_tables
     from fedwidth.reproduce.table_runs import list_table_runs
@@ -56,10 +56,18 @@ def reproduce(
         whole_number("--start", start, least=1)
         if seeds or packed or max_minutes is not None:
             raise OptionError("--start notes one seed of a few rounds: leave out --seeds, --packed and --max-minutes")
-    for name, place in (("--work", work), ("--results", results)):
-        if place.exists() and not place.is_dir():
-            raise OptionError(f"{place} is a file; give a folder as {name}")
+    for name, folder in (("--work", work), ("--results", results)):
+        if folder.exists() and not folder.is_dir():
+            raise OptionError(f"{folder} is a file; give a folder as {name}")
     changes = with_data(changes, data)
+    shared: dict[str, Any] = {
+        "changes": changes,
+        "results": results,
+        "work": work,
+        "max_minutes": max_minutes,
+        "packed": packed,
+        "say": _say,
+    }
     if queue is not None:
         if tables or seeds or start is not None:
             raise OptionError("--queue names the runs itself: leave out tables, --seeds and --start")
@@ -67,18 +75,7 @@ def reproduce(
             if show:
                 list_queue(queue, only or [], changes=changes, results=results, work=work)
                 return 0
-            return run_queue(
-                queue,
-                only or [],
-                changes=changes,
-                results=results,
-                work=work,
-                max_minutes=max_minutes,
-                packed=packed,
-                commit=find_commit(commit),
-                say=_say,
-                stop=stop,
-            )
+            return run_queue(queue, only or [], commit=find_commit(commit), stop=stop, **shared)
     if show or not tables:
         raise OptionError("--list shows a --queue" if show else "name the recipes to run, or a --queue")
     for run in list_table_runs(tables, only=only or [], seeds=[], changes=changes, work=work):
@@ -87,19 +84,8 @@ def reproduce(
         if start is not None:
             start_tables(tables, start, only=only or [], changes=changes, results=results, say=_say, stop=stop)
             return 0
-        go(
-            tables,
-            only=only or [],
-            seeds=parse_seeds(seeds),
-            changes=changes,
-            results=results,
-            work=work,
-            max_minutes=max_minutes,
-            packed=packed,
-            commit=find_commit(commit),
-            say=_say,
-            stop=stop,
-        )
+        own: dict[str, Any] = {"only": only or [], "seeds": parse_seeds(seeds)}
+        go(tables, commit=find_commit(commit), stop=stop, **own, **shared)
     return 0
 
 

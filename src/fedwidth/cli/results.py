@@ -29,7 +29,7 @@ Summary = Mapping[str, Any]
 
 
 def compare_runs(runs: Sequence[PlannedRun], summaries: Sequence[Summary], *, chosen: bool) -> Comparison:
-    """The labels compared; `chosen` says that the best is to be found, not the first to be compared."""
+    """The runs compared by label: the first one with the others, or with `chosen` the best one."""
 
     def by_seed(mine: Sequence[tuple[PlannedRun, Summary]], key: str) -> dict[int, float]:
         return {run.settings.seed: 100 * found for run, summary in mine if (found := summary.get(key)) is not None}
@@ -105,8 +105,8 @@ def write_results(folder: Path, runs: Sequence[PlannedRun], summaries: Sequence[
             row["gain"] = {"over": gain.kind, **describe(gain.difference)}
     labels = [row["label"] for row in table]
     comparisons = [
-        {"first": labels[compared.lead], "second": labels[place], **describe(difference)}
-        for place, difference in compared.differences.items()
+        {"first": labels[compared.lead], "second": labels[number], **describe(difference)}
+        for number, difference in compared.differences.items()
     ]
     if runs[0].folder == folder:
         whole: dict[str, Any] = dict(summaries[0])
@@ -134,7 +134,7 @@ def describe(difference: Difference) -> dict[str, Any]:
 
 
 def by_label(runs: Sequence[PlannedRun], summaries: Sequence[Summary]) -> dict[str, list[tuple[PlannedRun, Summary]]]:
-    """Jobs and summaries by label, in order of first appearance."""
+    """Runs and summaries by label, in order of first appearance."""
     found: dict[str, list[tuple[PlannedRun, Summary]]] = {}
     for run, summary in zip(runs, summaries, strict=True):
         found.setdefault(run.label, []).append((run, summary))
@@ -162,7 +162,7 @@ def _spread(label: str, mine: Sequence[tuple[PlannedRun, Summary]]) -> dict[str,
 
 
 def _devices(settings: Settings) -> str:
-    """Who trains what, in a few letters."""
+    """Which devices take part and what they train, in a few letters."""
     devices = settings.devices
     if devices.excluded:
         enrolled = Capacities.parse(devices.capacities).enrolled(devices.excluded)

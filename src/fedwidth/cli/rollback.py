@@ -20,18 +20,18 @@ def rollback(
     from fedwidth.run.checkpoint_history import go_back, rounds_kept
     from fedwidth.run.folder import read_metrics
 
-    place = folder if (folder / NAME).exists() or not (folder / "run").is_dir() else folder / "run"
+    run_folder = folder if (folder / NAME).exists() or not (folder / "run").is_dir() else folder / "run"
     if listed:
         if round is not None:
             raise OptionError("give a round to go back to, or --list, not both")
-        scores = {line["round"]: line.get("global_accuracy") for line in read_metrics(place)}
-        now = rounds_done(place)
-        for kept in rounds_kept(place):
+        scores = {line["round"]: line.get("global_accuracy") for line in read_metrics(run_folder)}
+        now = rounds_done(run_folder)
+        for kept in rounds_kept(run_folder):
             score = scores.get(kept)
             known = f"  accuracy {100 * score:.2f} %" if score is not None else ""
             print(f"round {kept}{known}{'  (current)' * (kept == now)}")
         return
     if round is None:
         raise OptionError("give the round to go back to, or --list to see which there are")
-    go_back(place, round)
-    print(f"{place} is at round {round} again; ./run.sh goes on from there")
+    go_back(run_folder, round)
+    print(f"{run_folder} is at round {round} again; ./run.sh goes on from there")

@@ -8,41 +8,28 @@ from typing import Annotated
 
 import typer
 
-from fedwidth.cli.options import (
-    AtATime,
-    Data,
-    Engine,
-    Out,
-    Packed,
-    RayAddress,
-    Recipe,
-    Seeds,
-    Set,
-    Track,
-    parse_seeds,
-    with_data,
-    with_engine,
-)
+from fedwidth.cli import options
+from fedwidth.cli.options import parse_seeds, with_data, with_engine
 
 
 def run(
-    recipe: Recipe = "",
-    changes: Set = None,
-    out: Out = None,
-    data: Data = "",
-    seeds: Seeds = "",
-    engine: Engine = "",
-    ray_address: RayAddress = "",
+    recipe: options.Recipe = "",
+    changes: options.Set = None,
+    out: options.Out = None,
+    data: options.Data = "",
+    seeds: options.Seeds = "",
+    engine: options.Engine = "",
+    ray_address: options.RayAddress = "",
     only: Annotated[str, typer.Option("--only", help="Run only this variant of the recipe (its label).")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop or a kill.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,
-    packed: Packed = False,
-    jobs: AtATime = 0,
+    packed: options.Packed = False,
+    jobs: options.AtATime = 0,
     yardsticks: Annotated[
         bool | None,
         typer.Option(help="Also run what the same devices reach without sub-models; else as the recipe says."),
     ] = None,
-    track: Track = "",
+    track: options.Track = "",
     explain: Annotated[bool, typer.Option("--explain", help="Describe every setting and stop.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the packaged recipes and stop.")] = False,
 ) -> int:

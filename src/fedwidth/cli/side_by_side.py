@@ -30,7 +30,7 @@ from fedwidth.settings import Settings
 MIN_ROUNDS = 100
 """Rounds of all runs together below which starting processes takes longer than they save."""
 SHARE_OF_MEMORY = 0.25
-"""Of the machine's memory, for copies of the data: each process has its own."""
+"""The share of the machine's memory that copies of the data may take: each process has its own."""
 EVERY = 0.1
 """Seconds between looks at what the processes have to say."""
 
@@ -39,7 +39,7 @@ Outcome = tuple[Summary, Line]
 _cache = Cache()
 _said: Any = None
 _stop: Any = None
-"""In a process that trains: the data it has loaded, where it tells what it does, and whether it is to stop."""
+"""Of a process that trains: the data it has loaded, the queue it reports to, and whether it is to stop."""
 
 
 def choose_number(
@@ -153,7 +153,7 @@ def _context() -> BaseContext:
 
 
 def _begin(said: Any, stop: Any) -> None:
-    """In a process that trains: know where to tell what is done."""
+    """Prepare a process that trains: keep the queue to report to, and the event that asks it to stop."""
     global _said, _stop
     # Ctrl-C reaches every process of a terminal, but only the main one decides what happens.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -162,7 +162,7 @@ def _begin(said: Any, stop: Any) -> None:
 
 
 def _run(number: int, run: PlannedRun, resume: bool, overwrite: bool, track: str) -> Outcome:
-    """In a process that trains: one run."""
+    """Train one run, in a process that trains."""
     if _stop.is_set():
         raise Stopped("stopped before its first round")
     _said.put((number, "starts", None))
@@ -179,7 +179,7 @@ def _run(number: int, run: PlannedRun, resume: bool, overwrite: bool, track: str
 
 
 def _numbers(line: Line) -> Line:
-    """What progress is shown from: a line may name thousands of clients."""
+    """The plain numbers of a line, from which progress is shown: a line may name thousands of clients."""
     return {name: value for name, value in line.items() if isinstance(value, (int, float))}
 
 

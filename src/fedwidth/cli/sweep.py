@@ -10,42 +10,29 @@ from typing import Annotated
 
 import typer
 
-from fedwidth.cli.options import (
-    AtATime,
-    Data,
-    Engine,
-    Out,
-    Packed,
-    RayAddress,
-    Recipe,
-    Seeds,
-    Set,
-    Track,
-    parse_seeds,
-    with_data,
-    with_engine,
-)
+from fedwidth.cli import options
+from fedwidth.cli.options import parse_seeds, with_data, with_engine
 from fedwidth.errors import OptionError
 
 
 def sweep(
-    recipe: Recipe = "",
+    recipe: options.Recipe = "",
     over: Annotated[list[str] | None, typer.Option("--over", help="A setting and its values: key=a,b,c")] = None,
-    changes: Set = None,
-    out: Out = None,
-    data: Data = "",
-    seeds: Seeds = "",
-    engine: Engine = "",
-    ray_address: RayAddress = "",
+    changes: options.Set = None,
+    out: options.Out = None,
+    data: options.Data = "",
+    seeds: options.Seeds = "",
+    engine: options.Engine = "",
+    ray_address: options.RayAddress = "",
     only: Annotated[str, typer.Option("--only", help="Sweep this run of the recipe (its label), not the main.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop or a kill.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the runs in the output folder.")] = False,
-    packed: Packed = False,
-    jobs: AtATime = 0,
+    packed: options.Packed = False,
+    jobs: options.AtATime = 0,
     yardsticks: Annotated[
         bool, typer.Option("--yardsticks", help="Also run what the same devices reach without sub-models.")
     ] = False,
-    track: Track = "",
+    track: options.Track = "",
 ) -> int:
     """Train every combination of the given settings, compared with the best, by validation where there is one."""
     from fedwidth.analysis.yardsticks import missing

@@ -126,12 +126,12 @@ def explain_memory(experiment: Experiment) -> str:
 
 
 def say_aside(text: str) -> None:
-    """A line that is no result."""
+    """Print a line that is no result, on standard error."""
     print(text, file=sys.stderr)
 
 
 def each(*calls: Tell) -> Tell:
-    """All calls as one."""
+    """One call that makes all of them."""
 
     def call(line: Line) -> None:
         for one in calls:
@@ -141,8 +141,10 @@ def each(*calls: Tell) -> Tell:
 
 
 def once(act: Callable[[], object]) -> Tell:
-    """Acts when first called, which is after a round: what is wrong with the input shows before the first one, and its
-    message is to be the only line.
+    """A call that acts the first time only.
+
+    It is made after a round: what is wrong with the input shows before the first one, and its message is to be the
+    only line.
     """
     left = [act]
 

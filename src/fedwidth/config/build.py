@@ -1,4 +1,4 @@
-"""The parts of a run that its settings name: device, data, partition, model and plan, each checked as it is made."""
+"""What a run is built of, as its settings name it: device, data, partition, model and plan, each checked when made."""
 
 from __future__ import annotations
 

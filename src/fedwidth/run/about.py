@@ -24,7 +24,7 @@ class About:
     """The folder of each combination, as seen from the one of the sweep, with its values in the order of `over`."""
 
     def write(self, folder: Path) -> None:
-        """Write it down, or take away what was written about other runs."""
+        """Write about.json into a folder; where there is nothing to say, remove what was said of earlier runs."""
         if self.title or self.over:
             content = {"title": self.title, "over": self.over, "cells": self.cells}
             write_whole(folder / NAME, json.dumps(content, indent=2) + "\n")
@@ -37,7 +37,7 @@ def read_about(folder: Path) -> About:
     try:
         found: Any = json.loads((folder / NAME).read_text(encoding="utf-8"))
         over = tuple((str(name), tuple(map(str, values))) for name, values in found["over"])
-        cells = {str(place): tuple(map(str, values)) for place, values in found["cells"].items()}
+        cells = {str(cell): tuple(map(str, values)) for cell, values in found["cells"].items()}
         return About(str(found["title"]), over, {p: v for p, v in cells.items() if len(v) == len(over)})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return About()

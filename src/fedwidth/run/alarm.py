@@ -1,4 +1,4 @@
-"""Noticing that a run gets worse."""
+"""The alarm: noticing that a run has become worse."""
 
 from __future__ import annotations
 

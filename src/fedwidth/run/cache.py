@@ -1,4 +1,4 @@
-"""What several runs share: each data set, partition and copy on a device is made once."""
+"""What several runs share: each data set, partition, plan and copy on a device is made once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedwidth.settings import Settings
 
 
 class Cache:
-    """Data and partitions by the settings that name them."""
+    """Data sets, partitions, plans and costs, kept by the settings they depend on."""
 
     def __init__(self) -> None:
         self._data: dict[str, Data] = {}
@@ -31,7 +31,7 @@ class Cache:
         return self._data[key]
 
     def partition(self, settings: Settings) -> Partition:
-        """The clients' shares of it."""
+        """The partition of the data that the settings name."""
         key = json.dumps([asdict(settings.data), settings.seed], sort_keys=True)
         if key not in self._partitions:
             self._partitions[key] = split_data(settings, self.data(settings))
@@ -59,7 +59,7 @@ class Cache:
 
     @staticmethod
     def source(settings: Settings) -> str:
-        """What the data depend on."""
+        """The settings that the data depend on, as one text."""
         return json.dumps(
             [settings.data.name, settings.data.root, settings.data.options, settings.data.cache], sort_keys=True
         )

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedwidth.errors import StateError
 from fedwidth.files import write_whole as write_whole
 from fedwidth.training.client_memory import FOLDER, ClientMemory, Files
-from fedwidth.training.conduct import Conduct
+from fedwidth.training.quarantine import Quarantine
 from fedwidth.training.server import Server
 
 FORMAT = 2
@@ -47,8 +47,8 @@ def copy_server(server: Server, *, identity: str, extra: dict[str, Any]) -> Copy
         "on_device": [name for name, t in server.memory.items() if t.device.type != "cpu"],
         **extra,
     }
-    if server.conduct:
-        facts["conduct"] = server.conduct.facts()
+    if server.quarantine:
+        facts["conduct"] = server.quarantine.facts()
     server.clients.pin()
     return Copy(tensors, facts, server.clients)
 
@@ -100,8 +100,8 @@ def load_server(
         memory = {f"seen.{n}": t.cpu() for n, t in part("seen.")}
         memory["clients"] = torch.tensor(facts["history_clients"])
     clients = ClientMemory.read(folder / FOLDER, facts.get("clients", {}), files=files, also=also())
-    conduct = Conduct.of(facts.get("conduct", {}))
-    return Server(dict(part("state.")), facts["round"], memory, dict(part("moment.")), clients, conduct), facts
+    quarantine = Quarantine.of(facts.get("conduct", {}))
+    return Server(dict(part("state.")), facts["round"], memory, dict(part("moment.")), clients, quarantine), facts
 
 
 def read_state(path: Path) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_CLIENTS_LISTED = 10_000
 MAX_LABELS_LISTED = 1_000
 MAX_COUNTS = 100_000
-"""Clients times labels of a split whose samples are counted label by label: the file stays below a megabyte or so."""
+"""Samples are counted label by label up to so many clients times labels: the file stays below a megabyte or so."""
 
 
 def rows_of(experiment: Experiment, server: Server, measured: Measured | None) -> list[dict[str, Any]]:

@@ -22,13 +22,13 @@ from fedwidth.settings import Settings
 CONFIG, TRACKING = "config.toml", "tracking.json"
 FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", TRACKING, NAME, CONFIG)
 LOCK, GROUP_LOCK, SERVE_LOCK = files.LOCK, ".runs.lock", ".serve.lock"
-"""Of one run, of a folder that holds several, and of a deployment from before devices are waited for until its end."""
+"""The locks: of one run, of a folder that holds several, and of a deployment, from its start to its end."""
 HISTORY = "history"
-"""Where earlier checkpoints are."""
+"""The folder of earlier checkpoints in the folder of a run."""
 
 
 class InUse(OptionError):
-    """Another process writes to the folder."""
+    """Raised where another process writes to the folder."""
 
 
 @contextmanager
@@ -49,11 +49,11 @@ def check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: b
     """Refuse a folder in which this run may not begin, go on or replace another; writes nothing."""
     if resume and overwrite:
         raise OptionError("--resume goes on with a run and --overwrite replaces it: give one of them")
-    for place in (folder, *folder.parents):
-        if place.is_dir():
+    for above in (folder, *folder.parents):
+        if above.is_dir():
             break
-        if place.exists() or place.is_symlink():
-            raise OptionError(f"{place} is a file; give a folder as --out")
+        if above.exists() or above.is_symlink():
+            raise OptionError(f"{above} is a file; give a folder as --out")
     if (folder / LOCK).exists():
         with locked(folder):  # one that is being written to is refused here already
             pass
@@ -94,14 +94,14 @@ def check_same(folder: Path, settings: Settings) -> None:
 def clear_folder(folder: Path) -> None:
     """Remove a previous run's files, those of its seeds and of the runs it was compared with, and nothing else."""
     _remove_files(folder)
-    for place in (*folder.glob("compare/*/seed-*"), *folder.glob("compare/*"), *folder.glob("seed-*")):
-        if not place.is_symlink() and holds_run(place):
-            with locked(place):  # refuses where another process is writing
-                _remove_files(place)
+    for inner in (*folder.glob("compare/*/seed-*"), *folder.glob("compare/*"), *folder.glob("seed-*")):
+        if not inner.is_symlink() and holds_run(inner):
+            with locked(inner):  # refuses where another process is writing
+                _remove_files(inner)
                 with contextlib.suppress(PermissionError):  # Windows removes no open file
-                    (place / LOCK).unlink()
+                    (inner / LOCK).unlink()
         with contextlib.suppress(OSError):  # anything else in it stays
-            place.rmdir()
+            inner.rmdir()
     with contextlib.suppress(OSError):
         (folder / "compare").rmdir()
 

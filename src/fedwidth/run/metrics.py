@@ -45,7 +45,7 @@ def describe_round(
         line["clipped"] = clipped
     if report.opposed:
         line["opposed"] = {str(client): float(f"{cosine:.3g}") for client, cosine in report.opposed.items()}
-    if quarantined := server.conduct.new(server.round, settings.server.quarantine):
+    if quarantined := server.quarantine.newly_out(server.round, settings.server.quarantine):
         line["quarantined"] = {str(client): last for client, last in quarantined.items()}
     absent = dict(report.absent)
     if absent or experiment.rounds.attends is not None:

@@ -33,12 +33,12 @@ PACK_WRITES_AFTER = 1.0
 
 
 class Stopped(Exception):
-    """The run was asked to stop; it finished its round and saved it."""
+    """Raised by a run that was asked to stop, after it has finished its round and saved it."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run."""
+    """What a finished run leaves: its summary, its metrics, the server and the model."""
 
     summary: dict[str, Any]
     metrics: list[Line]
@@ -72,7 +72,7 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """What the run has taken."""
+        """How long the run has taken so far, earlier parts of a resumed one included."""
         return self._before + (time.perf_counter() - self._began) / self.packed
 
     def record(
@@ -84,7 +84,7 @@ class Recorder:
         *,
         cohort: Sequence[tuple[int, float]] = (),
     ) -> None:
-        """A round has ended, and left this server behind; `cohort` is who was to train in it."""
+        """Write down a round that has ended and left this server behind; `cohort` is who was to train in it."""
         line = describe_round(self.experiment, server, tasks, report, cohort) | (measured.line if measured else {})
         points = self.experiment.settings.evaluation.alarm
         if measured and (fall := fall_of(self.lines, measured.line, points)) is not None:
@@ -142,7 +142,7 @@ class Recorder:
 
 
 def _do_at_the_end(step: Callable[[], None], error: BaseException | None) -> None:
-    """What the step fails with is a warning where the run ends with an error already."""
+    """Do a last step; where the run ends with an error already, what the step fails with is a warning."""
     try:
         step()
     except Exception as failure:

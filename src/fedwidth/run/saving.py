@@ -17,27 +17,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedwidth.run import checkpoint, folder
+from fedwidth.run import checkpoint
 from fedwidth.run import checkpoint_history as history
 from fedwidth.run.checkpoint import Copy
+from fedwidth.run.folder import Metrics
 from fedwidth.settings import Settings
 
 _TURN = threading.Lock()
-"""Of packed runs, which are due together, one writes at a time: training shares the interpreter with them."""
+"""Held while a run is written: packed runs are due together, and training shares the interpreter with them."""
 
 
 class Saver:
     """Writes the metrics and checkpoints of one run; the caller holds the folder's lock until `check(wait=True)`."""
 
-    def __init__(self, place: Path, settings: Settings, *, rounds: int) -> None:
-        self._place, self._metrics = place, folder.Metrics(place, rounds=rounds)
+    def __init__(self, folder: Path, settings: Settings, *, rounds: int) -> None:
+        self._folder, self._metrics = folder, Metrics(folder, rounds=rounds)
         self._every, self._seconds = settings.checkpoint_every, settings.checkpoint_seconds
         self._history = settings.checkpoint_history
         self._began = time.monotonic()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.saved = rounds
-        """The last round that was saved, or is being."""
+        """The last round that was saved, or is being saved."""
         self.sound = True
         """Whether all went well; after a failure metrics.jsonl may end in half a line, and is not to be added to."""
 
@@ -66,7 +67,7 @@ class Saver:
         if wait or self._every:
             self._write(copy)
         else:
-            self._thread = threading.Thread(target=self._write_beside, args=(copy,), name=f"save {self._place}")
+            self._thread = threading.Thread(target=self._write_beside, args=(copy,), name=f"save {self._folder}")
             self._thread.start()
 
     def check(self, *, wait: bool) -> None:
@@ -88,9 +89,9 @@ class Saver:
     def _write(self, copy: Copy) -> None:
         with self._noticing():
             self._metrics.sync()
-            checkpoint.write_copy(self._place, copy, also=lambda: history.files_needed(self._place))
+            checkpoint.write_copy(self._folder, copy, also=lambda: history.files_needed(self._folder))
             if self._history:
-                history.keep(self._place, copy.facts["round"], self._history)
+                history.keep(self._folder, copy.facts["round"], self._history)
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:

@@ -31,7 +31,7 @@ def begin(
     overwrite: bool = False,
     packed: int = 1,
 ) -> Iterator[Recorder]:
-    """The run under way, from its first round or its last checkpoint; its folder is locked meanwhile."""
+    """A context with the run under way, at its first round or its last checkpoint; its folder is locked meanwhile."""
     with ExitStack() as stack:
         if folder is not None:
             check_folder(folder, experiment.settings, resume=resume, overwrite=overwrite)

@@ -50,7 +50,7 @@ def _best(lines: Sequence[dict[str, Any]], name: str, measure: Measure) -> tuple
 
 
 def _validated(lines: Sequence[dict[str, Any]], measure: Measure) -> dict[str, Any]:
-    """What was measured on validation samples; nothing where there are none."""
+    """The part of the summary about validation samples; empty where there are none."""
     last, name = lines[-1], f"validation_{measure.name}"
     if name not in last:
         return {}

@@ -1,1 +1,1 @@
-"""Training: a client's step and its epochs, the server's side, one round, and how a model is evaluated."""
+"""Training: a client's step and its epochs, the server's side, and one round."""

@@ -17,14 +17,14 @@ def batches(samples: Tensor, settings: TrainingSettings, generator: torch.Genera
     """Sample numbers of each local step: shuffled anew each epoch, the last batch of an epoch may be short."""
     per_epoch = math.ceil(len(samples) / settings.batch_size)
     for step in range(count_steps(len(samples), settings)):
-        place = step % per_epoch
-        if place == 0:
+        number = step % per_epoch
+        if number == 0:
             shuffled = samples[torch.randperm(len(samples), generator=generator)]
-        yield shuffled[place * settings.batch_size : (place + 1) * settings.batch_size]
+        yield shuffled[number * settings.batch_size : (number + 1) * settings.batch_size]
 
 
 def count_steps(samples: int, settings: TrainingSettings) -> int:
-    """Local steps of a client with so many samples."""
+    """How many local steps a client with so many samples takes in a round."""
     return settings.steps or settings.epochs * math.ceil(samples / settings.batch_size)
 
 
@@ -44,5 +44,5 @@ def one_epoch(settings: TrainingSettings) -> TrainingSettings:
 
 
 def order_generator(seed: int, round: int, client: int) -> torch.Generator:
-    """What shuffles a client's samples in a round."""
+    """The generator that shuffles a client's samples in a round."""
     return torch_generator(seed, "order", round, client)

@@ -96,7 +96,7 @@ class Trainer:
                     step(batch)
                     passes += len(batch)
                 fill(module, sub)  # what layers counted on the way is forgotten, and so is the momentum
-                weights.moments(settings)
+                weights.make_moments(settings)
                 weights.rate, weights.share, weights.steps = rate, 0.0, 0.0
             for batch in batches(samples, settings, order_generator(seed, round, task.client)):
                 losses += step(batch)
@@ -135,7 +135,7 @@ class Trainer:
         values = [parameter.detach() for parameter in pass_.parameters]
         alone = (number for number, each in enumerate(pass_.parameters) if not getattr(each, "decays", True))
         weights = Weights(values, [None] * len(values), rate=rate, learning_rate=rate, undecayed=frozenset(alone))
-        weights.moments(self.settings.training)
+        weights.make_moments(self.settings.training)
         if self.rule.keeps_start:
             weights.start = [value.clone() for value in values]
         if self.rule.probes:

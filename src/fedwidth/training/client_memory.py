@@ -29,7 +29,7 @@ from fedwidth.files import write_whole
 from fedwidth.methods import Task, named, under
 
 FOLDER = "clients"
-"""Where a run folder has them."""
+"""The name of the folder of these files in the folder of a run."""
 
 _NAME = re.compile(r"\d+-\d+\.safetensors", re.ASCII)
 
@@ -44,9 +44,9 @@ class Files:
         if path is None:
             finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         self._pinned: set[str] = set()
-        """Files of a checkpoint, or of one that is being written."""
+        """The names of files that belong to a checkpoint, or to one that is being written."""
         self._replaced: list[str] = []
-        """Files that the last round has replaced: it may still fail, and then they are needed."""
+        """The names of files that the last round has replaced: it may still fail, and then they are needed."""
 
     def pin(self, names: Iterable[str]) -> None:
         """Keep these files until a later checkpoint has been written."""
@@ -59,8 +59,8 @@ class Files:
                 (self.path / name).unlink(missing_ok=True)
         self._replaced.clear()
 
-    def replace(self, name: str) -> None:
-        """A file is out of date once this round has ended."""
+    def mark_replaced(self, name: str) -> None:
+        """Note that a file is out of date once this round has ended."""
         self._replaced.append(name)
 
     def write(self, name: str, tensors: Tensors) -> None:
@@ -100,9 +100,9 @@ class ClientMemory(Mapping[int, Tensors]):
     """The memory of every client that has one, by the client's number."""
 
     held: Mapping[int, tuple[str, Tensors | None]] = field(default_factory=dict)
-    """The name of the client's file, and its tensors unless they are there alone."""
+    """By client: the name of its file, and its tensors, or None where they are in the file only."""
     files: Files | None = None
-    """Where they are kept instead of in memory."""
+    """The files that hold the tensors, where they are not kept in memory."""
 
     def __getitem__(self, client: int) -> Tensors:
         name, tensors = self.held[client]
@@ -148,7 +148,7 @@ class ClientMemory(Mapping[int, Tensors]):
             if self.files is not None:
                 self.files.write(file, changed)
                 if task.client in held:
-                    self.files.replace(held[task.client][0])
+                    self.files.mark_replaced(held[task.client][0])
             held[task.client] = (file, changed if self.files is None else None)
         return replace(self, held=held)
 

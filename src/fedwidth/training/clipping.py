@@ -40,7 +40,7 @@ FAR = 5.0
 """An update this many times as long as the bound is no accident: honest ones were seen at up to 1.8 times."""
 MIN_SCREENED = 6
 """Clients in a round from which on those that point away from the others are left out."""
-MOST = 1e6
+MAX_EXCESS = 1e6
 """What is counted as the excess of an update in a round whose median is 0."""
 
 
@@ -49,11 +49,11 @@ class Clipped:
     """The updates of a round, none of them too large."""
 
     sums: list[CohortSum]
-    """One of each client, in the order of its tasks."""
+    """The sum of each client alone, in the order of the tasks."""
     excess: tuple[float, ...]
-    """How many times as long as the bound each was: above 1 it was clipped."""
+    """How many times as long as the bound each update was: above 1 it was clipped."""
     opposed: Mapping[int, float]
-    """The cosines of those that point away from the others, by their place: always less than half of them."""
+    """The cosines of updates that point away from the others, by number of the task: always less than half of all."""
 
 
 def clip_updates(
@@ -75,17 +75,17 @@ def clip_updates(
     for kind in dict.fromkeys(kind for change in changes for kind in change):
         norms = [norm(change[kind]) if kind in change else 0.0 for change in changes]
         bound = multiple * median_low(norms)
-        for place, own in enumerate(norms):
+        for number, own in enumerate(norms):
             if own > bound:
-                factors[place][kind] = bound / own
-                excess[place] = max(excess[place], min(own / bound, MOST) if bound else MOST)
+                factors[number][kind] = bound / own
+                excess[number] = max(excess[number], min(own / bound, MAX_EXCESS) if bound else MAX_EXCESS)
             elif bound:
-                excess[place] = max(excess[place], own / bound)
+                excess[number] = max(excess[number], own / bound)
     opposed: dict[int, float] = {}
     if screen and len(tasks) >= MIN_SCREENED:
         found = cosines([change.get(PARAMETERS, {}) for change in changes], tasks, state)
         worst = sorted(range(len(found)), key=found.__getitem__)[: (len(found) - 1) // 2]
-        opposed = {place: found[place] for place in worst if found[place] < 0}
+        opposed = {number: found[number] for number in worst if found[number] < 0}
     clipped = [
         _scaled(total, change, factor) if factor else total
         for total, change, factor in zip(sums, changes, factors, strict=True)

@@ -18,7 +18,10 @@ from fedwidth.training.weights import Number, Weights
 
 
 def clip(gradients: list[Tensor], largest: float, *, rows: bool = False) -> None:
-    """As torch.nn.utils.clip_grad_norm_: scale by clip / (norm + 1e-6) where that is below 1; each of `rows` alone."""
+    """Scale gradients whose norm is too large, by largest / (norm + 1e-6), as `torch.nn.utils.clip_grad_norm_` does.
+
+    With `rows`, each row is a client of its own.
+    """
     if rows:
         norm = torch.linalg.vector_norm(gradients[0], dim=-1, keepdim=True)
     elif len(gradients) == 1:
@@ -91,7 +94,7 @@ def _bias(steps: Number, keep: float) -> Any:
 
 
 def _apply(operator: str, tensors: list[Tensor], *others: Any, **numbers: float) -> None:
-    """An operator in place."""
+    """Apply an operator to every tensor, in place."""
     if len(tensors) == 1:
         getattr(tensors[0], operator)(*(o[0] if isinstance(o, list) else o for o in others), **numbers)
     elif tensors:
@@ -106,7 +109,7 @@ def _times(tensors: list[Tensor], factor: Number, scratch: list[Tensor]) -> list
 
 
 def _roots(tensors: list[Tensor], scratch: list[Tensor]) -> list[Tensor]:
-    """Their square roots."""
+    """The square roots of the tensors."""
     if len(tensors) == 1:
         return [torch.sqrt(tensors[0], out=scratch[0] if scratch else None)]
     return list(torch._foreach_sqrt(tensors)) if tensors else []

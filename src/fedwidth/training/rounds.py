@@ -1,4 +1,4 @@
-"""One round, on one screen."""
+"""One round: what all of a run's have in common, and the steps of one on a single screen (`run_round`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Coming = Callable[[], tuple[Sequence[Task], int] | None]
 """The next round's tasks and its number, or None where that cannot be known yet."""
 
 Watch = Callable[[int, int], None]
-"""Told, while a round is long, how many of its clients have trained, and of how many."""
+"""Called while a round goes on, with the number of clients that have trained and the number of all."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Report:
     """What the clients of a round reported: one entry per task whose client answered, in task order."""
 
     passes: tuple[int, ...]
-    """Training samples seen, each as often as it was seen."""
+    """Training samples each client has seen, counted as often as they were seen."""
     losses: tuple[float, ...]
     absent: Mapping[int, str] = field(default_factory=dict)
     """Clients whose work does not count, and why: late, gone, refused or left out for a while."""
     refused: frozenset[int] = frozenset()
-    """Those of them that sent what must not count."""
+    """The absent clients that sent something which was refused."""
     excess: Mapping[int, float] = field(default_factory=dict)
-    """Where updates are clipped: how many times as long as the bound each was."""
+    """By client, where updates are clipped: how many times as long as the bound its update was."""
     opposed: Mapping[int, float] = field(default_factory=dict)
-    """Where they are screened: the cosines of those that pointed away from the others."""
+    """By client, where updates are screened: the cosine of an update that pointed away from the others."""
     unused: tuple[tuple[Task, int], ...] = ()
     """Tasks that were trained and do not count, and the samples they saw: they cost what others do."""
     kept: Mapping[int, Mapping[str, Mapping[str, Tensor]]] = field(default_factory=dict)
@@ -55,16 +55,16 @@ class Report:
         far = {client for client, times in self.excess.items() if times > FAR}
         return sorted({*self.refused, *far, *self.opposed})
 
-    def without(self, places: Mapping[int, str], tasks: Sequence[Task]) -> Report:
-        """The report without those of its tasks, by their places, that do not count, and why."""
-        kept = [place for place in range(len(tasks)) if place not in places]
-        out = {tasks[place].client: why for place, why in places.items()}
+    def without(self, numbers: Mapping[int, str], tasks: Sequence[Task]) -> Report:
+        """The report without those of its tasks, by their numbers, that do not count, and why."""
+        kept = [number for number in range(len(tasks)) if number not in numbers]
+        out = {tasks[number].client: why for number, why in numbers.items()}
         return replace(
             self,
-            passes=tuple(self.passes[place] for place in kept),
-            losses=tuple(self.losses[place] for place in kept),
+            passes=tuple(self.passes[number] for number in kept),
+            losses=tuple(self.losses[number] for number in kept),
             absent={**self.absent, **out},
-            unused=tuple((tasks[place], self.passes[place]) for place in places),
+            unused=tuple((tasks[number], self.passes[number]) for number in numbers),
             kept={client: own for client, own in self.kept.items() if client not in out},
         )
 
@@ -108,7 +108,7 @@ class Rounds:
     clients: int = 1
     """How many clients there are in all."""
     enrolled: Sequence[float] = (1.0,)
-    """The capacities they may have."""
+    """The capacities that clients may have."""
     model: nn.Module | None = None
     public: Data | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -151,14 +151,14 @@ class Rounds:
         settings = self.settings
         clipped = clip_updates(server.state, sums, tasks, self.plan, settings.clip or math.inf, screen=settings.screen)
         excess = dict(zip((task.client for task in tasks), clipped.excess, strict=True))
-        opposed = {tasks[place].client: cosine for place, cosine in clipped.opposed.items()}
+        opposed = {tasks[number].client: cosine for number, cosine in clipped.opposed.items()}
         out = {
-            place: f"its update points away from those of the others (cosine {cosine:.2g})"
-            for place, cosine in clipped.opposed.items()
+            number: f"its update points away from those of the others (cosine {cosine:.2g})"
+            for number, cosine in clipped.opposed.items()
         }
         report = replace(report, excess=excess, opposed=opposed).without(out, tasks)
-        tasks = [task for place, task in enumerate(tasks) if place not in out]
-        sums = [total for place, total in enumerate(clipped.sums) if place not in out]
+        tasks = [task for number, task in enumerate(tasks) if number not in out]
+        sums = [total for number, total in enumerate(clipped.sums) if number not in out]
         return tasks, sums if self.method.collect == "updates" else merged(sums, tasks), report
 
     def close(self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report) -> Server:
@@ -186,7 +186,7 @@ class Rounds:
         server = replace(
             server,
             clients=server.clients.after(tasks, report.kept, server.state, server.round),
-            conduct=server.conduct.after(
+            quarantine=server.quarantine.after(
                 report.struck,
                 good={task.client for task in tasks},
                 round=server.round,
@@ -212,7 +212,7 @@ def run_round(
     `tasks` are what would be chosen, where that was done beforehand.
     """
     tasks = rounds.send(server, tasks or rounds.attending(rounds.assign(server, cohort), server.round))
-    out = {task.client: server.conduct.why_out(task.client, server.round) for task in tasks}
+    out = {task.client: server.quarantine.why_out(task.client, server.round) for task in tasks}
     left_out = {client: why for client, why in out.items() if why}
     tasks = [task for task in tasks if task.client not in left_out]
     if not tasks:  # all were excluded or absent: nothing is learnt in this round

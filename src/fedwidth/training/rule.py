@@ -24,21 +24,21 @@ class Rule:
 
     @property
     def keeps_start(self) -> bool:
-        """Whether what a client began with is needed after its first step."""
+        """Whether the weights a client began with are needed after its first step."""
         return self.local.gradient is not None or self.local.reports is not None
 
     @property
     def sends_or_reports(self) -> bool:
-        """Whether more travels than sub-models."""
+        """Whether clients are sent, or report, more than their sub-models."""
         return self.local.sends is not None or self.local.reports is not None
 
     @property
     def probes(self) -> bool:
-        """Whether the gradient at the start is taken over all data, before training."""
+        """Whether clients first compute the gradient over all their data, without taking a step."""
         return self.local.full_gradient(self.options)
 
     def equals(self, other: Rule) -> bool:
-        """Whether clients of two runs train alike."""
+        """Whether the clients of two runs train in the same way."""
         return self.local == other.local and (self.local == Local() or dict(self.options) == dict(other.options))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedwidth.methods import Memory
 from fedwidth.settings import ServerSettings
 from fedwidth.training.client_memory import ClientMemory
-from fedwidth.training.conduct import Conduct
+from fedwidth.training.quarantine import Quarantine
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Server:
     moments: Mapping[str, Tensor] = field(default_factory=dict)
     """Moments of the server optimiser, 'first.<tensor>' and 'second.<tensor>'."""
     clients: ClientMemory = field(default_factory=ClientMemory)
-    """What each client remembers."""
-    conduct: Conduct = field(default_factory=Conduct)
+    """What the clients remember, each for itself."""
+    quarantine: Quarantine = field(default_factory=Quarantine)
     """Which clients are left out for a while."""
 
     def skip(self) -> Server:

@@ -27,7 +27,7 @@ from fedwidth.training.weights import Weights
 
 
 def take_step(weights: Weights, rule: Rule, settings: TrainingSettings, capacity: float) -> None:
-    """One step in place, from the gradients that are there."""
+    """Move the weights by one step, in place, given their gradients (which are changed too)."""
     used = [number for number, gradient in enumerate(weights.gradients) if gradient is not None]
     gradients = [gradient for gradient in weights.gradients if gradient is not None]
     if weights.gathered:
@@ -78,5 +78,5 @@ def _check_shape(found: object, expected: Tensor, what: str, rule: Rule) -> None
 
 
 def _sent(weights: Weights, number: int) -> dict[str, Tensor]:
-    """What was sent for one tensor."""
+    """What the client was sent for one of its tensors, by name."""
     return {name: tensors[number if len(tensors) > 1 else 0] for name, tensors in weights.sent.items()}

@@ -27,27 +27,28 @@ class Weights:
     gradients: Sequence[Tensor | None]
     """None for parameters the loss does not depend on: they stay as they are."""
     first: list[Tensor] = field(default_factory=list)
+    """The first moments, of momentum and Adam."""
     second: list[Tensor] = field(default_factory=list)
-    """The moments of momentum and Adam."""
+    """The second moments, of Adam."""
     scratch: list[Tensor] = field(default_factory=list)
     """Room for what is computed on the way: taking new memory in every step costs more than the arithmetic. Where
     there is none, memory is taken."""
     start: list[Tensor] = field(default_factory=list)
     """What the client began with, where the rule looks at it."""
     sent: dict[str, list[Tensor]] = field(default_factory=dict)
-    """What it was sent beside that, tensor by tensor; numbers stand in a list of one."""
+    """What the client was sent beside its sub-model, by name and tensor; a number stands in a list of one."""
     gathered: list[Tensor] = field(default_factory=list)
     """The gradient over all data so far, where the rule asks for it."""
     steps: Number = 0.0
-    """Steps taken so far."""
+    """How many steps the client has taken in this round."""
     rate: Number = 0.0
     """The length of this step: the learning rate, or 0 while the gradient over all data is gathered."""
     learning_rate: Number = 0.0
     """The client's learning rate, whatever this step does with it."""
     local_steps: Number = 1.0
-    """Steps the client takes in the round."""
+    """How many steps the client takes in the round in all."""
     share: Number = 0.0
-    """What the batch counts in that: its share of the client's samples, and 0 while training."""
+    """While the gradient over all data is gathered, the batch's share of the client's samples; while training, 0."""
     rows: bool = False
     """Whether each row is a client of its own."""
     trainable: Tensor | None = None
@@ -59,7 +60,7 @@ class Weights:
     """In a vector, where a rule needs it: 1 for the elements of trained parameters, 0 for buffers and for the gaps
     between tensors."""
 
-    def moments(self, settings: TrainingSettings) -> None:
+    def make_moments(self, settings: TrainingSettings) -> None:
         """Make room for the moments the optimiser needs."""
         if settings.optimiser != "sgd" or settings.momentum:
             self.first = [torch.zeros_like(value) for value in self.values]
@@ -67,7 +68,7 @@ class Weights:
             self.second = [torch.zeros_like(value) for value in self.values]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Weights:
-        """The same with every tensor that has clients as its rows changed; masks have not."""
+        """A copy in which every tensor is changed but the masks, whose rows are not clients."""
 
         def each(value: Any) -> Any:
             if isinstance(value, Tensor):

@@ -49,7 +49,7 @@ def make_vectors(
         trainable=None if bool(trainable.all()) else trainable.to(device),
         elements=sub.mark(names, gaps=0.0).to(device) if rule.keeps_start else None,
     )
-    weights.moments(settings)
+    weights.make_moments(settings)
     return weights
 
 

@@ -15,7 +15,7 @@ from fedwidth.engines.limits import changing
 from fedwidth.engines.slots.slot import Slot
 from fedwidth.models import set_scaler
 from fedwidth.training.client import Trainer
-from fedwidth.training.gpu import on_device
+from fedwidth.training.gpu import on_gpu
 
 FEW_CHANNELS = 128
 """Up to here the GPU's convolutions in single precision are faster with channels first: PreResNet18 at 1/16 of its
@@ -35,7 +35,7 @@ def try_capture(trainer: Trainer) -> str | None:
     if trainer.device.type != "cuda":
         return None
     try:
-        with on_device(trainer.device):
+        with on_gpu(trainer.device):
             return _try_capture(trainer)
     except Exception as error:
         if not out_of_memory(error):

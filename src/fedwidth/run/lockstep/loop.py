@@ -28,7 +28,7 @@ from fedwidth.run.lockstep.evaluation import LockstepEvaluation
 from fedwidth.run.packing import use_packed_engine
 from fedwidth.run.recorder import Recorder
 from fedwidth.run.start import begin
-from fedwidth.training.gpu import on_device
+from fedwidth.training.gpu import on_gpu
 from fedwidth.training.rounds import Report
 from fedwidth.training.server import Server
 
@@ -51,7 +51,7 @@ def run_in_lockstep(
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
-        stack.enter_context(on_device(experiments[0].device))
+        stack.enter_context(on_gpu(experiments[0].device))
         use_packed_engine(experiments)
         pack = Pack([experiment.trainer for experiment in experiments])
         stack.callback(pack.close)

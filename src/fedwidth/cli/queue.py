@@ -1,4 +1,4 @@
-"""`fedwidth reproduce --queue`: run what waits in a queue, or list it."""
+"""The queue of `fedwidth reproduce --queue`: working through it, and listing it."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from typing import Any, Self
 
 
 @dataclass(frozen=True)
-class Conduct:
+class Quarantine:
     """The strikes of clients, and until when some are left out."""
 
     strikes: Mapping[int, int] = field(default_factory=dict)
-    """So far; of clients that have any."""
+    """How many strikes each client has that has any."""
     until: Mapping[int, int] = field(default_factory=dict)
-    """The round, counted from 0, in which a client may take part again; of those that were ever left out last."""
+    """By client: the round, counted from 0, in which it may take part again."""
 
     def __bool__(self) -> bool:
         return bool(self.strikes or self.until)
@@ -27,8 +27,8 @@ class Conduct:
     def is_out(self, client: int, round: int) -> bool:
         """Whether a client is left out of a round.
 
-        >>> conduct = Conduct().after([7], round=0, strikes=1, quarantine=2)
-        >>> [conduct.is_out(7, round) for round in (1, 2, 3)]
+        >>> quarantine = Quarantine().after([7], round=0, strikes=1, quarantine=2)
+        >>> [quarantine.is_out(7, round) for round in (1, 2, 3)]
         [True, True, False]
         """
         return round < self.until.get(client, 0)
@@ -39,13 +39,13 @@ class Conduct:
 
     def after(
         self, struck: Collection[int], *, round: int, strikes: int, quarantine: int, good: Collection[int] = ()
-    ) -> Conduct:
-        """The conduct after a round in which some clients got a strike, and other ones were `good`.
+    ) -> Quarantine:
+        """The same after a round in which some clients got a strike, and other ones sent `good` updates.
 
         Nobody is left out where `strikes` is 0.
 
-        >>> conduct = Conduct({3: 1, 4: 2}).after([4, 5], good=[3, 4], round=0, strikes=3, quarantine=2)
-        >>> conduct.strikes, conduct.until
+        >>> quarantine = Quarantine({3: 1, 4: 2}).after([4, 5], good=[3, 4], round=0, strikes=3, quarantine=2)
+        >>> quarantine.strikes, quarantine.until
         ({5: 1}, {4: 3})
         """
         if not strikes:
@@ -60,26 +60,26 @@ class Conduct:
                 del counts[client]
                 # A client that is out may still have been struck: it does not get out earlier for that.
                 until[client] = max(until.get(client, 0), round + 1 + quarantine)
-        return Conduct(counts, until)
+        return Quarantine(counts, until)
 
-    def new(self, round: int, quarantine: int) -> dict[int, int]:
+    def newly_out(self, round: int, quarantine: int) -> dict[int, int]:
         """Clients that are left out from this round on, and the number (from 1) of the last round of that.
 
-        >>> Conduct().after([7], round=0, strikes=1, quarantine=2).new(1, 2)
+        >>> Quarantine().after([7], round=0, strikes=1, quarantine=2).newly_out(1, 2)
         {7: 3}
         """
         return {client: end for client, end in self.until.items() if end == round + quarantine}
 
     def facts(self) -> dict[str, list[list[int]]]:
-        """As a checkpoint has it."""
+        """What a checkpoint says of it."""
         return {"strikes": sorted(map(list, self.strikes.items())), "until": sorted(map(list, self.until.items()))}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
-        """From a checkpoint.
+        """What it was when a checkpoint was written.
 
-        >>> Conduct.of(Conduct({3: 1}, {5: 20}).facts())
-        Conduct(strikes={3: 1}, until={5: 20})
+        >>> Quarantine.of(Quarantine({3: 1}, {5: 20}).facts())
+        Quarantine(strikes={3: 1}, until={5: 20})
         """
         return cls(
             dict(facts.get("strikes", ())),
