@@ -94,6 +94,8 @@ class Experiment:
         self.device = find_device(settings.device)
         self.data = data if data is not None else load_data(settings)
         self.objective = objective or objective_of(settings.objective, self.data)
+        if (reason := self.objective.refuses(self.method)) is not None:
+            raise OptionError(f"{reason}: choose another method or objective")
         self.settings = settings = with_needs(settings, self.objective)
         self.partition = partition if partition is not None else split_data(settings, self.data)
         if settings.devices.per_round > len(self.partition):
@@ -143,6 +145,7 @@ class Experiment:
             enrolled=enrolled,
             model=self.model,
             public=self._public(public),
+            objective=self.objective,
             device=self.device,
             attends=self.costs.attends if devices.dropout or devices.deadline else None,
         )

@@ -20,7 +20,7 @@ from fedwidth.data.trees import leaves
 from fedwidth.errors import DataError
 from fedwidth.models import StaticBatchNorm2d, collect_statistics, forget_statistics
 from fedwidth.models.static_norm import norms_of, settled_statistics
-from fedwidth.objectives import CLASSIFICATION, Metric, Objective, call
+from fedwidth.objectives import CLASSIFICATION, Metric, Objective
 from fedwidth.settings import EvaluationSettings
 from fedwidth.training.loss import mask_logits
 from fedwidth.training.skeletons import fill
@@ -125,7 +125,7 @@ def score(
     size = max(1, min(settings.batch_size, MAX_LOGITS // _numbers(objective, data)))
     with settled:
         for inputs, targets in _batches(data, split, size, device, samples):
-            output = objective.output(call(model, inputs))
+            output = objective.answer(model, inputs)
             loss += objective.total_loss(output, targets)
             targets_counted += objective.number(targets)
             counts = objective.metric.counts(output, targets)

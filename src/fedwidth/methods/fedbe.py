@@ -146,4 +146,5 @@ METHOD = Method(
     close=close,
     collect="updates",
     public=True,
+    classes=True,
 )

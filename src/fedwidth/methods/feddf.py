@@ -108,4 +108,5 @@ METHOD = Method(
     close=close,
     collect="updates",
     public=True,
+    classes=True,
 )

@@ -71,5 +71,5 @@ METHOD = Method(
     },
     shared=lambda _: True,
     nested=lambda _: True,
-    local=Local(loss=loss, refuses=refuses),
+    local=Local(loss=loss, classes=lambda options: bool(options["distil"]), refuses=refuses),
 )

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedwidth.data import Data
 from fedwidth.data.trees import count, leaves
-from fedwidth.methods import Need
+from fedwidth.methods import Method, Need
 from fedwidth.objectives.metric import Metric
-from fedwidth.objectives.output import each_of, logits_of
+from fedwidth.objectives.output import call, each_of, logits_of
 
 UNLABELLED = {
     "training.mask": Need("none", "there are no classes that a client could lack"),
@@ -73,6 +73,17 @@ class Objective:
     def needs(self) -> Mapping[str, Need]:
         """Settings that must have a certain value for this objective to make sense."""
         return {} if self.labelled else UNLABELLED
+
+    def answer(self, model: Callable[..., Any], inputs: Any) -> Any:
+        """What counts of a model's answer to a batch."""
+        return self.output(call(model, inputs))
+
+    def refuses(self, method: Method) -> str | None:
+        """Why a model cannot be trained for this with a method, or None."""
+        takes_classes = method.classes or (method.local is not None and method.local.classes(method.values))
+        if self.labelled or not takes_classes:
+            return None
+        return f"{method.title} takes what models answer for logits of classes, and {self.title} has no classes"
 
     def counted(self, targets: Any) -> Tensor | None:
         """True for targets that count; None where all do."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.methods import ClientPass
-from fedwidth.objectives import Objective, call
+from fedwidth.objectives import Objective
 from fedwidth.training.rule import Rule
 
 
@@ -30,7 +30,7 @@ class Pass:
 
     def logits(self, inputs: Any) -> Any:
         """What counts of the model's answer."""
-        return self.objective.output(call(self.forward, inputs))
+        return self.objective.answer(self.forward, inputs)
 
     def loss(self, logits: Any, targets: Any) -> Tensor:
         """The objective's loss, with logits of absent classes masked as the settings say."""

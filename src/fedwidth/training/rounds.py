@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedwidth.core.cohort import CohortSum
 from fedwidth.methods import Closing, Method, Task
+from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.plan.plan import Plan
 from fedwidth.settings import ServerSettings
 from fedwidth.training.clipping import FAR, clip_updates, merged
@@ -111,6 +112,7 @@ class Rounds:
     """The capacities that clients may have."""
     model: nn.Module | None = None
     public: Data | None = None
+    objective: Objective = CLASSIFICATION
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     attends: Callable[[Task, int], bool] | None = None
     """Whether the client of a task takes part in a round, where that is simulated; without it all do."""
@@ -176,6 +178,7 @@ class Rounds:
             enrolled=self.enrolled,
             model=self.model,
             public=self.public,
+            answer=self.objective.answer,
             device=self.device,
             options=self.method.values,
         )

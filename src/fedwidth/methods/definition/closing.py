@@ -60,6 +60,8 @@ class Closing:
     """The global model. Its weights may be those of any round: `state` has the right ones."""
     public: Data | None = None
     """Data that the server holds, if the run has some."""
+    answer: Callable[[nn.Module, Any], Any] = lambda model, inputs: model(inputs)
+    """(model, batch of inputs) -> what counts of the model's output: a tensor of logits, where there are classes."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     options: Mapping[str, Any] = field(default_factory=dict)
     _made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)

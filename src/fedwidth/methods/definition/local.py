@@ -121,6 +121,8 @@ class Local:
     full_gradient: Callable[[Mapping[str, Any]], bool] = lambda _: False
     """Whether, with these options, reports need the gradient at the start over all of the client's data. That costs one
     more pass over the data before training."""
+    classes: Callable[[Mapping[str, Any]], bool] = lambda _: False
+    """True for options with which the loss takes answers for logits of classes: then a run must have some."""
     refuses: Callable[[Method], str | None] = lambda _: None
     """A function of a method -> why its sub-models cannot be trained by this rule, or None if they can."""
 

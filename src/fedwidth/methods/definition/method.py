@@ -85,6 +85,8 @@ class Method:
     factors."""
     public: bool = False
     """Whether `close` needs data of the server's own, without labels."""
+    classes: bool = False
+    """Whether `close` takes answers for logits of classes, as distillation does: then a run must have some."""
     needs: Mapping[str, Need] = field(default_factory=dict)
     """Settings that must have a certain value, by name. A recipe that does not mention one gets that value, and a
     recipe with another value is refused."""

@@ -67,7 +67,7 @@ def answers(
     found = []
     for batch in torch.split(samples, MAX_ANSWERED):
         inputs, _ = closing.public.batch(closing.public.train, batch, train=False, device=closing.device)
-        found.append(combine(torch.stack([model(inputs).float() for model in models])))
+        found.append(combine(torch.stack([closing.answer(model, inputs).float() for model in models])))
     return torch.cat(found)
 
 
@@ -89,7 +89,7 @@ def teach(
         for step, (batch, wanted) in enumerate(zip(lesson.batches, lesson.wanted, strict=True)):
             inputs, _ = data.batch(data.train, batch, train=False, device=closing.device)
             optimiser.zero_grad(set_to_none=True)
-            divergence(student(inputs), wanted, temperature).backward()  # type: ignore[no-untyped-call]
+            divergence(closing.answer(student, inputs), wanted, temperature).backward()  # type: ignore[no-untyped-call]
             if clip is not None:
                 nn.utils.clip_grad_norm_(student.parameters(), clip)
             optimiser.step()
