@@ -40,5 +40,5 @@ def import_function(kind: str, name: str) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """An error's message in one line, or its type where it has none."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

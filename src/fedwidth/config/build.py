@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedwidth.core.narrow import narrow
 from fedwidth.data import Data, Partition, load, make_partition
 from fedwidth.data.records import moved
-from fedwidth.errors import OptionError
+from fedwidth.errors import OptionError, PlanError
 from fedwidth.methods import method
 from fedwidth.models import build
 from fedwidth.objectives import Objective, objective_of
@@ -92,6 +92,8 @@ def plan_model(
     """The model at the width the server holds, and its plan; refuses one whose output does not fit the data."""
     objective = objective or objective_of(settings.objective, data)
     example = moved(data.example(), "cpu")
+    if next(model.parameters(), None) is None:
+        raise PlanError("the model has nothing to slice: it has no parameters")
     check_objective(objective, model, data)
     plan = trace(model, example, heads=settings.model.heads, output=objective.output)
     if settings.model.width != 1:
