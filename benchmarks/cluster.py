@@ -136,7 +136,7 @@ def million(engine: str) -> dict:
     def note(_: dict) -> None:
         ends.append(time.perf_counter())
         if isinstance(trainer, RayEngine):
-            workers[:] = [resident("VmHWM", hand.about.process) for hand in trainer.hands if hand.about]
+            workers[:] = [resident("VmHWM", worker.info.process) for worker in trainer.workers if worker.info]
 
     forget_peak()
     run.run(on_round=note, engine=trainer)

@@ -178,22 +178,22 @@ def training_spans() -> Iterator[list[tuple[torch.cuda.Event, torch.cuda.Event]]
     if not torch.cuda.is_available():
         yield spans
         return
-    train, join = slots.Slots._train_wave, slots.Slots._join
+    train, join = slots.SlotPool._train_wave, slots.SlotPool._join
 
-    def begin(crew, wave):
+    def begin(pool, wave):
         spans.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
         spans[-1][0].record()
-        return train(crew, wave)
+        return train(pool, wave)
 
-    def end(crew, wave):
-        join(crew, wave)
+    def end(pool, wave):
+        join(pool, wave)
         spans[-1][1].record()
 
-    slots.Slots._train_wave, slots.Slots._join = begin, end
+    slots.SlotPool._train_wave, slots.SlotPool._join = begin, end
     try:
         yield spans
     finally:
-        slots.Slots._train_wave, slots.Slots._join = train, join
+        slots.SlotPool._train_wave, slots.SlotPool._join = train, join
 
 
 def main() -> None:

@@ -92,9 +92,9 @@ class Clock:
         """Watch the parts of a round."""
         self.watch(Choices, "choose", "choose")
         self.watch(packed_stacks, "clients_of", "orders")
-        self.watch(packed_stacks.StackPack, "_cut", "cut")
-        self.watch(packed_stacks.Stacks, "hold", "copy orders")
-        self.watch(packed_stacks.Stacks, "train_groups", "train")
+        self.watch(packed_stacks.PackedStacks, "_cut", "cut")
+        self.watch(packed_stacks.StackPool, "load_orders", "copy orders")
+        self.watch(packed_stacks.StackPool, "train_groups", "train")
         self.watch(packed_stacks, "average_runs", "average")
         self.watch(LockstepEvaluation, "measure", "evaluate")
         self.watch(Recorder, "record", "metrics")

@@ -4,7 +4,7 @@
 
 Both placements take turns on the same workers and the same tasks, round by round, after the costs have been learnt.
 A worker's share is the seconds it trained by the seconds of the whole round, so Ray's own time counts as idle. "At
-best" is the share of the worst worker if the parcels' measured seconds were divided best. Needs the `ray` extra.
+best" is the share of the worst worker if the chunks' measured seconds were divided best. Needs the `ray` extra.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from cluster import changed
 from scaling import experiment
 
 from fedwidth.core.submodel import state_of
+from fedwidth.engines.ray.chunks import Chunk
 from fedwidth.engines.ray.engine import RayEngine
-from fedwidth.engines.ray.parcels import Costs, Parcel
-from fedwidth.engines.ray.scheduling import Hand, Seconds, choose
+from fedwidth.engines.ray.scheduling import Costs, Seconds, WorkerHandle, schedule
 from fedwidth.experiment import Experiment
 
 CAPACITIES = "1:1 1/2:1 1/4:1 1/8:1 1/16:1"
@@ -44,7 +44,7 @@ LEARN = 4
 
 
 class Noted(Costs):
-    """Costs that keep what every parcel took."""
+    """Costs that keep what every chunk took."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Noted(Costs):
         super().learn(samples, seconds)
 
 
-def in_turn(hands: Sequence[Hand], waiting: list[Parcel], _: Seconds) -> Iterator[tuple[Hand, Parcel]]:
-    """The naive placement: parcels in the order of tasks, one worker after the other."""
-    for parcel in sorted(waiting, key=lambda parcel: parcel.tasks):
-        yield hands[parcel.number % len(hands)], parcel
+def in_turn(workers: Sequence[WorkerHandle], waiting: list[Chunk], _: Seconds) -> Iterator[tuple[WorkerHandle, Chunk]]:
+    """The naive placement: chunks in the order of tasks, one worker after the other."""
+    for chunk in sorted(waiting, key=lambda chunk: chunk.tasks):
+        yield workers[chunk.number % len(workers)], chunk
     waiting.clear()
 
 
-PLACEMENTS = {"by cost": choose, "in turn": in_turn}
+PLACEMENTS = {"by cost": schedule, "in turn": in_turn}
 
 
 def measure(label: str, inner: str, clients: int, *, workers: int, rounds: int) -> dict:
@@ -77,16 +77,16 @@ def measure(label: str, inner: str, clients: int, *, workers: int, rounds: int) 
     found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in PLACEMENTS}
     try:
         state = state_of(run.model)
-        while any(hand.about is None or not hand.warm for hand in engine.hands):
+        while any(worker.info is None or not worker.warm for worker in engine.workers):
             train(run, engine, state, 0)
         for round in range(LEARN):
             train(run, engine, state, round)
         for round in range(LEARN, LEARN + rounds):
             for name, placement in PLACEMENTS.items():
-                engine.choose = placement
+                engine.schedule = placement
                 costs.seconds = []
                 took = train(run, engine, state, round)
-                shares = [hand.busy / took for hand in engine.hands]
+                shares = [worker.busy / took for worker in engine.workers]
                 best = best_share(costs.seconds, workers)
                 found[name].append((min(shares), statistics.mean(shares), took, best))
     finally:
@@ -109,7 +109,7 @@ def train(run: Experiment, engine: RayEngine, state: dict, round: int) -> float:
 
 
 def best_share(seconds: Sequence[float], workers: int) -> float:
-    """The worst worker's share where parcels are divided best; with more than two workers, a bound on it."""
+    """The worst worker's share where chunks are divided best; with more than two workers, a bound on it."""
     whole = sum(seconds)
     if workers != 2:
         return whole / workers / max(whole / workers, *seconds)

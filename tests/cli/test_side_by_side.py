@@ -13,7 +13,7 @@ import pytest
 from fedwidth.cli.entry import run_command
 from fedwidth.cli.planned_run import PlannedRun
 from fedwidth.cli.side_by_side import choose_number
-from fedwidth.engines.sending import count_shared
+from fedwidth.engines.processes.shared_memory import count_shared
 from fedwidth.experiment import Experiment
 from small_runs import contents, small, write_recipe
 

@@ -9,10 +9,11 @@ from fedwidth.config.read import read_settings
 from fedwidth.data import Transform, load
 from fedwidth.engines import make_engine
 from fedwidth.engines.flat.engine import FlatEngine
-from fedwidth.engines.flat.jobs import make_jobs, orders_of
-from fedwidth.engines.slots import batches as gathering
-from fedwidth.engines.slots.batches import Gathered, batches_of
-from fedwidth.engines.slots.pool import Slots
+from fedwidth.engines.flat.orders import draw_orders
+from fedwidth.engines.flat.tasks import make_flat_tasks
+from fedwidth.engines.slots.batches import MAX_BYTES_AHEAD, BatchesAhead, gather_batches
+from fedwidth.engines.slots.making import make_slot
+from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.experiment import Experiment
 from fedwidth.randomness import torch_generator
 from fedwidth.run.lockstep import run_in_lockstep
@@ -27,49 +28,53 @@ def experiment(*changes, data=None):
     return Experiment(read_settings("quickstart", [*CHANGES, *changes]).main, data=data)
 
 
-@pytest.fixture
-def gathered(monkeypatch):
-    """How many clients' batches were gathered at a time."""
-    numbers = []
+class Counted(BatchesAhead):
+    """Notes how many clients' batches were gathered at a time."""
 
-    def count(trainer, orders):
-        numbers.append(len(orders))
-        return batches_of(trainer, orders)
+    def __init__(self, max_bytes=MAX_BYTES_AHEAD):
+        self.numbers = []
+        super().__init__(max_bytes, gather=self.count)
 
-    monkeypatch.setattr(gathering, "batches_of", count)
-    return numbers
+    def count(self, trainer, orders):
+        self.numbers.append(len(orders))
+        return gather_batches(trainer, orders)
 
 
-def test_every_round_is_gathered_once_the_next_one_while_this_one_trains(gathered):
-    run, ended = experiment(), []
-    run.run(on_round=lambda _: ended.append(sum(gathered)))
-    assert gathered == [5, 5, 5, 5]
+def with_slots(run, batches_ahead, *, make_slot=make_slot):
+    """The cuda engine with these batches, as `make_engine` makes it."""
+    pool = SlotPool(run.trainer, make_slot=make_slot, batches_ahead=batches_ahead)
+    return FlatEngine(run.trainer, pool, averages_here=True)
+
+
+def test_every_round_is_gathered_once_the_next_one_while_this_one_trains():
+    run, ended, ahead = experiment(), [], Counted()
+    run.run(engine=with_slots(run, ahead), on_round=lambda _: ended.append(sum(ahead.numbers)))
+    assert ahead.numbers == [5, 5, 5, 5]
     assert ended == [10, 15, 20, 20]  # after the first round those of the second are there; the last one has none
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_clients_that_take_turns_take_their_batches_from_what_was_gathered(gathered, slots):
-    run = experiment(f"slots={slots}", "devices.dynamic=false", "devices.capacities=a1")
+def test_clients_that_take_turns_take_their_batches_from_what_was_gathered(slots):
+    run, ahead = experiment(f"slots={slots}", "devices.dynamic=false", "devices.capacities=a1"), Counted()
     waves = -(-5 // slots)
-    run.run()
-    assert len(gathered) == waves + 3  # the first round in waves, the others in one go
-    assert sum(gathered) == 20
+    run.run(engine=with_slots(run, ahead))
+    assert len(ahead.numbers) == waves + 3  # the first round in waves, the others in one go
+    assert sum(ahead.numbers) == 20
 
 
-def test_it_changes_no_bit_and_neither_does_the_room(monkeypatch, gathered):
+def test_it_changes_no_bit_and_neither_does_the_room():
     expected = experiment().run()
-    monkeypatch.setattr(gathering, "MAX_AHEAD", 0)
-    gathered.clear()
-    found = experiment("slots=1").run()
-    assert len(gathered) > 4  # wave by wave
+    run, ahead = experiment("slots=1"), Counted(max_bytes=0)
+    found = run.run(engine=with_slots(run, ahead))
+    assert len(ahead.numbers) > 4  # wave by wave
     assert same(expected.server.state, found.server.state)
 
 
-def jobs_of(run, clients, round):
+def flat_tasks_of(run, clients, round):
     tasks = run.method.assign(run.plan, [(client, 1.0) for client in clients], round)
-    orders = orders_of(run.trainer, tasks, round)
+    orders = draw_orders(run.trainer, tasks, round)
     nothing = [torch.zeros(0)] * len(tasks)
-    return make_jobs(run.trainer, tasks, nothing, nothing, orders=orders, round=round)
+    return make_flat_tasks(run.trainer, tasks, nothing, nothing, orders=orders, round=round)
 
 
 def equal(found, expected):
@@ -82,30 +87,30 @@ def equal(found, expected):
 
 
 def test_what_was_gathered_for_others_is_not_taken():
-    run, store = experiment(), Gathered()
-    expected, others = jobs_of(run, [1, 2, 3], 0), jobs_of(run, [4, 5, 6], 0)
-    store.add(run.trainer, [job.order for job in others])
+    run, store = experiment(), BatchesAhead()
+    expected, others = flat_tasks_of(run, [1, 2, 3], 0), flat_tasks_of(run, [4, 5, 6], 0)
+    store.add(run.trainer, [flat_task.order for flat_task in others])
     found = store.take(expected)
-    assert equal(found, batches_of(run.trainer, [job.order for job in expected]))
-    again = jobs_of(run, [4, 5, 6], 0)  # the same clients, but nobody said that it is the same round
+    assert equal(found, gather_batches(run.trainer, [flat_task.order for flat_task in expected]))
+    again = flat_tasks_of(run, [4, 5, 6], 0)  # the same clients, but nobody said that it is the same round
     assert equal(store.take(again), store.take(others))
-    assert not store._held
+    assert len(store) == 0
 
 
-def test_only_what_is_missing_is_gathered_again(gathered):
-    run, store = experiment(), Gathered()
-    jobs = jobs_of(run, [1, 2, 3, 4], 0)
-    store.add(run.trainer, [jobs[2].order, jobs[0].order])
-    assert equal(store.take(jobs), batches_of(run.trainer, [job.order for job in jobs]))
-    assert gathered == [2, 2]
+def test_only_what_is_missing_is_gathered_again():
+    run, store = experiment(), Counted()
+    flat_tasks = flat_tasks_of(run, [1, 2, 3, 4], 0)
+    store.add(run.trainer, [flat_tasks[2].order, flat_tasks[0].order])
+    assert equal(store.take(flat_tasks), gather_batches(run.trainer, [flat_task.order for flat_task in flat_tasks]))
+    assert store.numbers == [2, 2]
 
 
 def test_they_are_what_the_serial_engine_takes_batch_by_batch_augmented_as_there():
     digits = load("digits")
     data = replace(digits, transform=Transform((0.3,), (0.5,), scale=digits.transform.scale, padding=1, flip=True))
     run = Experiment(read_settings("quickstart", CHANGES).main, data=data)
-    (job,) = jobs_of(run, [7], 2)
-    (found,) = batches_of(run.trainer, [job.order])
+    (flat_task,) = flat_tasks_of(run, [7], 2)
+    (found,) = gather_batches(run.trainer, [flat_task.order])
     order, augment = (torch_generator(run.settings.seed, what, 2, 7) for what in ("order", "augment"))
     expected = list(batches(run.partition[7], run.settings.training, order))
     assert len(found) == len(expected) > 1
@@ -116,29 +121,30 @@ def test_they_are_what_the_serial_engine_takes_batch_by_batch_augmented_as_there
         assert not torch.equal(inputs, data.batch(data.train, samples)[0])
 
 
-def test_room_counts_inputs_and_targets_and_is_for_one_round(monkeypatch):
+def test_room_counts_inputs_and_targets_and_is_for_one_round():
     run = experiment()
-    (job,), (other,) = jobs_of(run, [1], 0), jobs_of(run, [1], 1)
+    (first,), (second,) = flat_tasks_of(run, [1], 0), flat_tasks_of(run, [1], 1)
     samples, pixels = len(run.partition[1]), 8 * 8  # digits in single precision, and a label of eight bytes
-    monkeypatch.setattr(gathering, "MAX_AHEAD", samples * (4 * pixels + 8))
-    store = Gathered()
-    store.add(run.trainer, [job.order])
-    store.add(run.trainer, [other.order])
-    assert [order for order, _ in store._held.values()] == [job.order]
+    store = Counted(max_bytes=samples * (4 * pixels + 8))
+    store.add(run.trainer, [first.order])
+    store.add(run.trainer, [second.order])
+    assert store.numbers == [1], "there was no room for the second"
+    store.take([first])
+    assert store.numbers == [1], "the first was held"
     store.clear()
-    store.add(run.trainer, [other.order])
-    assert [order for order, _ in store._held.values()] == [other.order]
-    monkeypatch.setattr(gathering, "MAX_AHEAD", samples * (4 * pixels + 8) - 1)
-    store = Gathered()
-    store.add(run.trainer, [job.order])
+    store.add(run.trainer, [second.order])
+    store.take([second])
+    assert store.numbers == [1, 1], "now the second was held"
+    store = BatchesAhead(max_bytes=samples * (4 * pixels + 8) - 1)
+    store.add(run.trainer, [first.order])
     assert len(store) == 0
 
 
-def test_what_nobody_came_for_gives_its_room_back(monkeypatch, gathered):
-    sizes = {len(share) for share in experiment("data.partition=iid", "data.partition_options={}").partition}
-    monkeypatch.setattr(gathering, "MAX_AHEAD", 5 * max(sizes) * (4 * 64 + 8))
-    run, ended = experiment("data.partition=iid", "data.partition_options={}", "rounds=6"), []
-    run.run(on_round=lambda _: ended.append(sum(gathered)))
+def test_what_nobody_came_for_gives_its_room_back():
+    changes = ["data.partition=iid", "data.partition_options={}", "rounds=6"]
+    run, ended = experiment(*changes), []
+    ahead = Counted(max_bytes=5 * max(len(share) for share in run.partition) * (4 * 64 + 8))
+    run.run(engine=with_slots(run, ahead), on_round=lambda _: ended.append(sum(ahead.numbers)))
     assert ended == [10, 15, 20, 25, 30, 30]  # room for one round is enough to be ahead in all
 
 
@@ -150,7 +156,7 @@ def test_a_round_to_come_may_have_no_clients(engine):
     assert any(cohorts)
 
 
-def test_tasks_that_come_otherwise_than_expected_are_gathered_anew(gathered):
+def test_tasks_that_come_otherwise_than_expected_are_gathered_anew():
     run, fresh = experiment(), experiment()
     engine, other = make_engine(run.trainer), make_engine(fresh.trainer)
     state = run.first_state
@@ -169,76 +175,94 @@ def test_tasks_that_come_otherwise_than_expected_are_gathered_anew(gathered):
         assert all(torch.equal(a.flat_mean, b.flat_mean) for a, b in zip(sums, expected, strict=True))
 
 
-def memory(monkeypatch, fails):
-    """Training fails for want of memory where `fails(crew)` says so."""
-    train = Slots._train_wave
+class Memory:
+    """A device on which no slot can begin with a client while `fails(pool)` says so."""
 
-    def train_wave(crew, wave):
-        if fails(crew):
-            raise torch.OutOfMemoryError("out of memory")
-        return train(crew, wave)
+    def __init__(self, fails):
+        self.fails, self.pool = fails, None
 
-    monkeypatch.setattr(Slots, "_train_wave", train_wave)
+    def make_slot(self, *arguments):
+        made = make_slot(*arguments)
+        begin = made.begin
+
+        def begin_or_fail(*given, **options):
+            if self.fails(self.pool):
+                raise torch.OutOfMemoryError("out of memory")
+            begin(*given, **options)
+
+        made.begin = begin_or_fail
+        return made
+
+    def run(self, run, ahead=None, **options):
+        """A run's result with the cuda engine on this device."""
+        engine = with_slots(run, ahead, make_slot=self.make_slot)
+        self.pool = engine.pool
+        return run.run(engine=engine, **options)
 
 
-def test_without_memory_they_go_before_any_slot_does(monkeypatch, recwarn):
+def is_ahead(pool):
+    return len(pool.batches_ahead) > 0
+
+
+def test_without_memory_they_go_before_any_slot_does(recwarn):
     expected = experiment("slots=2").run()
-    memory(monkeypatch, lambda crew: len(crew._gathered) > 0)
-    found = experiment("slots=2").run()
+    found = Memory(is_ahead).run(experiment("slots=2"))
     assert same(expected.server.state, found.server.state)
     assert not recwarn.list
 
 
-def test_one_slot_alone_does_without_them_too(monkeypatch):
-    run = experiment("slots=1")
+def test_one_slot_alone_does_without_them_too():
+    run, memory = experiment("slots=1"), Memory(is_ahead)
     expected = experiment("slots=1").run()
-    memory(monkeypatch, lambda crew: len(crew._gathered) > 0)
-    engine = make_engine(run.trainer)
-    engine.crew.most = 1  # for all widths together
+    engine = with_slots(run, None, make_slot=memory.make_slot)
+    memory.pool = engine.pool
+    engine.pool.in_all = 1  # for all widths together
     assert same(expected.server.state, run.run(engine=engine).server.state)
 
 
-def test_then_slots_go_and_nothing_is_gathered_ahead_any_more(monkeypatch, gathered):
-    run, late = experiment("slots=2", "devices.capacities=a1"), []
-    memory(monkeypatch, lambda crew: len(crew._gathered) > 0 or (len(late) > 1 and crew.per_size > 1))
+def test_then_slots_go_and_nothing_is_gathered_ahead_any_more():
+    run, late, ahead = experiment("slots=2", "devices.capacities=a1"), [], Counted()
+    memory = Memory(lambda pool: is_ahead(pool) or (len(late) > 1 and pool.per_size > 1))
     with pytest.warns(UserWarning, match="fewer slots, 1 a width"):
-        run.run(on_round=late.append)
-    # Round 1 in three waves; round 2 was gathered ahead, and again in waves without memory for both; from then on in
-    # waves, of one client each since there is one slot.
-    assert gathered == [2, 2, 1, 5, 2, 2, 1, *[1] * 10]
+        memory.run(run, ahead, on_round=late.append)
+    # Round 1 in three waves; round 2 was gathered ahead, and its first wave again without memory for all of it; from
+    # then on in waves, the first of which fails again until there is one slot, which takes one client at a time.
+    assert ahead.numbers == [2, 2, 1, 5, 2, 2, 1, 2, *[1] * 10]
 
 
-def test_what_does_not_fit_while_preparing_is_made_later(monkeypatch):
-    expected = experiment().run()
+class NoRoom(BatchesAhead):
+    """Has no memory for batches of a coming round."""
 
-    def fail(store, trainer, orders):
+    def add(self, trainer, orders):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(Gathered, "add", fail)
-    prepared = []
-    take = FlatEngine._take_prepared
 
-    def taking(engine, tasks, round):
-        prepared.append(engine._prepared is not None)
-        return take(engine, tasks, round)
-
-    monkeypatch.setattr(FlatEngine, "_take_prepared", taking)
-    assert same(expected.server.state, experiment().run().server.state)
-    assert prepared == [False, True, True, True]  # positions and orders were ready all the same
+def test_what_does_not_fit_while_preparing_is_made_later():
+    expected, run = experiment().run(), experiment()
+    found = run.run(engine=with_slots(run, NoRoom()))  # positions and orders are ready all the same
+    assert same(expected.server.state, found.server.state)
 
 
-def test_a_closed_crew_holds_none():
-    run = experiment()
-    engine = make_engine(run.trainer)
-    engine.crew.gather(run.trainer, [job.order for job in jobs_of(run, [1, 2], 0)])
-    assert len(engine.crew._gathered) == 2
+def test_a_closed_pool_holds_none():
+    run, ahead = experiment(), BatchesAhead()
+    engine = with_slots(run, ahead)
+    engine.pool.prepare(run.trainer, [each.order for each in flat_tasks_of(run, [1, 2], 0)])
+    assert len(ahead) == 2
     engine.close()
-    assert len(engine.crew._gathered) == 0
+    assert len(ahead) == 0
 
 
-def test_a_pack_gathers_for_runs_that_train_and_not_for_their_equals(gathered):
+def test_a_pack_gathers_for_runs_that_train_and_not_for_their_equals(monkeypatch):
+    numbers = []
+
+    def count(trainer, orders):
+        numbers.append(len(orders))
+        return gather_batches(trainer, orders)
+
+    # A pack makes its pool itself, so that there is no argument to count with.
+    monkeypatch.setattr("fedwidth.engines.slots.batches.gather_batches", count)
     changes = ["devices.capacities=a1", "slots=2"]
     first = experiment(*changes)
     runs = [first, *(experiment(*changes, f"method.name={name}", data=first.data) for name in ("heterofl", "fedavg"))]
     run_in_lockstep(runs)
-    assert sum(gathered) == 4 * 5  # four rounds of five clients, once for all three
+    assert sum(numbers) == 4 * 5  # four rounds of five clients, once for all three

@@ -78,7 +78,9 @@ def test_in_stacks_up_to_roundings(model, data, monkeypatch):
     single = [run.run() for run in runs]
     stacks, train = [], Stack.train
     monkeypatch.setattr(
-        Stack, "train", lambda stack, starts, lot: stacks.append((stack.rows, len(starts))) or train(stack, starts, lot)
+        Stack,
+        "train",
+        lambda stack, starts, clients: stacks.append((stack.rows, len(starts))) or train(stack, starts, clients),
     )
     packed = run_in_lockstep(runs)
     assert (20, 20) in stacks, "clients of several runs fill a stack; those of one run do not"

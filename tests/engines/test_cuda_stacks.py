@@ -85,7 +85,7 @@ def test_they_agree_with_the_serial_engine(model):
 def test_they_repeat_bit_for_bit_however_many_train_side_by_side(model, monkeypatch):
     expected = state_of(model)
     assert same(expected, state_of(model))
-    monkeypatch.setattr(stacks, "STACKS_BESIDE", 1)
+    monkeypatch.setattr(stacks, "MAX_CONCURRENT", 1)
     assert same(expected, state_of(model))
 
 

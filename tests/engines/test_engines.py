@@ -15,7 +15,9 @@ from torch import nn
 
 from fedwidth.cli.entry import main
 from fedwidth.data import from_tensors
-from fedwidth.engines import ProcessEngine, SerialEngine, choice, choose_engine, make_engine, processes, sending
+from fedwidth.engines import ProcessEngine, SerialEngine, choice, choose_engine, limits, make_engine
+from fedwidth.engines.processes import engine as processes
+from fedwidth.engines.processes import shared_memory, startup
 from fedwidth.errors import ClientError, OptionError, UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import DataSettings, DeviceSettings, Settings
@@ -76,7 +78,7 @@ def test_sums_and_reports_are_in_task_order(pool):
 
 def test_more_clients_than_are_sent_at_once(monkeypatch):
     experiment = Experiment(small("method.name=feddropout", "devices.per_round=6", "engine=processes", "workers=2"))
-    monkeypatch.setattr(processes, "AHEAD", 1)  # stretches of two tasks
+    monkeypatch.setattr(processes, "TASKS_AHEAD", 1)  # stretches of two tasks
     engine = make_engine(experiment.trainer)
     try:
         found, report = sums_of(experiment, engine)
@@ -210,7 +212,7 @@ ENGINES = ("serial", "processes", "cuda", "vectorised")
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_failing_client_is_named(engine, monkeypatch):
-    monkeypatch.setattr("fedwidth.engines.try_stack", lambda _: None)  # which would notice
+    monkeypatch.setitem(limits.TRIALS, "vectorised", lambda _: None)  # which would notice
     where = r"^round 0, clients? \d(, \d)?, capacity 1, stage train"
     with pytest.raises(ClientError, match=where + r": RuntimeError: out of luck \(test_engines.py, line") as caught:
         own(Fails(), engine=engine, workers=1).run()
@@ -231,7 +233,7 @@ def test_a_cut_that_fails_is_named(engine, monkeypatch):
         raise RuntimeError("a broken index")
 
     monkeypatch.setattr("fedwidth.core.index.Index.cut", fail)
-    monkeypatch.setattr("fedwidth.engines.flat.layout.SubLayout.where", fail)
+    monkeypatch.setattr("fedwidth.engines.flat.layout.SubLayout.positions", fail)
     with pytest.raises(
         ClientError, match=r"^round 0, client \d, capacity \S+, stage cut: RuntimeError: a broken index"
     ):
@@ -247,7 +249,7 @@ def test_a_model_that_cannot_be_sent(monkeypatch):
 
 def leave_free(monkeypatch, size):
     """So much shared memory is free."""
-    monkeypatch.setattr(sending.shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
+    monkeypatch.setattr(shared_memory.shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
 
 
 def test_shared_memory_that_is_too_small(monkeypatch, tmp_path):
@@ -256,9 +258,9 @@ def test_shared_memory_that_is_too_small(monkeypatch, tmp_path):
     shares = (experiment.partition.train, experiment.partition.test)
     numbers = {t.untyped_storage().data_ptr(): t.numel() * 8 for s in shares for t in (s.samples, s.offsets)}
     least = 40 * 6 * 4 + 40 * 8 + (6 * 8 + 8 + 8 * 2 + 2) * 4
-    needed = sending.count_shared(sending.sent_once(experiment.trainer))
+    needed = shared_memory.count_shared(startup.startup_arguments(experiment.trainer))
     assert least < needed <= least + 2 * sum(numbers.values()) + 2 * 40 * 8
-    monkeypatch.setattr(sending, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(startup, "SHARED_MEMORY", tmp_path)
     leave_free(monkeypatch, needed - 1)
     with pytest.raises(OptionError, match=rf"take 0.0 MiB .* {tmp_path} has 0.0 MiB free; use engine = 'serial'$"):
         experiment.run()
@@ -268,8 +270,8 @@ def test_shared_memory_that_is_too_small(monkeypatch, tmp_path):
     leave_free(monkeypatch, needed)
     assert experiment.run().summary["rounds"] == 1
     leave_free(monkeypatch, 0)  # everything is there already
-    assert sending.count_shared(sending.sent_once(experiment.trainer)) == 0
-    assert sending.cannot_share(experiment.trainer) is None
+    assert shared_memory.count_shared(startup.startup_arguments(experiment.trainer)) == 0
+    assert startup.why_not_share(experiment.trainer) is None
 
 
 def make_heavy(monkeypatch):
@@ -317,7 +319,7 @@ def test_what_auto_takes_and_why(changes, name, reason):
     ],
 )
 def test_auto_on_a_gpu_stacks_where_there_are_enough_of_one_width(monkeypatch, changes, name, reason):
-    monkeypatch.setattr(choice, "try_stack", lambda _: None)  # all the rest needs no GPU
+    monkeypatch.setitem(limits.TRIALS, "vectorised", lambda _: None)  # all the rest needs no GPU
     trainer = Experiment(small("engine=auto", *changes)).trainer
     found = choose_engine(replace(trainer, device=torch.device("cuda")))
     assert found.name == name

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedwidth
 from fedwidth.config.read import read_settings
 from fedwidth.data import Transform
-from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.flat.engine import FlatEngine
 from fedwidth.engines.flat.layout import Layout, SubLayout
 from fedwidth.engines.flat.sums import FlatSum, average_flat, check_finite
+from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.slots.slot import Slot
-from fedwidth.engines.stacks.samples import Samples
+from fedwidth.engines.stacks.samples import TrainingSamples
 from fedwidth.engines.stacks.stack import Stack
 from fedwidth.errors import ClientError, UpdateError
 from fedwidth.experiment import Experiment, build_model
@@ -78,7 +78,7 @@ class Memory:
         monkeypatch.setattr(owner, place, call)
 
 
-@pytest.mark.parametrize("place", ["__init__", "begin", "prepare", "train_all", "_step"])
+@pytest.mark.parametrize("place", ["__init__", "begin", "capture_steps", "train_all", "_step"])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
 def test_out_of_memory_goes_on_with_fewer_slots_and_the_same_result(monkeypatch, place, error):
     expected = reference()
@@ -298,7 +298,7 @@ def test_flat_gather_equals_extract_and_flat_average_equals_merge(plan, name):
     sums, updates = {}, []
     for task in fedwidth.method(name).assign(plan, list(enumerate((1.0, 0.5, 0.5, 0.3))), round=5):
         sub_layout = SubLayout(layout, task.index, torch.device("cpu"))
-        where = sub_layout.where(task.index)
+        where = sub_layout.positions(task.index)
         vector = flat.flat[where] + task.client
         views = sub_layout.views(flat.flat[where])
         expected = fedwidth.extract(state, plan, task.index)
@@ -313,7 +313,7 @@ def test_flat_gather_equals_extract_and_flat_average_equals_merge(plan, name):
 
 def flat_sum(layout, index):
     sub = SubLayout(layout, index, torch.device("cpu"))
-    return FlatSum(index, sub, sub.where(index))
+    return FlatSum(index, sub, sub.positions(index))
 
 
 def rows_of(cohort, labels, classes=4):
@@ -434,7 +434,7 @@ def test_a_value_that_is_not_finite_names_client_and_tensor():
     layout = Layout(plan, state, torch.float32)
     index = fedwidth.Index.whole(plan)
     sub = SubLayout(layout, index, torch.device("cpu"))
-    good = layout.flatten(state).flat[sub.where(index)]
+    good = layout.flatten(state).flat[sub.positions(index)]
     bad = good.clone()
     sub.views(bad)["b.weight"][1, 2] = torch.nan
     with pytest.raises(UpdateError, match="client 8 sent a value in 'b.weight'"):
@@ -455,7 +455,7 @@ def test_orders_and_draws_are_replaced_together_or_not_at_all(monkeypatch):
     settings = read_settings("quickstart", ["rounds=1", "training.batch_size=4"]).main
     trainer = Experiment(settings).trainer
     flipped = replace(trainer.data, transform=Transform((0.5,), (0.5,), flip=True))
-    held = Samples(replace(trainer, data=flipped))
+    held = TrainingSamples(replace(trainer, data=flipped))
     real, orders, draws = torch.zeros, [torch.zeros(3, 4, dtype=torch.long)], [torch.ones(3, 4, 3, dtype=torch.long)]
 
     def zeros(*shape, **options):
@@ -466,6 +466,6 @@ def test_orders_and_draws_are_replaced_together_or_not_at_all(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", zeros)
         with pytest.raises(torch.OutOfMemoryError):
-            held.hold(orders, draws)
-    assert held.hold(orders, draws) == ([0], True)
+            held.load_orders(orders, draws)
+    assert held.load_orders(orders, draws) == ([0], True)
     assert held.draws[:3].eq(1).all()

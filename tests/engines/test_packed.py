@@ -11,10 +11,10 @@ from fedwidth.cli.entry import run_command
 from fedwidth.config.read import read_settings
 from fedwidth.core.submodel import state_of
 from fedwidth.data import from_tensors
+from fedwidth.engines.choice import choose_packed
 from fedwidth.engines.packed import clients as packed_clients
 from fedwidth.engines.packed import stacks as packed_stacks
-from fedwidth.engines.packed.limits import in_slots
-from fedwidth.engines.stacks.pool import Stacks
+from fedwidth.engines.stacks.pool import StackPool
 from fedwidth.engines.stacks.stack import Stack
 from fedwidth.errors import OptionError, UpdateError
 from fedwidth.evaluation.packed import PackedEvaluation, stack_states
@@ -92,7 +92,9 @@ def test_no_memory_for_averaging_begins_the_round_again_with_fewer_stacks(monkey
             raise torch.OutOfMemoryError("no room")
         return real(*given)
 
-    monkeypatch.setattr(Stacks, "_beside", property(lambda crew: crew.beside))  # on the CPU there is one at a time
+    monkeypatch.setattr(
+        StackPool, "_concurrent", property(lambda pool: pool.concurrent)
+    )  # on the CPU there is one at a time
     monkeypatch.setattr(packed_stacks, "average_runs", average)
     with pytest.warns(UserWarning, match="the vectorised engine goes on with fewer stacks, 4 at a time"):
         found = run_in_lockstep(experiments(*VARIANTS))
@@ -142,9 +144,9 @@ def test_packed_runs_without_memory_go_on_with_smaller_stacks(monkeypatch):
             raise torch.OutOfMemoryError("no room for three rows")
         make(stack, *arguments, rows=rows, **options)
 
-    def count(stack, starts, lot):
+    def count(stack, starts, clients):
         trained.append(len(starts))
-        return train(stack, starts, lot)
+        return train(stack, starts, clients)
 
     monkeypatch.setattr(Stack, "__init__", make_small)
     monkeypatch.setattr(Stack, "train", count)
@@ -182,7 +184,7 @@ def test_equal_work_is_done_once(monkeypatch):
     )
     rows, train = [], Stack.train
     monkeypatch.setattr(
-        Stack, "train", lambda stack, starts, lot: rows.append(len(starts)) or train(stack, starts, lot)
+        Stack, "train", lambda stack, starts, clients: rows.append(len(starts)) or train(stack, starts, clients)
     )
     packed = run_in_lockstep(experiments(*variants))
     assert sum(rows) == 3 * 6 * 4, "three rounds of six clients of four runs"
@@ -291,21 +293,21 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
 
 def test_working_ahead_changes_no_bit_and_shuffles_once(monkeypatch):
     expected = run_in_lockstep(experiments(*VARIANTS))
-    shuffled, hold, drawn_by = [], Stacks.hold, packed_clients.drawn_by
+    shuffled, hold, draw_order = [], StackPool.load_orders, packed_clients.draw_order
 
-    def as_on_a_gpu(crew, *arguments):
-        found = hold(crew, *arguments)
-        crew._idle = True
+    def as_on_a_gpu(pool, *arguments):
+        found = hold(pool, *arguments)
+        pool._idle = True
         return found
 
     def order(*arguments):
         shuffled.append(arguments)
-        return drawn_by(*arguments)
+        return draw_order(*arguments)
 
-    monkeypatch.setattr(packed_clients, "drawn_by", order)
+    monkeypatch.setattr(packed_clients, "draw_order", order)
     run_in_lockstep(experiments(*VARIANTS))
     once = len(shuffled)
-    monkeypatch.setattr(Stacks, "hold", as_on_a_gpu)
+    monkeypatch.setattr(StackPool, "load_orders", as_on_a_gpu)
     found = run_in_lockstep(experiments(*VARIANTS))
     assert len(shuffled) == 2 * once
     assert all(same(one.server.state, other.server.state) for one, other in zip(expected, found, strict=True))
@@ -315,10 +317,10 @@ def test_auto_packs_large_steps_in_slots_on_a_gpu_and_stacks_otherwise(tmp_path)
     run, other = experiments(["engine=auto"], ["engine=auto", "seed=2"])
     large = replace(run.trainer.settings, training=replace(run.trainer.settings.training, batch_size=10**7))
     on_gpu = replace(run.trainer, device=torch.device("cuda"))
-    assert not in_slots(run.trainer)
-    assert not in_slots(on_gpu)
-    assert in_slots(replace(on_gpu, settings=large))
-    assert not in_slots(replace(run.trainer, settings=large))
+    assert choose_packed(run.trainer) == "vectorised"
+    assert choose_packed(on_gpu) == "vectorised"
+    assert choose_packed(replace(on_gpu, settings=large)) == "cuda"
+    assert choose_packed(replace(run.trainer, settings=large)) == "vectorised"
     run_in_lockstep([run, other], [tmp_path / "1", tmp_path / "2"])
     assert 'engine = "vectorised"' in (tmp_path / "1" / "config.toml").read_text()
 

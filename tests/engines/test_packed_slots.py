@@ -1,4 +1,4 @@
-"""Runs whose clients train side by side in one crew of slots give, bit for bit, what they give one by one."""
+"""Runs whose clients train side by side in one pool of slots give, bit for bit, what they give one by one."""
 
 import pytest
 import torch

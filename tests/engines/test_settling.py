@@ -10,9 +10,9 @@ import pytest
 
 from fedwidth.config.read import read_settings
 from fedwidth.engines import make_engine
-from fedwidth.engines.faults import named
+from fedwidth.engines.faults import error_context
+from fedwidth.engines.flat.pool import wait_for_all
 from fedwidth.engines.flat.sums import FlatSums
-from fedwidth.engines.flat.trainers import settle
 from fedwidth.errors import ClientError, UpdateError
 from fedwidth.experiment import Experiment
 from small_runs import same
@@ -34,14 +34,14 @@ def test_what_is_refused_behind_the_last_result_raises():
     trained = refused()
     assert list(islice(trained, 1)) == [1]
     with pytest.raises(UpdateError):
-        settle(trained)
+        wait_for_all(trained)
 
 
 def test_it_is_refused_where_python_leaves_assertions_out():
     script = (
-        "from fedwidth.engines.flat.trainers import settle\n"
+        "from fedwidth.engines.flat.pool import wait_for_all\n"
         "def trained():\n    raise SystemExit('refused')\n    yield\n"
-        "settle(trained())"
+        "wait_for_all(trained())"
     )
     done = subprocess.run([sys.executable, "-O", "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "refused"
@@ -52,14 +52,14 @@ def test_nothing_holds_the_sub_models_once_their_results_are_taken(engine):
     run = experiment(engine, "slots=2")
     made = make_engine(run.trainer)
     tasks = run.method.assign(run.plan, [(client, 1.0 if client % 2 else 0.5) for client in range(8)], 0)
-    sums, jobs = made.begin(run.first_state, tasks, 0)
-    number, starts = len(jobs), {weakref.ref(job.start) for job in jobs}
-    trained = made.crew.train(jobs)
-    del jobs
-    made.add(sums, islice(trained, number))
+    sums, flat_tasks = made.start_round(run.first_state, tasks, 0)
+    number, starts = len(flat_tasks), {weakref.ref(flat_task.start) for flat_task in flat_tasks}
+    trained = made.pool.train(flat_tasks)
+    del flat_tasks
+    made.add_updates(sums, islice(trained, number))
     gc.collect()
     assert not [start for start in starts if start() is not None]
-    settle(trained)
+    wait_for_all(trained)
 
 
 @pytest.mark.parametrize("engine", ["cuda", "vectorised"])
@@ -101,6 +101,6 @@ def test_an_error_the_device_reports_late_may_be_anothers(message, late):
     run = experiment("serial")
     (task,) = run.method.assign(run.plan, [(7, 1.0)], 0)
     where = r"^round 4, client 7, capacity 1, stage add: RuntimeError"
-    with pytest.raises(ClientError, match=where) as raised, named("add", 4, task):
+    with pytest.raises(ClientError, match=where) as raised, error_context("add", 4, task):
         raise RuntimeError(message)
     assert ("it may have been another client of this round" in str(raised.value)) == late

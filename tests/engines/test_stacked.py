@@ -15,8 +15,8 @@ from fedwidth.engines.flat.layout import Layout, SubLayout
 from fedwidth.engines.flat.vectors import make_vectors, reset
 from fedwidth.engines.stacks import pool as stacks
 from fedwidth.engines.stacks import trial as stack_trial
-from fedwidth.engines.stacks.gradients import allow_restriding, beside, gradients_of
-from fedwidth.engines.stacks.layers import can_be_layered, merged, stack_layers
+from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding
+from fedwidth.engines.stacks.layers import can_stack_layers, clients_per_group, stack_layers
 from fedwidth.errors import UpdateError
 from fedwidth.experiment import Experiment, build_model
 from fedwidth.models import StaticBatchNorm2d, build
@@ -113,11 +113,11 @@ def test_gradients_are_those_of_each_model_alone(make, clients, form):
         )
         expected.append(torch.autograd.grad(loss, list(mine.values())))
         losses.append(loss.detach())
-    if form != "plain" and can_be_layered(module):
+    if form != "plain" and can_stack_layers(module):
         stack_layers(module, merge=form != "layers")
     with warnings.catch_warnings():
-        allow_restriding()
-        laid = beside(inputs) if form == "merged, channels last" else inputs
+        ignore_restriding()
+        laid = client_channels_last(inputs) if form == "merged, channels last" else inputs
         found, sums = gradients_of(module, own, rest, laid, targets, absent=None)
     assert torch.allclose(sums, torch.stack(losses), rtol=1e-12)
     for number, name in enumerate(names):
@@ -147,8 +147,8 @@ def test_only_the_forward_pass_is_within_autocast():
 
 
 def test_neighbours_merge_until_a_group_has_some_thirty_channels():
-    assert [merged(10, channels, channels) for channels in (3, 4, 8, 16, 32, 512)] == [10, 10, 5, 2, 1, 1]
-    assert [merged(10, channels, 3, most=True) for channels in (3, 100, 103, 205, 2000)] == [10, 10, 5, 2, 1]
+    assert [clients_per_group(10, channels, channels) for channels in (3, 4, 8, 16, 32, 512)] == [10, 10, 5, 2, 1, 1]
+    assert [clients_per_group(10, channels, 3, most=True) for channels in (3, 100, 103, 205, 2000)] == [10, 10, 5, 2, 1]
 
 
 def test_losses_are_added_up_in_single_precision_where_models_compute_in_half():
@@ -183,14 +183,14 @@ def run(change=lambda *_: None, *more):
 
 def merging(monkeypatch):
     """As on a GPU: merged convolutions, two rows a stack, stacks side by side."""
-    real = stacks.Stacks.__init__
+    real = stacks.StackPool.__init__
 
-    def make(crew, trainer):
-        real(crew, trainer)
-        crew.merges = True
+    def make(pool, trainer):
+        real(pool, trainer)
+        pool.merges = True
 
-    monkeypatch.setattr(stacks.Stacks, "__init__", make)
-    monkeypatch.setattr(stacks, "rows_for", lambda shapes: 2)
+    monkeypatch.setattr(stacks.StackPool, "__init__", make)
+    monkeypatch.setattr(stacks, "stack_rows", lambda shapes: 2)
 
 
 def test_merged_stacks_side_by_side_give_what_one_stack_gives(monkeypatch):
@@ -224,7 +224,7 @@ def test_no_memory_for_one_of_them_trains_all_again_with_fewer_at_a_time(monkeyp
 @pytest.mark.parametrize("rows", [2, 9])
 def test_who_sent_what_is_not_finite_is_found_among_merged_neighbours(monkeypatch, rows):
     merging(monkeypatch)
-    monkeypatch.setattr(stacks, "rows_for", lambda shapes: rows)
+    monkeypatch.setattr(stacks, "stack_rows", lambda shapes: rows)
     alike = "devices.capacities=a1"
     cohort = [client for client, _ in Experiment(read_settings("quickstart", [*CHANGES, alike]).main).cohort(0)]
     for culprits in ([cohort[4]], [cohort[1], cohort[2]]):  # the last two in different stacks, if these have two rows
@@ -260,10 +260,10 @@ def test_a_model_that_is_stacked_with_its_channels_first_only_is_stacked_so(monk
     )
     groups, batches = (Experiment(settings, model=model).trainer for model in (normed, None))
     assert stack_trial.try_stack(groups) is None
-    assert "cannot be stacked" in str(stack_trial._try(groups, channels_last=True))
-    assert stack_trial._try(batches, channels_last=True) is None
+    assert "cannot be stacked" in str(stack_trial.try_stack_as(groups, channels_last=True))
+    assert stack_trial.try_stack_as(batches, channels_last=True) is None
     on_gpu = replace(groups, device=torch.device("cuda"))
     on_gpu.takes_channels_last = True
-    monkeypatch.setattr(stack_trial, "_try", lambda _, channels_last: "no" if channels_last else None)
+    monkeypatch.setattr(stack_trial, "try_stack_as", lambda _, channels_last: "no" if channels_last else None)
     assert stack_trial.try_stack(on_gpu) is None
     assert not stack_trial.stacks_channels_last(on_gpu)

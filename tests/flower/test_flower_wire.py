@@ -28,6 +28,7 @@ from in_process import InProcessGrid
 from safetensors.torch import load
 from test_flower import BASE, grid_of, recipe
 
+from fedwidth.core.tensor_bytes import TensorBytes
 from fedwidth.errors import OptionError
 from fedwidth.flower.access.guard import KEY, Guard
 from fedwidth.flower.attendance import Attendance
@@ -35,7 +36,7 @@ from fedwidth.flower.bounds import bound_replies
 from fedwidth.flower.exchange import error_of
 from fedwidth.flower.node import trainer
 from fedwidth.flower.node.client_app import client_app, train_block
-from fedwidth.flower.node.training import raw_of, tensor_of, trainer_of
+from fedwidth.flower.node.training import trainer_of
 from fedwidth.flower.node.wire import CODES, pack, receive, send, unpack
 from fedwidth.flower.run_config import RunConfig
 from fedwidth.flower.server import serve
@@ -46,15 +47,15 @@ from fedwidth.flower.server import serve
 def test_a_tensor_comes_back_as_it_went(dtype, shape, seed):
     kind = getattr(torch, dtype)
     tensor = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)).to(kind)
-    facts, tensors = unpack(pack({"text": "ü", "list": [1, 2]}, {"a.b": raw_of(tensor)}))
+    facts, tensors = unpack(pack({"text": "ü", "list": [1, 2]}, {"a.b": TensorBytes.of(tensor, copy=True)}))
     assert facts == {"text": "ü", "list": [1, 2]}
-    assert tensor_of(tensors["a.b"]).dtype == kind
-    assert torch.equal(tensor_of(tensors["a.b"]), tensor)
+    assert TensorBytes(*tensors["a.b"]).tensor(copy=True).dtype == kind
+    assert torch.equal(TensorBytes(*tensors["a.b"]).tensor(copy=True), tensor)
 
 
 def test_a_block_is_a_safetensors_file():
     tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3)
-    assert torch.equal(load(pack({}, {"w": raw_of(tensor)}))["w"], tensor)
+    assert torch.equal(load(pack({}, {"w": TensorBytes.of(tensor, copy=True)}))["w"], tensor)
 
 
 @pytest.mark.parametrize("cut", [4, 40, -1])

@@ -19,8 +19,9 @@ from fedwidth.cli.progress import ProgressDisplay
 from fedwidth.cli.training import Line, RunOptions, Summary, run_one, say_aside
 from fedwidth.engines import choose_engine
 from fedwidth.engines.choice import count_cores
-from fedwidth.engines.processes import leave_with_parent
-from fedwidth.engines.sending import count_shared, script_unseen
+from fedwidth.engines.processes.shared_memory import count_shared
+from fedwidth.engines.processes.startup import script_hidden
+from fedwidth.engines.processes.worker import leave_with_parent
 from fedwidth.errors import ClientError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.run.cache import Cache
@@ -88,7 +89,7 @@ def run_side_by_side(
     found: dict[int, Summary] = {}
     try:
         for number, run in runs:
-            with script_unseen(True):  # nothing that is sent is defined in a script
+            with script_hidden(True):  # nothing that is sent is defined in a script
                 future = pool.submit(_run, number, run, options.resume, options.overwrite, options.track)
             running[future] = number
         while running:

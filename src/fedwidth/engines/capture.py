@@ -1,4 +1,4 @@
-"""Recording a step's kernels once, to launch them together from then on: CUDA graphs."""
+"""CUDA graphs: the kernels of a training step are recorded once and from then on launched together."""
 
 from __future__ import annotations
 
@@ -10,59 +10,61 @@ from typing import Any
 
 import torch
 
-LITTLE = 1 / 2
-"""Of the device's memory: what is not free may all be cached, and a capture needs as much again."""
+MIN_FREE = 1 / 2
+"""The share of the device's memory below which cached memory is given back before a capture: what is not free may all
+be cached, and a capture needs as much again."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where steps run and are captured, one at a time: a stream, and memory that captured steps share.
+class GraphStream:
+    """A CUDA stream on which steps run and are captured one at a time, with the memory that the captured ones share.
 
     On the CPU there is neither, and work is done at once.
     """
 
-    stream: torch.cuda.Stream | None
-    pool: Any
+    cuda: torch.cuda.Stream | None
+    memory: Any
+    """The memory pool of the graphs that were captured here."""
 
     @classmethod
-    def on(cls, device: torch.device) -> Place:
-        """A new place on a device."""
+    def on(cls, device: torch.device) -> GraphStream:
+        """A new stream on a device."""
         if device.type != "cuda":
             return cls(None, None)
         return cls(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())  # type: ignore[no-untyped-call]
 
-    def renewed(self) -> Place:
-        """The same stream with other memory: that of steps which are all gone must not be used again."""
-        return self if self.stream is None else Place(self.stream, torch.cuda.graph_pool_handle())
+    def with_new_memory(self) -> GraphStream:
+        """The same stream with another memory pool: that of graphs which are all gone must not be used again."""
+        return self if self.cuda is None else GraphStream(self.cuda, torch.cuda.graph_pool_handle())
 
     def queue(self) -> AbstractContextManager[Any]:
         """Within it, work is queued on this stream, after what the caller's stream holds so far."""
-        if self.stream is None:
+        if self.cuda is None:
             return nullcontext()
-        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
-        return torch.cuda.stream(self.stream)
+        self.cuda.wait_stream(torch.cuda.current_stream(self.cuda.device))
+        return torch.cuda.stream(self.cuda)
 
     def join(self) -> None:
-        """Whatever the caller's stream does from here on comes after what is queued here."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        """Let whatever the caller's stream does from here on come after what is queued here."""
+        if self.cuda is not None:
+            torch.cuda.current_stream(self.cuda.device).wait_stream(self.cuda)
 
 
-def record(step: Callable[[], None], place: Place) -> torch.cuda.CUDAGraph:
-    """The kernels of a step, which must have run before.
+def capture_graph(step: Callable[[], None], stream: GraphStream) -> torch.cuda.CUDAGraph:
+    """A graph of the kernels of a step, which must have run once before.
 
     `torch.cuda.graph` does the same, but gives all cached memory back each time, which takes longer than the rest: a
     run captures a step for every slot and batch size.
     """
-    stream = place.stream
-    assert stream is not None, "only steps on a GPU are captured"
-    torch.cuda.synchronize(stream.device)
-    free, total = torch.cuda.mem_get_info(stream.device)
-    if free < LITTLE * total:  # during a capture no cached memory can be given back
+    cuda = stream.cuda
+    assert cuda is not None, "only steps on a GPU are captured"
+    torch.cuda.synchronize(cuda.device)
+    free, total = torch.cuda.mem_get_info(cuda.device)
+    if free < MIN_FREE * total:  # during a capture no cached memory can be given back
         torch.cuda.empty_cache()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream), _no_collection():
-        graph.capture_begin(pool=place.pool)
+    with torch.cuda.stream(cuda), _no_garbage_collection():
+        graph.capture_begin(pool=stream.memory)
         try:
             step()
         finally:
@@ -71,8 +73,8 @@ def record(step: Callable[[], None], place: Place) -> torch.cuda.CUDAGraph:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Within it, Python collects no garbage: a graph among it could not be freed while another is captured."""
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep Python from collecting garbage: a graph among it could not be freed while another one is captured."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,20 +1,30 @@
-"""What slots and stacks cannot train, and why."""
+"""What the flat engines, `cuda` (slots) and `vectorised` (stacks), cannot train, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from torch import nn
 
+from fedwidth.engines.slots.trial import try_capture
+from fedwidth.engines.stacks.trial import try_stack
 from fedwidth.models import StaticBatchNorm2d
 from fedwidth.training.client import Trainer
 
+TRIALS: dict[str, Callable[[Trainer], str | None]] = {"cuda": try_capture, "vectorised": try_stack}
+"""A trial of each flat engine on the trainer's device: it returns the reason why the engine cannot train, or None."""
 
-def why_not(trainer: Trainer, *, stacked: bool = True) -> str | None:
-    """Why stacks (or, with `stacked` false, slots) cannot train a model, or None where they can.
 
-    Slots train a module as it is, one client each; stacks call it as a function of its tensors, so it must neither
-    draw nor keep anything.
+def why_not_train(trainer: Trainer, engine: str) -> str | None:
+    """The reason why a flat engine cannot train what the trainer holds, or None where it can."""
+    return why_not_by_rule(trainer, engine) or TRIALS[engine](trainer)
+
+
+def why_not_by_rule(trainer: Trainer, engine: str) -> str | None:
+    """The reason why a flat engine cannot train what the trainer holds, as far as that is known without a trial.
+
+    Slots train a module as it is, one client each. Stacks call it as a function of its tensors, so it must neither
+    draw at random nor keep anything.
     """
     model = trainer.model
     if trainer.data.is_lazy:
@@ -28,11 +38,11 @@ def why_not(trainer: Trainer, *, stacked: bool = True) -> str | None:
     for name, module in model.named_modules():
         if isinstance(module, nn.RNNBase) and trainer.device.type == "cuda":
             return f"'{name}' needs its weights in cuDNN's own order, not in one vector with the others"
-        if not stacked:
+        if engine == "cuda":
             continue
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             return f"'{name}' draws at random in every step, which stacked clients would do together"
-        if draws_attention(module):
+        if drops_attention(module):
             return f"'{name}' drops attention at random in every step, which stacked clients would do together"
         tracks = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
         if tracks and not isinstance(module, StaticBatchNorm2d):
@@ -40,12 +50,6 @@ def why_not(trainer: Trainer, *, stacked: bool = True) -> str | None:
     return None
 
 
-def changing(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Of these tensors, those that training may change: static batch norms count nothing."""
-    static = [name for name, module in model.named_modules() if isinstance(module, StaticBatchNorm2d)]
-    return [name for name in names if name.rpartition(".")[0] not in static]
-
-
-def draws_attention(module: nn.Module) -> bool:
-    """Whether attention weights are dropped: that is a number of `nn.MultiheadAttention`, not a layer of its own."""
+def drops_attention(module: nn.Module) -> bool:
+    """Whether a layer drops attention weights, which `nn.MultiheadAttention` does without a layer of its own."""
     return isinstance(module, nn.MultiheadAttention) and module.dropout > 0

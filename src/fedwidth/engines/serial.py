@@ -1,4 +1,4 @@
-"""The plain loop: one client after the other. The reference every other engine is compared with."""
+"""The plain loop: one client after the other. The reference that every other engine is compared with."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.updates import Update
-from fedwidth.engines.faults import named
+from fedwidth.engines.faults import error_context
 from fedwidth.methods import Task
 from fedwidth.training.client import Trained, Trainer
 from fedwidth.training.rounds import Coming, Report, Watch
 
 
 class SerialEngine:
-    """Trains in this process, in task order."""
+    """Trains the tasks of a round in this process, one after the other."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -30,7 +30,7 @@ class SerialEngine:
         coming: Coming | None = None,
         watch: Watch | None = None,
     ) -> tuple[list[CohortSum], Report]:
-        """Cut each part once, train its clients one by one, add each update as it arrives."""
+        """Cut each sub-model once, train its clients one by one, and add each update as it arrives."""
         del coming, watch  # there is no time to prepare anything in
         subs: dict[str, dict[str, Tensor]] = {}
         sums: dict[str, CohortSum] = {}
@@ -39,22 +39,22 @@ class SerialEngine:
         for task in tasks:
             key = task.part.key
             if key not in subs:
-                with named("cut", round, task):
+                with error_context("cut", round, task):
                     subs[key] = task.part.cut(state, self.trainer.plan)
-            trained = train_named(self.trainer, subs[key], task, round)
-            with named("add", round, task):
-                add(sums, task, trained.update)
+            trained = train_task(self.trainer, subs[key], task, round)
+            with error_context("add", round, task):
+                add_update(sums, task, trained.update)
             waiting[key] -= 1
             if not waiting[key]:  # where every client has its own index, a round would hold them all
                 del subs[key]
             reports.append(trained)
-        return list(sums.values()), report_of(tasks, reports)
+        return list(sums.values()), _report_of(tasks, reports)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to give back."""
 
 
-def train_named(
+def train_task(
     trainer: Trainer,
     sub: dict[str, Tensor],
     task: Task,
@@ -62,18 +62,18 @@ def train_named(
     sent: Mapping[str, Mapping[str, Tensor] | float] | None = None,
 ) -> Trained:
     """Train one task; an exception says which round, client and width it came from."""
-    with named("train", round, task):
+    with error_context("train", round, task):
         return trainer.train(sub, task, round, sent)
 
 
-def add(sums: dict[str, CohortSum], task: Task, update: Update, *, copy: bool = True) -> None:
+def add_update(sums: dict[str, CohortSum], task: Task, update: Update, *, copy: bool = True) -> None:
     """Add a client's update to the sum of its cohort, which begins with its first client."""
     if task.cohort not in sums:
         sums[task.cohort] = task.part.accumulator()
     sums[task.cohort].add(update, copy=copy)
 
 
-def report_of(tasks: Sequence[Task], trained: Sequence[Trained]) -> Report:
+def _report_of(tasks: Sequence[Task], trained: Sequence[Trained]) -> Report:
     """What the clients reported, in task order."""
     kept = {task.client: t.kept for task, t in zip(tasks, trained, strict=True) if t.kept}
     return Report(tuple(t.passes for t in trained), tuple(t.loss for t in trained), kept=kept)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import SubState, extract
-from fedwidth.engines.serial import add
+from fedwidth.engines.serial import add_update
 from fedwidth.errors import ClientError, UpdateError
 from fedwidth.flower.bounds import UNREAD, bound_replies
 from fedwidth.flower.exchange import Exchange, error_of, never_came
@@ -212,7 +212,7 @@ class _Sums:
 
     def _add(self, task: Task) -> None:
         answer = self._early.pop(task.client)
-        add(self._sums, task, answer.update, copy=False)
+        add_update(self._sums, task, answer.update, copy=False)
         if answer.kept:
             self._kept[task.client] = answer.kept
         self._facts.append((answer.passes, answer.loss))

@@ -21,10 +21,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from fedwidth.core.tensor_bytes import TensorBytes
 from fedwidth.core.updates import Update, check_update, weigh
 from fedwidth.errors import FedwidthError, UpdateError
 from fedwidth.flower.node.client_app import STYPE
-from fedwidth.flower.node.training import REPORT, SENT, grouped, raw_of, tensor_of, with_tied
+from fedwidth.flower.node.training import REPORT, SENT, grouped, with_tied
 from fedwidth.flower.node.wire import CODES
 from fedwidth.flower.printable import printable
 from fedwidth.methods import Task
@@ -59,7 +60,7 @@ class CheckedAnswer:
 
 def task_arrays(sub: Mapping[str, Tensor], tied: Mapping[str, str]) -> ArrayRecord:
     """A sub-model's tensors as Flower sends them; made once for all clients with the same sub-model."""
-    raws = {name: raw_of(tensor) for name, tensor in sub.items() if name not in tied}
+    raws = {name: TensorBytes.of(tensor, copy=True) for name, tensor in sub.items() if name not in tied}
     for name, (dtype, _, _) in raws.items():
         if dtype not in CODES:
             raise UpdateError(f"'{name}' is {dtype}, which cannot be sent; allowed: {', '.join(CODES)}")
@@ -187,7 +188,7 @@ def _tensors(arrays: ArrayRecord, sent: Mapping[str, Tensor]) -> dict[str, Tenso
             raise UpdateError(f"'{name}' has shape {_shown(list(array.shape))}, not {list(old.shape)}")
         if len(array.data) != old.numel() * old.element_size():
             raise UpdateError(f"'{name}' has {len(array.data)} bytes, not {old.numel() * old.element_size()}")
-        tensors[name] = tensor_of((dtype, tuple(old.shape), array.data))
+        tensors[name] = TensorBytes(dtype, tuple(old.shape), array.data).tensor(copy=True)
     return tensors
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from fedwidth.config.influence import by_key
-from fedwidth.engines.packed.limits import SHARED, in_slots
+from fedwidth.engines.choice import choose_packed
+from fedwidth.engines.packed.limits import SHARED
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import Settings
@@ -21,14 +22,14 @@ ALIKE = (
 
 def use_packed_engine(experiments: Sequence[Experiment]) -> None:
     """Give runs that leave the choice the engine they train with as one batch."""
-    engine = "cuda" if in_slots(experiments[0].trainer) else "vectorised"
+    engine = choose_packed(experiments[0].trainer)
     for experiment in experiments:
         experiment.use_engine(engine)
 
 
 def explain_packed_engine(experiment: Experiment) -> str:
     """What a run trains with as part of a batch, and how."""
-    if in_slots(experiment.trainer):
+    if choose_packed(experiment.trainer) == "cuda":
         return "cuda (their clients side by side in slots)"
     return "vectorised (their clients stacked by size)"
 

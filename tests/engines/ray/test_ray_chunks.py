@@ -1,4 +1,4 @@
-"""What the Ray engine is made of, without Ray: parcels, records, worker and ledger give the serial engine's bits."""
+"""What the Ray engine is made of, without Ray: chunks, records, worker and merge give the serial engine's bits."""
 
 import random
 import subprocess
@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 
 from fedwidth.cli.entry import main
 from fedwidth.core.aggregation import finalise
+from fedwidth.core.tensor_bytes import TensorBytes
 from fedwidth.engines import SerialEngine, make_engine
-from fedwidth.engines.plain_index import PlainIndex
-from fedwidth.engines.ray.cluster import _fit
-from fedwidth.engines.ray.ledger import Ledger
-from fedwidth.engines.ray.parcels import MAX_PARCELS, divide
-from fedwidth.engines.ray.records import Kit, Packed, Work, pack
-from fedwidth.engines.ray.worker import Worker, choose_inner, own_device
+from fedwidth.engines.choice import choose_for_ray
+from fedwidth.engines.ray.chunks import MAX_CHUNKS, split_round
+from fedwidth.engines.ray.cluster import count_fitting
+from fedwidth.engines.ray.merging import OrderedMerge
+from fedwidth.engines.ray.messages import ChunkTasks
+from fedwidth.engines.ray.worker import Worker, own_device
+from fedwidth.engines.ray.worker_setup import WorkerSetup
+from fedwidth.engines.transfer import EncodedIndex, encode
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import RaySettings
@@ -37,19 +40,19 @@ def tasks_of(experiment, round=0):
 
 
 def train_parcels(experiment, inner, *, workers=1, order=0):
-    """A round by the Ray engine's own parts: parcels trained by workers in any order, answers entered in any order."""
+    """A round by the Ray engine's own parts: chunks trained by workers in any order, answers entered in any order."""
     state, tasks = experiment.first_state, tasks_of(experiment)
     team = [Worker() for _ in range(workers)]
     for worker in team:
-        worker.prepare(Kit.of(experiment.trainer), inner, "cpu")
+        worker.prepare(WorkerSetup.of(experiment.trainer), inner, "cpu")
     draw = random.Random(order)
-    ledger = Ledger(tasks, divide(tasks, inner), CPU)
-    packed = pack({name: tensor for name, tensor in state.items() if name not in experiment.plan.tied})
-    for parcel in draw.sample(ledger.parcels, len(ledger.parcels)):
-        work = Work.of([tasks[n] for n in parcel.tasks], 0, 1)
-        ledger.enter(parcel, draw.choice(team).train(packed, work))
-    assert ledger.complete
-    return ledger.sums(), ledger.report()
+    merge = OrderedMerge(tasks, split_round(tasks, inner), CPU)
+    encoded = encode({name: tensor for name, tensor in state.items() if name not in experiment.plan.tied})
+    for chunk in draw.sample(merge.chunks, len(merge.chunks)):
+        work = ChunkTasks.of([tasks[n] for n in chunk.tasks], 0, 1)
+        merge.add(chunk, draw.choice(team).train(encoded, work))
+    assert merge.complete
+    return merge.sums(), merge.report()
 
 
 def new_state(experiment, sums):
@@ -71,7 +74,7 @@ def test_up_to_64_clients_are_summed_as_the_serial_engine_sums_them(name):
 
 @pytest.mark.parametrize("inner", ["serial", "vectorised", "cuda"])
 def test_neither_workers_nor_their_order_change_a_bit_of_large_rounds(inner, monkeypatch):
-    monkeypatch.setitem(MAX_PARCELS, inner, 4)  # so that 24 clients are already many
+    monkeypatch.setitem(MAX_CHUNKS, inner, 4)  # so that 24 clients are already many
     changes = ("data.clients=24", "devices.per_round=24", "devices.capacities=a1-b1", "model.options={hidden=[4]}")
     experiment = experiment_of(*changes)
     first, _ = train_parcels(experiment, inner)
@@ -94,22 +97,22 @@ def test_fast_engines_inside_agree_with_themselves_outside(name):
             assert torch.allclose(tensor, other, rtol=1e-6, atol=1e-6)
 
 
-@given(st.lists(st.sampled_from([1.0, 0.5, 0.25]), min_size=1, max_size=150), st.sampled_from(sorted(MAX_PARCELS)))
+@given(st.lists(st.sampled_from([1.0, 0.5, 0.25]), min_size=1, max_size=150), st.sampled_from(sorted(MAX_CHUNKS)))
 @settings(deadline=None, max_examples=40)
 def test_every_task_is_in_one_parcel_and_equal_indexes_in_one_lane(capacities, inner):
     experiment = shared_experiment()
     tasks = experiment.method.assign(experiment.plan, list(enumerate(capacities)), 0)
-    parcels = divide(tasks, inner)
-    assert sorted(n for parcel in parcels for n in parcel.tasks) == list(range(len(tasks)))
+    chunks = split_round(tasks, inner)
+    assert sorted(n for chunk in chunks for n in chunk.tasks) == list(range(len(tasks)))
     lanes, last = {}, {}
-    for parcel in parcels:
-        assert parcel.tasks[0] > last.get(parcel.lane, -1)
-        last[parcel.lane] = parcel.tasks[-1]
-        for number in parcel.tasks:
-            assert lanes.setdefault(tasks[number].index.key, parcel.lane) == parcel.lane
+    for chunk in chunks:
+        assert chunk.tasks[0] > last.get(chunk.merge_group, -1)
+        last[chunk.merge_group] = chunk.tasks[-1]
+        for number in chunk.tasks:
+            assert lanes.setdefault(tasks[number].index.key, chunk.merge_group) == chunk.merge_group
     if len(tasks) <= 64 and inner == "serial":
-        assert all(len(parcel.tasks) == 1 for parcel in parcels)
-    assert len(parcels) <= MAX_PARCELS[inner] + len(last)
+        assert all(len(chunk.tasks) == 1 for chunk in chunks)
+    assert len(chunks) <= MAX_CHUNKS[inner] + len(last)
 
 
 _shared = []
@@ -125,7 +128,7 @@ def shared_experiment():
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
 def test_packed_tensors_keep_dtype_shape_and_bits(dtype, shape):
     tensor = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
-    again = Packed.of(tensor.t() if shape == (2, 3) else tensor).tensor()
+    again = TensorBytes.of(tensor.t() if shape == (2, 3) else tensor).tensor()
     assert again.dtype == dtype
     assert torch.equal(again, tensor.t() if shape == (2, 3) else tensor)
 
@@ -134,7 +137,7 @@ def test_packed_tensors_keep_dtype_shape_and_bits(dtype, shape):
 def test_an_index_travels_without_its_plan(name):
     experiment = experiment_of(f"method.name={name}")
     for task in tasks_of(experiment):
-        again = PlainIndex.of(task.index).index(experiment.plan)
+        again = EncodedIndex.of(task.index).index(experiment.plan)
         assert again.key == task.index.key
         assert all(torch.equal(a, b) for n in again for a, b in zip(again[n], task.index[n], strict=True))
 
@@ -156,23 +159,23 @@ def test_classes_a_client_lacks_weigh_nothing_also_where_a_flat_engine_sums():
 
 
 def test_how_many_workers_fit_on_a_node():
-    assert _fit({"CPU": 2.0}, 1.0, 0.0) == 2
-    assert _fit({"CPU": 2.0}, 0.1, 0.0) == 20
-    assert _fit({"CPU": 16.0, "GPU": 1.0}, 1.0, 0.25) == 4
-    assert _fit({"CPU": 16.0}, 1.0, 0.25) == 0
+    assert count_fitting({"CPU": 2.0}, 1.0, 0.0) == 2
+    assert count_fitting({"CPU": 2.0}, 0.1, 0.0) == 20
+    assert count_fitting({"CPU": 16.0, "GPU": 1.0}, 1.0, 0.25) == 4
+    assert count_fitting({"CPU": 16.0}, 1.0, 0.25) == 0
 
 
 def test_the_engine_inside():
-    assert choose_inner(experiment_of("engine=ray").trainer) == ("vectorised", "cpu")
-    assert choose_inner(experiment_of("engine=ray", "ray.engine=serial").trainer) == ("serial", "cpu")
-    assert choose_inner(experiment_of("engine=ray", "ray.gpus=0.5").trainer) == ("cuda", "cuda")
+    assert choose_for_ray(experiment_of("engine=ray").trainer) == ("vectorised", "cpu")
+    assert choose_for_ray(experiment_of("engine=ray", "ray.engine=serial").trainer) == ("serial", "cpu")
+    assert choose_for_ray(experiment_of("engine=ray", "ray.gpus=0.5").trainer) == ("cuda", "cuda")
     many = experiment_of("engine=ray", "ray.gpus=0.5", "devices.per_round=6", "devices.capacities=a1").trainer
-    assert choose_inner(many) == ("cuda", "cuda")  # without a trial, for which the driver might have no GPU
+    assert choose_for_ray(many) == ("cuda", "cuda")  # without a trial, for which the driver might have no GPU
     with pytest.warns(UserWarning, match="one client at a time"):
-        found = choose_inner(experiment_of("engine=ray", "ray.engine=vectorised", "method.name=fjord").trainer)
+        found = choose_for_ray(experiment_of("engine=ray", "ray.engine=vectorised", "method.name=fjord").trainer)
     assert found == ("serial", "cpu")
     with pytest.raises(OptionError, match=r"ray.gpus is 2, but a worker trains on one GPU: give at most 1"):
-        choose_inner(experiment_of("engine=ray", "ray.gpus=2").trainer)
+        choose_for_ray(experiment_of("engine=ray", "ray.gpus=2").trainer)
 
 
 class Recurrent(torch.nn.Module):
@@ -191,9 +194,9 @@ def test_what_only_a_gpu_cannot_do_is_seen_where_the_driver_has_none():
     trainer = experiment_of("engine=ray").trainer
     asked = {gpus: replace(trainer.settings, ray=RaySettings(gpus=gpus, engine="cuda")) for gpus in (0.0, 0.5)}
     model = Recurrent()
-    assert choose_inner(replace(trainer, model=model, settings=asked[0.0])) == ("cuda", "cpu")
+    assert choose_for_ray(replace(trainer, model=model, settings=asked[0.0])) == ("cuda", "cpu")
     with pytest.warns(UserWarning, match="'cells' needs its weights in cuDNN's own order"):
-        assert choose_inner(replace(trainer, model=model, settings=asked[0.5])) == ("serial", "cuda")
+        assert choose_for_ray(replace(trainer, model=model, settings=asked[0.5])) == ("serial", "cuda")
 
 
 def test_a_worker_trains_on_the_gpu_it_was_given(monkeypatch):

@@ -21,7 +21,7 @@ from torch import nn
 from fedwidth.data import from_tensors
 from fedwidth.engines import make_engine
 from fedwidth.engines.ray.engine import MAX_LOSSES, RayEngine
-from fedwidth.engines.ray.watch import ENDED
+from fedwidth.engines.ray.watcher import ENDED
 from fedwidth.errors import ClientError, OptionError, UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import DataSettings, DeviceSettings, RaySettings, Settings
@@ -91,8 +91,8 @@ def test_workers_share_a_round_and_all_of_them_report(address, cluster):
             run_once(experiment, engine, rounds)
             rounds += 1
             assert seen[-6:] == [(n, 6) for n in range(1, 7)]
-            worked |= {id(hand) for hand in engine.hands if hand.busy > 0}
-        assert len(worked) == len(engine.hands) == nodes
+            worked |= {id(worker) for worker in engine.workers if worker.busy > 0}
+        assert len(worked) == len(engine.workers) == nodes
         assert set(engine.costs.measured) == {1.0, 0.5, 0.25}
         assert len(puts) == rounds, "the state once a round, data and model not again"
     finally:
@@ -120,7 +120,7 @@ def at_first_answer(engine, act):
     done = []
 
     def watch(*_):
-        busy = [hand for hand in engine.hands if hand.held]
+        busy = [worker for worker in engine.workers if worker.held]
         if busy and not done:
             done.append(busy[0])
             act(busy[0])
@@ -135,7 +135,7 @@ def test_a_killed_worker_is_replaced_and_nobody_counts_twice():
     engine = make_engine(experiment.trainer)
     try:
         expected, report = after(experiment, engine)
-        killed = at_first_answer(engine, lambda hand: os.kill(hand.about.process, signal.SIGKILL))
+        killed = at_first_answer(engine, lambda worker: os.kill(worker.info.process, signal.SIGKILL))
         with pytest.warns(UserWarning, match="a Ray worker was lost"):
             found, again = after(experiment, engine)
         assert killed
@@ -144,7 +144,7 @@ def test_a_killed_worker_is_replaced_and_nobody_counts_twice():
         assert again == report
         del WATCHING[engine]
         assert same(after(experiment, engine)[0], expected), "and the next round is as before"
-        assert len(engine.hands) == 2
+        assert len(engine.workers) == 2
     finally:
         engine.close()
     assert not ray.is_initialized()
@@ -166,9 +166,9 @@ def test_a_killed_node_takes_nothing_with_it():
         assert all(same(state, expected) for state in found)
         cluster.add_node(num_cpus=1)
         deadline = time.monotonic() + 60
-        while [hand.about is not None for hand in engine.hands] != [True] * 3 and time.monotonic() < deadline:
+        while [worker.info is not None for worker in engine.workers] != [True] * 3 and time.monotonic() < deadline:
             after(experiment, engine)
-        assert [hand.about is not None for hand in engine.hands] == [True] * 3, "a new node is taken in"
+        assert [worker.info is not None for worker in engine.workers] == [True] * 3, "a new node is taken in"
         engine.close()
     finally:
         ray.shutdown()

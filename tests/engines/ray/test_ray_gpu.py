@@ -41,22 +41,22 @@ def wait_for(engine, experiment, workers):
     """Train until so many workers are there; the state of the last round."""
     for _ in range(40):
         state, _ = run_once(experiment, engine)
-        if sum(hand.about is not None for hand in engine.hands) >= workers:
+        if sum(worker.info is not None for worker in engine.workers) >= workers:
             return state
     raise TimeoutError
 
 
 def test_half_a_gpu_each_puts_four_workers_on_two(two_gpus, monkeypatch):
     """Scheduled by Ray as on real GPUs; they train on processors, since the GPUs are only stated."""
-    monkeypatch.setattr(ray_engine, "choose_inner", lambda trainer: ("serial", "cpu"))
+    monkeypatch.setattr(ray_engine, "choose_for_ray", lambda trainer: ("serial", "cpu"))
     experiment = Experiment(small(*HALVES))
     expected, _ = run_once(experiment, make_engine(Experiment(small("devices.per_round=6")).trainer))
     engine = make_engine(experiment.trainer)
     try:
         assert same(wait_for(engine, experiment, 4), expected)
-        assert len(engine.hands) == 4
-        assert Counter(hand.about.gpu for hand in engine.hands) == {"0": 2, "1": 2}
-        assert len({hand.about.process for hand in engine.hands}) == 4
+        assert len(engine.workers) == 4
+        assert Counter(worker.info.gpu for worker in engine.workers) == {"0": 2, "1": 2}
+        assert len({worker.info.process for worker in engine.workers}) == 4
         assert ray.available_resources().get("GPU", 0) == 0
     finally:
         engine.close()
@@ -92,7 +92,7 @@ def test_workers_on_gpus_train_there():
     try:
         assert (engine.inner, engine.device) == ("cuda", "cuda")
         first = wait_for(engine, experiment, 2)
-        assert all(hand.about.gpu for hand in engine.hands)
+        assert all(worker.info.gpu for worker in engine.workers)
         assert same(first, run_once(experiment, engine)[0]), "who trained what changes no bit"
     finally:
         engine.close()

@@ -1,6 +1,6 @@
 """Placement by measured cost: the law behind it, in a time that is made up, so that nothing here is timed.
 
-A cluster is played by workers of this process. Each says that its parcels took as long as a table of widths says, and
+A cluster is played by workers of this process. Each says that its chunks took as long as a table of widths says, and
 the clock goes on to whoever is done first.
 """
 
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from fedwidth.engines import SerialEngine
 from fedwidth.engines.ray import engine as ray_engine
+from fedwidth.engines.ray.chunks import Chunk
 from fedwidth.engines.ray.engine import RayEngine
-from fedwidth.engines.ray.parcels import Costs, Parcel
-from fedwidth.engines.ray.records import About
-from fedwidth.engines.ray.scheduling import AHEAD, Hand, choose
+from fedwidth.engines.ray.messages import WorkerInfo
+from fedwidth.engines.ray.scheduling import MAX_HELD, Costs, WorkerHandle, schedule
 from fedwidth.engines.ray.worker import Worker
 from fedwidth.experiment import Experiment
 from small_runs import same, small
@@ -30,10 +30,10 @@ class Clock:
 
 
 def hand(*seconds, clock=None):
-    """A worker that holds parcels of so many seconds, numbered by them."""
-    made = Hand(None, None, About("here", 1, "", ""), clock=clock or Clock())
+    """A worker that holds chunks of so many seconds, numbered by them."""
+    made = WorkerHandle(None, None, WorkerInfo("here", 1, "", ""), clock=clock or Clock())
     for each in seconds:
-        made.take(object(), Parcel(each, (0,), ()))
+        made.take(object(), Chunk(each, (0,), ()))
     return made
 
 
@@ -41,44 +41,44 @@ def test_parcels_go_to_the_worker_that_is_free_first():
     """One long and three short ones: the short ones do not queue up behind the long one."""
     long, short = hand(), hand()
     seconds = {0: 10.0, 1: 1.0, 2: 1.0, 3: 1.0}
-    waiting = [Parcel(n, (n,), ()) for n in seconds]
-    for worker, parcel in choose([long, short], waiting, lambda parcel: seconds[parcel.number]):
-        worker.take(object(), parcel)
-    assert [parcel.number for parcel in long.held.values()] == [0]
-    assert [parcel.number for parcel in short.held.values()] == [1, 2]
-    assert [parcel.number for parcel in waiting] == [3]
-    assert len(short.held) == AHEAD
+    waiting = [Chunk(n, (n,), ()) for n in seconds]
+    for worker, chunk in schedule([long, short], waiting, lambda chunk: seconds[chunk.number]):
+        worker.take(object(), chunk)
+    assert [chunk.number for chunk in long.held.values()] == [0]
+    assert [chunk.number for chunk in short.held.values()] == [1, 2]
+    assert [chunk.number for chunk in waiting] == [3]
+    assert len(short.held) == MAX_HELD
 
 
 def test_what_a_worker_has_done_of_a_parcel_counts():
-    """One second is left of ten, against three: the worker with the long parcel is free first."""
+    """One second is left of ten, against three: the worker with the long chunk is free first."""
     clock = Clock()
     long = hand(10, clock=clock)
     clock.now = 9.0
     short = hand(3, clock=clock)
-    ((worker, _),) = choose([long, short], [Parcel(2, (0,), ())], lambda parcel: float(parcel.number))
+    ((worker, _),) = schedule([long, short], [Chunk(2, (0,), ())], lambda chunk: float(chunk.number))
     assert worker is long
-    assert long.left(lambda parcel: 10.0) == pytest.approx(1.0)
+    assert long.left(lambda chunk: 10.0) == pytest.approx(1.0)
     clock.now = 20.0
-    assert long.left(lambda parcel: 10.0) == 0.0, "one that takes longer than expected is done any moment"
+    assert long.left(lambda chunk: 10.0) == 0.0, "one that takes longer than expected is done any moment"
 
 
 def test_workers_that_are_not_ready_get_nothing():
-    assert list(choose([Hand(None, None)], [Parcel(0, (0,), ())], lambda parcel: 1.0)) == []
+    assert list(schedule([WorkerHandle(None, None)], [Chunk(0, (0,), ())], lambda chunk: 1.0)) == []
 
 
 COSTS = st.lists(st.integers(1, 50), min_size=1, max_size=9)
 
 
-def place(seconds, workers, placement=choose):
-    """When each of so many workers is done, if parcels take exactly what is expected."""
+def place(seconds, workers, placement=schedule):
+    """When each of so many workers is done, if chunks take exactly what is expected."""
     clock = Clock()
     team = [hand(clock=clock) for _ in range(workers)]
-    waiting = [Parcel(n, (n,), ()) for n in sorted(range(len(seconds)), key=lambda n: -seconds[n])]
+    waiting = [Chunk(n, (n,), ()) for n in sorted(range(len(seconds)), key=lambda n: -seconds[n])]
     ends = [0.0] * workers
     while waiting or any(each.held for each in team):
-        for worker, parcel in placement(team, waiting, lambda parcel: seconds[parcel.number]):
-            worker.take(object(), parcel)
+        for worker, chunk in placement(team, waiting, lambda chunk: seconds[chunk.number]):
+            worker.take(object(), chunk)
         nows = {
             n: each.since + seconds[next(iter(each.held.values())).number] for n, each in enumerate(team) if each.held
         }
@@ -104,7 +104,7 @@ def test_a_round_takes_at_most_a_third_longer_than_the_best_placement(seconds, w
     ends = place(seconds, workers)
     assert sum(seconds) == pytest.approx(sum(ends)), "no worker waited"
     assert max(ends) <= (4 / 3 - 1 / (3 * workers)) * best(seconds, workers) + 1e-9
-    assert max(ends) - min(ends) <= max(seconds), "no worker idles for longer than one parcel takes"
+    assert max(ends) - min(ends) <= max(seconds), "no worker idles for longer than one chunk takes"
 
 
 def test_the_bound_is_met_by_the_case_that_is_known_to_meet_it():
@@ -140,8 +140,8 @@ class PlayedCluster:
     def start(self):
         worker, free = Worker(), [0.0]
 
-        def prepare(*kit):
-            return Ref(worker.prepare(*kit), self.clock.now)
+        def prepare(*setup):
+            return Ref(worker.prepare(*setup), self.clock.now)
 
         def train(state, work):
             took = sum(self.seconds[capacity] for capacity in work.capacities)
@@ -161,7 +161,7 @@ def played(monkeypatch, seconds, *changes, workers=2):
     """An engine on a played cluster, and its experiment."""
     cluster = PlayedCluster(seconds, workers)
     monkeypatch.setattr(ray_engine, "Cluster", lambda settings: cluster)
-    monkeypatch.setattr(ray_engine, "Hand", lambda *words: Hand(*words, clock=cluster.clock))
+    monkeypatch.setattr(ray_engine, "WorkerHandle", lambda *words: WorkerHandle(*words, clock=cluster.clock))
     experiment = Experiment(
         small("data.clients=12", "devices.per_round=12", "engine=ray", "ray.engine=serial", *changes)
     )
@@ -177,14 +177,14 @@ def test_costs_of_one_round_place_the_next(monkeypatch):
     seconds = {1.0: 1.0, 0.5: 6.0}
     engine, experiment, cluster = played(monkeypatch, seconds)
     # Every client has as many samples as the next, so that only widths differ.
-    monkeypatch.setattr(engine, "_samples", lambda parcel, tasks: {tasks[parcel.tasks[0]].capacity: 10})
+    monkeypatch.setattr(engine, "_samples", lambda chunk, tasks: {tasks[chunk.tasks[0]].capacity: 10})
     tasks = tasks_of(experiment, [1.0] * 6 + [0.5] * 3)
     took, shares = [], []
     for round in range(3):
         began = cluster.clock.now
         engine.run(experiment.first_state, tasks, round)
         took.append(cluster.clock.now - began)
-        shares.append(min(hand.busy for hand in engine.hands) / took[-1])
+        shares.append(min(worker.busy for worker in engine.workers) / took[-1])
     assert engine.costs.measured == pytest.approx({1.0: 0.1, 0.5: 0.6})
     # By the square of the width, whole ones go first: three each, and then one worker has two halves: 3 + 12 s.
     assert took[0] == 15.0
@@ -209,17 +209,17 @@ def test_a_worker_that_waits_for_a_node_that_is_gone_is_let_go(monkeypatch):
     engine, experiment, cluster = played(monkeypatch, {1.0: 1.0}, workers=2)
     tasks = tasks_of(experiment, [1.0] * 4)
     engine.run(experiment.first_state, tasks, 0)
-    begun, killed = list(engine.hands), []
+    begun, killed = list(engine.workers), []
     cluster.wanted, cluster.ray.kill = (lambda: 3), killed.append  # Ray still counts the node's place
-    engine._hire()
-    (waiting,) = (hand for hand in engine.hands if hand.about is None)
+    engine.adjust_workers()
+    (waiting,) = (worker for worker in engine.workers if worker.info is None)
     cluster.wanted = lambda: 2
-    engine._hire()
-    assert engine.hands == begun
+    engine.adjust_workers()
+    assert engine.workers == begun
     assert killed == [waiting.actor]
     cluster.wanted = lambda: 1
-    engine._hire()
-    assert engine.hands == begun, "one that has begun goes on"
+    engine.adjust_workers()
+    assert engine.workers == begun, "one that has begun goes on"
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -233,7 +233,7 @@ def test_no_worker_idles_once_costs_are_known(monkeypatch, workers):
     took = cluster.clock.now - began
     bound = max(8.0, math.fsum([8.0, 2.5, 1.0, 1.0] * 3) / workers)
     assert took <= 4 / 3 * bound
-    assert min(hand.busy for hand in engine.hands) >= 0.85 * took
+    assert min(worker.busy for worker in engine.workers) >= 0.85 * took
 
 
 def test_costs_learn_what_a_width_takes():

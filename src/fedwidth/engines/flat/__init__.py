@@ -1,1 +1,1 @@
-"""Engines on vectors: a whole sub-model as one vector, cut and averaged by a few kernels."""
+"""Engines on vectors: a whole sub-model is one vector, which a few kernels cut out of the state and average."""

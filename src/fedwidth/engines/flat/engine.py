@@ -1,8 +1,8 @@
-"""An engine on vectors: cuts and averages whole sub-models at once, and leaves training to a crew.
+"""An engine on vectors: it cuts and averages whole sub-models at once, and leaves the training to a pool.
 
-A crew is a pool of slots (one client each, side by side: `slots`) or of stacks (clients of one size as one batch of
-models: `stacks`). Updates are averaged in task order, so neither the number of slots nor the stacking changes the
-order of sums.
+The pool holds slots (one client each, side by side: `slots`) or stacks (clients of one size as one batch of models:
+`stacks`). Updates are averaged in task order, so neither the number of slots nor the stacking changes the order of
+sums.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from torch import Tensor
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import take
-from fedwidth.engines.faults import named
-from fedwidth.engines.flat.jobs import Done, Job, Order, Size, make_jobs, orders_of, size_of
-from fedwidth.engines.flat.layout import FlatState, Layout, SubLayout, cut_sent, send
+from fedwidth.engines.faults import error_context
+from fedwidth.engines.flat.layout import FlatState, Layout, SubLayout, copy_to_device, cut_sent
+from fedwidth.engines.flat.orders import Order, draw_orders
+from fedwidth.engines.flat.pool import Pool, wait_for_all
 from fedwidth.engines.flat.sums import FlatSum, FlatSums, check_finite
-from fedwidth.engines.flat.trainers import Crew, fitting, if_it_fits, settle
-from fedwidth.engines.limits import changing
+from fedwidth.engines.flat.tasks import FlatTask, FlatUpdate, Size, make_flat_tasks, size_of
+from fedwidth.engines.flat.vectors import changed_by_training
+from fedwidth.engines.memory import if_memory_allows, run_within_memory
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer, weigh_client
 from fedwidth.training.rounds import Coming, Report, Watch
@@ -30,18 +32,18 @@ from fedwidth.training.rounds import Coming, Report, Watch
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a round needs that does not depend on the state."""
+    """What was prepared for a coming round: all that it needs and that does not depend on the state."""
 
-    who: object
-    """The clients and their parts, see `_who`."""
+    key: object
+    """The clients and their sub-models it was prepared for, see `_key_of`."""
     round: int
     sums: dict[str, FlatSum]
     orders: list[Order]
 
 
 @dataclass
-class Answers:
-    """What the clients of a round answered; losses may still be under way on the device."""
+class ClientReports:
+    """What the clients of a round reported so far; losses may still be under way on the device."""
 
     passes: list[int] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
@@ -49,29 +51,33 @@ class Answers:
     """What clients keep for themselves, by client, name and tensor."""
 
     def report(self) -> Report:
-        """Wait for the losses."""
+        """The report of the round; waits for the losses."""
         return Report(tuple(self.passes), tuple(torch.stack(self.losses).tolist()), kept=self.kept)
 
 
 @dataclass
-class Shapes:
-    """How the vectors of a model and its sub-models are laid out; runs of one model may share it."""
+class Layouts:
+    """How the vectors of a model and of its sub-models are laid out; runs of one model may share this."""
 
-    layout: Layout | None = None
+    full: Layout | None = None
     subs: dict[Size, SubLayout] = field(default_factory=dict)
 
 
 class FlatEngine:
-    """Trains the clients of a round with a crew."""
+    """Trains the clients of a round with a pool."""
 
-    def __init__(self, trainer: Trainer, crew: Crew, shapes: Shapes | None = None, *, averages: bool = False) -> None:
-        self.trainer, self.crew = trainer, crew
-        self.averages = averages
-        """Whether the sums of a round are averaged next, here: that can be queued beforehand."""
-        self.shapes = shapes or Shapes()
+    def __init__(
+        self, trainer: Trainer, pool: Pool, layouts: Layouts | None = None, *, averages_here: bool = False
+    ) -> None:
+        self.trainer, self.pool = trainer, pool
+        self.averages_here = averages_here
+        """Whether the sums of a round are averaged next and in this process: that can be queued beforehand."""
+        self.layouts = layouts or Layouts()
         self._prepared: Prepared | None = None
-        self._changing: list[str] | None = None
-        self._where: dict[str, Tensor] = {}
+        self._changed: list[str] | None = None
+        """The tensors beside the vector that training may change; None before the first round."""
+        self._positions: dict[str, Tensor] = {}
+        """Positions of the last round's sub-models by their index, for methods whose windows stay."""
 
     def run(
         self,
@@ -82,168 +88,171 @@ class FlatEngine:
         coming: Coming | None = None,
         watch: Watch | None = None,
     ) -> tuple[Sequence[CohortSum], Report]:
-        """Cut, train, add in task order."""
+        """Cut the sub-models, train them, and add the updates in task order."""
         del watch  # a round is short
 
         def work() -> tuple[Sequence[CohortSum], Report]:
-            sums, jobs = self.begin(state, tasks, round)
-            trained = self.crew.train(jobs, lambda: self._work_ahead(coming))
-            answers = self.add(sums, islice(trained, len(jobs)))
-            del jobs  # their sub-models are gone before averaging begins
-            self._make_room(sums.values())
-            averaged = self.averaged(state, sums)
-            settle(trained)
-            return averaged, answers.report()
+            sums, flat_tasks = self.start_round(state, tasks, round)
+            trained = self.pool.train(flat_tasks, lambda: self._work_ahead(coming))
+            reports = self.add_updates(sums, islice(trained, len(flat_tasks)))
+            del flat_tasks  # their sub-models are gone before averaging begins
+            self._check_room(sums.values())
+            finished = self.finish_sums(state, sums)
+            wait_for_all(trained)
+            return finished, reports.report()
 
-        return fitting(self.crew, work)
+        return run_within_memory(self.pool, work)
 
-    def begin(
+    def start_round(
         self, state: Mapping[str, Tensor], tasks: Sequence[Task], round: int
-    ) -> tuple[dict[str, FlatSum], list[Job]]:
-        """The round's empty sums and its jobs."""
+    ) -> tuple[dict[str, FlatSum], list[FlatTask]]:
+        """The round's sums, which are still empty, and its flat tasks."""
         flat = self._flatten(state)
         sums, orders = self._take_prepared(tasks, round)
         starts: dict[str, Tensor] = {}
         for cohort in sums.values():
             if cohort.index.key not in starts:
-                starts[cohort.index.key] = torch.index_select(flat.flat, 0, cohort.where)
-        subs = [self.shapes.subs[size_of(task)] for task in tasks]
+                starts[cohort.index.key] = torch.index_select(flat.flat, 0, cohort.positions)
+        subs = [self.layouts.subs[size_of(task)] for task in tasks]
         cuts = [starts[task.index.key] for task in tasks]
-        jobs = make_jobs(self.trainer, tasks, subs, cuts, orders=orders, round=round)
-        if self._changing:
-            jobs = [replace(job, others=self._cut_others(flat, job.task.index)) for job in jobs]
-        return sums, self._with_sent(jobs, sums)
+        flat_tasks = make_flat_tasks(self.trainer, tasks, subs, cuts, orders=orders, round=round)
+        if self._changed:
+            flat_tasks = [replace(each, others=self._cut_others(flat, each.task.index)) for each in flat_tasks]
+        return sums, self._with_sent(flat_tasks, sums)
 
-    def _with_sent(self, jobs: list[Job], sums: Mapping[str, FlatSum]) -> list[Job]:
-        """The jobs with what their clients are sent beside their sub-models."""
-        layout = self.shapes.layout
-        if layout is None or not any(job.task.sends for job in jobs):
-            return jobs
-        cut: dict[object, Tensor] = {}  # what several clients of one part are sent is cut once
+    def _with_sent(self, flat_tasks: list[FlatTask], sums: Mapping[str, FlatSum]) -> list[FlatTask]:
+        """The tasks with what their clients are sent beside their sub-models."""
+        layout = self.layouts.full
+        if layout is None or not any(flat_task.task.sends for flat_task in flat_tasks):
+            return flat_tasks
+        cut: dict[object, Tensor] = {}  # what several clients with one index are sent is cut once
         found = []
-        for job in jobs:
-            sent = {}
-            for name, value in job.task.sends.items():
-                parts = map(id, value.values()) if isinstance(value, Mapping) else [value]
-                key = (tuple(parts), job.task.index.key)
+        for flat_task in flat_tasks:
+            task, sent = flat_task.task, {}
+            for name, value in task.sends.items():
+                tensors = map(id, value.values()) if isinstance(value, Mapping) else [value]
+                key = (tuple(tensors), task.index.key)
                 if key not in cut:
-                    cut[key] = cut_sent(value, layout, sums[job.task.cohort].where)
+                    cut[key] = cut_sent(value, layout, sums[task.cohort].positions)
                 sent[name] = cut[key]
-            found.append(replace(job, sent=sent))
+            found.append(replace(flat_task, sent=sent))
         return found
 
-    def averaged(self, state: Mapping[str, Tensor], sums: dict[str, FlatSum]) -> FlatSums:
-        """The sums; where they are averaged next, that is queued behind the training now."""
-        assert self.shapes.layout is not None
-        found = FlatSums(list(sums.values()), self.shapes.layout)
-        if self.averages:
+    def finish_sums(self, state: Mapping[str, Tensor], sums: dict[str, FlatSum]) -> FlatSums:
+        """The sums as the round hands them on; where they are averaged here, that is queued behind the training now."""
+        assert self.layouts.full is not None
+        found = FlatSums(list(sums.values()), self.layouts.full)
+        if self.averages_here:
             found.average_beforehand(state)
         return found
 
-    def add(self, sums: dict[str, FlatSum], trained: Iterator[Done]) -> Answers:
-        """Add the trained clients to the sums as they come."""
-        answers = Answers()
-        for done in trained:
-            task, order = done.job.task, done.job.order
-            with named("add", done.job.round, task):
-                self._add(sums[task.cohort], done)
-            answers.passes.append(sum(order.lengths))
-            answers.losses.append(done.loss_sum / order.steps)
-            if done.reports:
-                vectors = list(done.reports.values())
-                check_finite(vectors, [done.job.sub] * len(vectors), [task.client] * len(vectors))
-            own = {name: done.reports[name] for name in self.trainer.rule.local.own if name in done.reports}
+    def add_updates(self, sums: dict[str, FlatSum], trained: Iterator[FlatUpdate]) -> ClientReports:
+        """Add the updates to the sums as they come, and collect what the clients report."""
+        reports = ClientReports()
+        for update in trained:
+            flat_task = update.flat_task
+            task, order = flat_task.task, flat_task.order
+            with error_context("add", flat_task.round, task):
+                self._add(sums[task.cohort], update)
+            reports.passes.append(sum(order.lengths))
+            reports.losses.append(update.loss_sum / order.steps)
+            if update.reports:
+                vectors = list(update.reports.values())
+                check_finite(vectors, [flat_task.sub] * len(vectors), [task.client] * len(vectors))
+            own = {name: update.reports[name] for name in self.trainer.rule.local.own if name in update.reports}
             if own:
                 names = self.trainer.trained
-                answers.kept[task.client] = {
-                    name: {n: t for n, t in done.job.sub.views(vector.cpu()).items() if n in names}
+                reports.kept[task.client] = {
+                    name: {n: t for n, t in flat_task.sub.views(vector.cpu()).items() if n in names}
                     for name, vector in own.items()
                 }
-        return answers
+        return reports
 
     def close(self) -> None:
         """Give the device's memory back."""
-        self.crew.close()
+        self.pool.close()
         self._prepared = None
-        self.shapes.subs.clear()
-        self._where.clear()
+        self.layouts.subs.clear()
+        self._positions.clear()
 
     def prepare(self, tasks: Sequence[Task], round: int) -> None:
-        """Prepare a round to come: neither the positions of its sub-models nor the orders of samples need a state."""
-        orders = orders_of(self.trainer, tasks, round)
-        self._prepared = Prepared(_who(tasks), round, self._make_sums(tasks, round), orders)
-        self.crew.gather(self.trainer, orders)  # last: what needs the most memory may be left out
+        """Prepare a coming round: neither the positions of its sub-models nor the orders of samples need a state."""
+        orders = draw_orders(self.trainer, tasks, round)
+        self._prepared = Prepared(_key_of(tasks), round, self._make_sums(tasks, round), orders)
+        self.pool.prepare(self.trainer, orders)  # last: what needs the most memory may be left out
 
     def _work_ahead(self, coming: Coming | None) -> None:
+        """Prepare the coming round, if it is known already and the device has memory for it."""
         found = coming() if coming is not None else None
         if found is not None:
             tasks, round = found
-            if_it_fits(lambda: self.prepare(tasks, round))
+            if_memory_allows(lambda: self.prepare(tasks, round))
 
     def _take_prepared(self, tasks: Sequence[Task], round: int) -> tuple[dict[str, FlatSum], list[Order]]:
         """The round's empty sums and its clients' orders, made beforehand or now."""
         ready, self._prepared = self._prepared, None
-        if ready is not None and ready.round == round and ready.who == _who(tasks):
+        if ready is not None and ready.round == round and ready.key == _key_of(tasks):
             return ready.sums, ready.orders
-        return self._make_sums(tasks, round), orders_of(self.trainer, tasks, round)
+        return self._make_sums(tasks, round), draw_orders(self.trainer, tasks, round)
 
-    def _make_room(self, sums: Iterable[FlatSum]) -> None:
-        """Find out, while a smaller crew could help, whether averaging has memory: state, weights, a cohort."""
-        layout = self.shapes.layout
-        if self.trainer.device.type == "cuda" and layout is not None and self.crew.can_shrink:
+    def _check_room(self, sums: Iterable[FlatSum]) -> None:
+        """Find out, while a smaller pool could help, whether averaging has memory for a state, weights and a cohort."""
+        layout = self.layouts.full
+        if self.trainer.device.type == "cuda" and layout is not None and self.pool.can_shrink:
             each = layout.dtype.itemsize + torch.float64.itemsize
             needed = layout.size * each + max(cohort.room for cohort in sums)
             torch.empty(needed, dtype=torch.uint8, device=self.trainer.device)
 
     def _flatten(self, state: Mapping[str, Tensor]) -> FlatState:
-        if self.shapes.layout is None:
-            self.shapes.layout = Layout(self.trainer.plan, state, next(self.trainer.model.parameters()).dtype)
-        if self._changing is None:
-            self._changing = changing(self.trainer.model, self.shapes.layout.others)
-        return self.shapes.layout.flatten(state)
+        """The state as one vector."""
+        if self.layouts.full is None:
+            self.layouts.full = Layout(self.trainer.plan, state, next(self.trainer.model.parameters()).dtype)
+        if self._changed is None:
+            self._changed = changed_by_training(self.trainer.model, self.layouts.full.others)
+        return self.layouts.full.flatten(state)
 
     def _cut_others(self, state: FlatState, index: Index) -> dict[str, Tensor]:
         """The sub-model's tensors that training may change and that are not in the vector."""
-        return {name: take(state.others[name], index, name) for name in self._changing or ()}
+        return {name: take(state.others[name], index, name) for name in self._changed or ()}
 
     def _make_sums(self, tasks: Sequence[Task], round: int) -> dict[str, FlatSum]:
-        """An empty sum per index, with the positions it holds."""
-        assert self.shapes.layout is not None
+        """An empty sum for each cohort, with the positions that its sub-model has in the state's vector."""
+        assert self.layouts.full is not None
         sums: dict[str, FlatSum] = {}
-        where: dict[str, Tensor] = {}
+        positions: dict[str, Tensor] = {}
         for task in tasks:
             index, size = task.index, size_of(task)
-            with named("cut", round, task):
-                if size not in self.shapes.subs:
-                    last = self.crew.channels_last(index)
-                    self.shapes.subs[size] = SubLayout(
-                        self.shapes.layout, index, self.trainer.device, channels_last=last
+            with error_context("cut", round, task):
+                if size not in self.layouts.subs:
+                    last = self.pool.channels_last(index)
+                    self.layouts.subs[size] = SubLayout(
+                        self.layouts.full, index, self.trainer.device, channels_last=last
                     )
                 if task.cohort not in sums:
-                    known = where.get(index.key, self._where.get(index.key))
-                    where[index.key] = known if known is not None else self.shapes.subs[size].where(index)
-                    sums[task.cohort] = FlatSum(index, self.shapes.subs[size], where[index.key])
-        self._where = where  # kept for methods whose windows stay
+                    known = positions.get(index.key, self._positions.get(index.key))
+                    positions[index.key] = known if known is not None else self.layouts.subs[size].positions(index)
+                    sums[task.cohort] = FlatSum(index, self.layouts.subs[size], positions[index.key])
+        self._positions = positions
         return sums
 
-    def _add(self, cohort: FlatSum, done: Done) -> None:
-        """Add a trained client to its cohort."""
-        trainer, task = self.trainer, done.job.task
-        weight, labels = weigh_client(trainer, task, done.job.order.steps)
+    def _add(self, cohort: FlatSum, update: FlatUpdate) -> None:
+        """Add a client's update to its cohort, with the client's weight."""
+        trainer, flat_task = self.trainer, update.flat_task
+        weight, labels = weigh_client(trainer, flat_task.task, flat_task.order.steps)
         rows = None
         if labels is not None and trainer.plan.label_axes and len(labels) < trainer.data.classes:
-            rows = self._rows(done.job.size, labels)
-        cohort.add_flat(done.flat, weight, rows)
-        cohort.add_others(done.others, weight)
-        cohort.add_reports({name: done.reports[name] for name in trainer.rule.local.adds if name in done.reports})
+            rows = self._labelled_rows(flat_task.size, labels)
+        cohort.add_flat(update.flat, weight, rows)
+        cohort.add_others(update.others, weight)
+        cohort.add_reports({name: update.reports[name] for name in trainer.rule.local.adds if name in update.reports})
 
-    def _rows(self, size: Size, labels: Tensor) -> Tensor:
+    def _labelled_rows(self, size: Size, labels: Tensor) -> Tensor:
         """For every labelled element of the sub-model: 0 if it belongs to a class the client lacks, else 1."""
         table = torch.zeros(self.trainer.data.classes, dtype=torch.float64)
         table[labels] = 1.0
-        return send(table, self.trainer.device)[self.shapes.subs[size].classes]
+        return copy_to_device(table, self.trainer.device)[self.layouts.subs[size].classes]
 
 
-def _who(tasks: Sequence[Task]) -> object:
-    """Clients, capacities and parts: what was prepared for them serves all rounds in which these are the same."""
+def _key_of(tasks: Sequence[Task]) -> object:
+    """Clients, capacities and cohorts of a round: what was prepared for it serves any round that has the same ones."""
     return [(task.client, task.capacity, task.cohort) for task in tasks]

@@ -4,10 +4,10 @@ Choosing, cutting out and averaging sub-models tensor by tensor costs a thousand
 than the training itself on a fast GPU. Here the global state is one vector theta[N]; a sub-model of one size is one
 vector sub[n], and which of the N positions it holds follows from a small table of kept positions:
 
-    where[e] = constant[e] + table[pointer_0[e]] + table[pointer_1[e]] + …       for every element e of the sub-model
+    positions[e] = constant[e] + table[pointer_0[e]] + table[pointer_1[e]] + …   for every element e of the sub-model
 
 constant and pointers depend only on the size (made once); the table has a few thousand entries and is made anew when
-the index changes. So a cut is `theta[where]`, whatever the model.
+the index changes. So a cut is `theta[positions]`, whatever the model.
 
 Every tensor begins at a multiple of `ALIGNED` elements, because libraries read several numbers at once and some fail
 where these straddle an address they expect. The gaps belong to nobody: they are 0 in every vector, and the gaps of a
@@ -29,7 +29,7 @@ from fedwidth.core.index import Index
 from fedwidth.plan.plan import Plan
 
 ALIGNED = 16
-"""Elements: 64 bytes in single precision."""
+"""Every tensor begins at a multiple of so many elements: 64 bytes in single precision."""
 
 
 class FlatState(dict[str, Tensor]):
@@ -45,7 +45,7 @@ class FlatState(dict[str, Tensor]):
 
 
 class Layout:
-    """Where each floating-point tensor of the full state lies in the vector: plain order, tied tensors once."""
+    """Where each floating-point tensor of the full state lies in its vector: in the plan's order, tied tensors once."""
 
     def __init__(self, plan: Plan, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         self.plan, self.dtype = plan, dtype
@@ -54,11 +54,11 @@ class Layout:
         self.names = [name for name in own if state[name].dtype == dtype]
         self.others = [name for name in own if state[name].dtype != dtype]
         sizes = [math.prod(plan.shapes[n]) for n in self.names]
-        *offsets, end = _running(map(_aligned, sizes))
+        *offsets, end = _offsets(map(_aligned, sizes))
         self.offsets = dict(zip(self.names, offsets, strict=True))
         self.size = end + ALIGNED
         self.spare = end
-        """Where the gaps of sub-models point at."""
+        """The element that the gaps of sub-models point at."""
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The full tensors as views of a vector."""
@@ -66,7 +66,7 @@ class Layout:
         return {n: flat[self.offsets[n] : self.offsets[n] + math.prod(shapes[n])].view(shapes[n]) for n in self.names}
 
     def vector(self, tensors: Mapping[str, Tensor], device: torch.device) -> Tensor:
-        """Some full tensors as one vector, 0 where there is none."""
+        """Some of the full tensors as one vector, with 0 for those that are missing."""
         flat = torch.zeros(self.size, dtype=self.dtype, device=device)
         views = self.views(flat)
         for name in (name for name in tensors if name in views):
@@ -74,7 +74,7 @@ class Layout:
         return flat
 
     def flatten(self, state: Mapping[str, Tensor]) -> FlatState:
-        """The state as one vector; as it is if it is one already."""
+        """The state as one vector; the state itself if it is one already."""
         if isinstance(state, FlatState):
             return state
         device = next((state[n].device for n in self.names), None)
@@ -84,7 +84,7 @@ class Layout:
 
 
 class SubLayout:
-    """The same for sub-models of one size, and the gather from the full vector.
+    """Where each tensor of the sub-models of one size lies in their vectors, and how these come out of the full one.
 
     With `channels_last`, tensors of four dimensions lie in that order (their views have the usual shape): convolutions
     on GPUs are fastest so, and the gather costs the same in any order.
@@ -95,7 +95,7 @@ class SubLayout:
         self.shapes = {n: index.shapes[n] for n in layout.names}
         self.sliced = {n: index.sliced(n) for n in layout.names}
         sizes = [math.prod(self.shapes[n]) for n in layout.names]
-        *offsets, self.size = _running(map(_aligned, sizes))
+        *offsets, self.size = _offsets(map(_aligned, sizes))
         self.offsets = dict(zip(layout.names, offsets, strict=True))
         axes = dict(layout.plan.label_axes)
         self._class_axes = {name: axes[name] for name in layout.names if name in axes}
@@ -117,7 +117,7 @@ class SubLayout:
         for name, view in self.labelled_views(found).items():
             dim = self._class_axes[name]
             view.copy_(torch.arange(view.shape[dim]).view([-1 if d == dim else 1 for d in range(view.dim())]))
-        return send(found, self.constant.device)
+        return copy_to_device(found, self.constant.device)
 
     def take_labelled(self, flat: Tensor) -> Tensor:
         """A copy of the labelled elements of a sub-model's vector."""
@@ -134,13 +134,13 @@ class SubLayout:
         return [flat[start : start + math.prod(self.shapes[name])] for name, start in starts.items()]
 
     def other_parts(self, flat: Tensor) -> list[Tensor]:
-        """All other elements, as views."""
+        """The elements of a sub-model's vector that are not labelled, as views."""
         starts = [self.offsets[name] for name in self._class_axes]
         ends = [self.offsets[name] + math.prod(self.shapes[name]) for name in self._class_axes]
         return [flat[end:start] for end, start in zip([0, *ends], [*starts, self.size], strict=True) if end < start]
 
     def labelled_parts_of(self, values: Tensor) -> Sequence[Tensor]:
-        """What `take_labelled` gives, cut into parts like `labelled_parts`."""
+        """What `take_labelled` gives, split tensor by tensor like `labelled_parts`."""
         return torch.split(values, [math.prod(self.shapes[name]) for name in self._class_axes])
 
     def labelled_views(self, values: Tensor) -> dict[str, Tensor]:
@@ -155,16 +155,16 @@ class SubLayout:
             view.fill_(float(name in names))
         return marked
 
-    def where(self, index: Index) -> Tensor:
-        """Positions in the full vector of every element of the sub-model at this index."""
-        return self.wheres([index])[0]
+    def positions(self, index: Index) -> Tensor:
+        """The position in the full vector of every element of the sub-model at an index."""
+        return self.positions_of([index])[0]
 
-    def wheres(self, indexes: Sequence[Index]) -> Tensor:
-        """The same for several indexes of this size: [indexes, n]."""
+    def positions_of(self, indexes: Sequence[Index]) -> Tensor:
+        """The positions of the sub-models at several indexes of this size: [indexes, n]."""
         result = self.constant.expand(len(indexes), self.size)
-        if self.parts:
-            kept = [torch.cat([index[name][dim] for name, dim in self.parts]) for index in indexes]
-            tables = send(functional.pad(torch.stack(kept) * self.strides, (0, 1)), result.device)
+        if self.sliced_axes:
+            kept = [torch.cat([index[name][dim] for name, dim in self.sliced_axes]) for index in indexes]
+            tables = copy_to_device(functional.pad(torch.stack(kept) * self.strides, (0, 1)), result.device)
             for pointer in self.pointers:
                 result = result + tables.index_select(1, pointer)
         return result
@@ -176,7 +176,7 @@ class SubLayout:
         return found
 
     def _view(self, name: str, part: Tensor) -> Tensor:
-        """One tensor's elements, in the last dimension of `part`, in the shape it has."""
+        """A tensor's elements, which lie in the last dimension of `part`, in the tensor's own shape."""
         shape = self.shapes[name]
         order = [0, 2, 3, 1] if self.channels_last and len(shape) == 4 else list(range(len(shape)))
         before = part.dim() - 1
@@ -184,12 +184,13 @@ class SubLayout:
         return laid.permute([*range(before), *(before + order.index(dim) for dim in range(len(shape)))])
 
     def _make_gather(self, device: torch.device) -> None:
+        """Make the constant and the pointers that `positions_of` adds up."""
         full, layout = self.layout.plan.shapes, self.layout
-        self.parts = [(n, dim) for n in layout.names for dim in self.sliced[n]]
-        lengths = [self.shapes[n][dim] for n, dim in self.parts]
-        *firsts, nowhere = _running(lengths)  # the table's last entry is 0, for elements with fewer sliced dimensions
-        starts = dict(zip(self.parts, firsts, strict=True))
-        strides = [_stride(full[n], dim) for n, dim in self.parts]
+        self.sliced_axes = [(n, dim) for n in layout.names for dim in self.sliced[n]]
+        lengths = [self.shapes[n][dim] for n, dim in self.sliced_axes]
+        *firsts, nowhere = _offsets(lengths)  # the table's last entry is 0, for elements with fewer sliced dimensions
+        starts = dict(zip(self.sliced_axes, firsts, strict=True))
+        strides = [_stride(full[n], dim) for n, dim in self.sliced_axes]
         each = torch.tensor(lengths, dtype=torch.long)
         self.strides = torch.repeat_interleave(torch.tensor(strides, dtype=torch.long), each)
         constant = torch.full((self.size,), layout.spare)
@@ -201,39 +202,40 @@ class SubLayout:
             for dim, length in enumerate(shape):
                 along = torch.arange(length).view([-1 if d == dim else 1 for d in range(len(shape))])
                 if dim in self.sliced[name]:
-                    place = self.sliced[name].index(dim)
-                    pointer_views[place][name].copy_((along + starts[name, dim]).expand(shape))
+                    number = self.sliced[name].index(dim)
+                    pointer_views[number][name].copy_((along + starts[name, dim]).expand(shape))
                 else:
                     constant_views[name].add_(along * _stride(full[name], dim))
         self.constant = constant.to(device)
         self.pointers = [pointer.to(device) for pointer in pointers]
 
 
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the processor on the device. It does not wait: on a GPU that trains, a plain copy takes its turn."""
+def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A processor's tensor on the device, without waiting: on a GPU that trains, a plain copy would take its turn."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def cut_sent(value: Mapping[str, Tensor] | float, layout: Layout, where: Tensor) -> Tensor:
+def cut_sent(value: Mapping[str, Tensor] | float, layout: Layout, positions: Tensor) -> Tensor:
     """What a client is sent beside its sub-model, as a vector like it or as one number."""
     if isinstance(value, Mapping):
-        return layout.vector(value, where.device).index_select(0, where)
-    return torch.tensor(float(value), dtype=layout.dtype, device=where.device)
+        return layout.vector(value, positions.device).index_select(0, positions)
+    return torch.tensor(float(value), dtype=layout.dtype, device=positions.device)
 
 
 def _stride(shape: Sequence[int], dim: int) -> int:
+    """How many elements lie between two neighbours along a dimension of a contiguous tensor."""
     return math.prod(shape[dim + 1 :])
 
 
 def _aligned(size: int) -> int:
-    """Up to the next multiple of `ALIGNED`."""
+    """A size rounded up to the next multiple of `ALIGNED`."""
     return -(-size // ALIGNED) * ALIGNED
 
 
-def _running(sizes: Iterable[int]) -> list[int]:
-    """Where each begins, and where all end.
+def _offsets(sizes: Iterable[int]) -> list[int]:
+    """The offset of each of several neighbours in memory, and at last their end.
 
-    >>> _running([2, 3])
+    >>> _offsets([2, 3])
     [0, 2, 5]
     """
     return [0, *itertools.accumulate(sizes)]

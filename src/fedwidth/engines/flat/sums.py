@@ -1,4 +1,4 @@
-"""Averaging on vectors: the arithmetic of `aggregation`, a few kernels for a whole cohort."""
+"""Averaging on vectors: the arithmetic of `core.aggregation`, in a few kernels for a whole cohort."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedwidth.core.aggregation import RoundSums, average_tensor, blend_into
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
 from fedwidth.core.running_mean import Weight, interpolate, ratio
-from fedwidth.engines.faults import named
+from fedwidth.engines.faults import error_context
 from fedwidth.engines.flat.layout import FlatState, Layout, SubLayout
 from fedwidth.errors import UpdateError
 from fedwidth.methods import Task
@@ -24,20 +24,24 @@ from fedwidth.methods import Task
 class FlatSum(CohortSum):
     """A cohort's mean as one vector. `mean` and `weight` by tensor are views of it, made for methods that ask."""
 
-    def __init__(self, index: Index, sub: SubLayout, where: Tensor) -> None:
+    def __init__(self, index: Index, sub: SubLayout, positions: Tensor) -> None:
         super().__init__(index)
         self.sub = sub
-        self.where = where
+        self.positions = positions
+        """Where the elements of the cohort's sub-model lie in the state's vector."""
         self.flat_mean: Tensor | None = None
         self._views: dict[str, Tensor] | None = None
         """The mean by tensor, once it was asked for; the vector is only changed in place."""
         self.flat_weight = 0.0
-        """Of every element but the labelled ones: clients differ in those alone."""
+        """The weight of every element but the labelled ones: clients differ in those alone."""
         self.label_weight: Tensor | None = None
-        """Of each labelled element (`sub.classes`); None while it is `flat_weight`, as all clients had all classes."""
+        """The weight of each labelled element (`sub.classes`); None while it is `flat_weight`, as all clients had all
+        classes."""
 
     def add_flat(self, flat: Tensor, weight: float, rows: Tensor | None) -> None:
-        """Add a client's vector. `rows` is 0 for labelled elements of classes the client lacks, else 1; None: all 1.
+        """Add a client's vector. `rows` is 0 for labelled elements of classes the client lacks and 1 for others.
+
+        None stands for ones.
 
         The caller checks that the vectors are finite (`check_finite`), once for all clients of a round: asking the
         device each time would make it wait.
@@ -61,15 +65,15 @@ class FlatSum(CohortSum):
         self.clients += 1
 
     def add_others(self, others: Mapping[str, Tensor], weight: float) -> None:
-        """Add the client's tensors that are not in the vector, one by one."""
+        """Add a client's tensors that are not in the vector, one by one."""
         for name, tensor in others.items():
             self._add(name, tensor, weight)
 
     def add_reports(self, reports: Mapping[str, Tensor]) -> None:
-        """Add what the client reports beside its sub-model, as vectors like it."""
+        """Add what a client reports beside its sub-model, as vectors like it."""
         for name, vector in reports.items():
             if name not in self.reports:
-                self.reports[name] = FlatSum(self.index, self.sub, self.where)
+                self.reports[name] = FlatSum(self.index, self.sub, self.positions)
             total = self.reports[name]
             assert isinstance(total, FlatSum)
             total.add_flat(vector, 1.0, None)
@@ -85,7 +89,7 @@ class FlatSum(CohortSum):
 
     @property
     def weight(self) -> Mapping[str, Weight]:
-        """The weight by tensor."""
+        """The weight by tensor: a number, or one for each element where classes count."""
         found: dict[str, Weight] = dict.fromkeys(self.sub.shapes, self.flat_weight)
         if self.label_weight is not None:
             found |= self.sub.labelled_views(self.label_weight)
@@ -98,12 +102,12 @@ class FlatSum(CohortSum):
 
     @property
     def room(self) -> int:
-        """Bytes that `_put` takes for a while, beside the state and its weights.
+        """The bytes that averaging the cohort into a state takes for a while, beside the state and its weights.
 
-        Of every element the weights so far, and then also the cohort's share of them; when the weights are gone, the
-        share, the share in the state's dtype and the state's value are no more. Labelled elements (a few of an image
-        model, most of a language model) come on top: first their weights, two results of `ratio` on the way and its
-        mask, then their share.
+        For every element that is the weight so far, and then also the cohort's share of it; when the weights are gone,
+        the share, the share in the state's dtype and the state's value are no more. Labelled elements (a few of an
+        image model, most of a language model) come on top: first their weights, two results of `ratio` on the way and
+        its mask, then their share.
         """
         weight, elements = torch.float64.itemsize, self.sub.size
         labelled = 0 if self.label_weight is None else self.label_weight.numel()
@@ -112,7 +116,7 @@ class FlatSum(CohortSum):
 
 
 class FlatSums(RoundSums):
-    """The sums of a round as vectors."""
+    """The sums of a round's cohorts as vectors."""
 
     def __init__(self, sums: Sequence[FlatSum], layout: Layout) -> None:
         self._sums, self._layout = list(sums), layout
@@ -130,11 +134,11 @@ class FlatSums(RoundSums):
             self._known = state, average_flat(state, self._sums, self._layout)
 
     def is_averaged(self, state: Mapping[str, Tensor]) -> bool:
-        """Whether they have been averaged into this state already."""
+        """Whether the sums have been averaged into this state already."""
         return self._known is not None and self._known[0] is state
 
     def average(self, state: Mapping[str, Tensor]) -> FlatState:
-        """The new state."""
+        """The state after the sums were averaged into it."""
         if self._known is not None and self._known[0] is state:
             return self._known[1]
         return average_flat(self._layout.flatten(state), self._sums, self._layout)
@@ -146,7 +150,7 @@ def average_flat(state: FlatState, sums: Sequence[FlatSum], layout: Layout) -> F
     total = torch.zeros(layout.size, dtype=torch.float64, device=result.device)
     for cohort in sums:
         assert cohort.flat_mean is not None
-        blend_into(result, total, cohort.flat_mean, Positions(cohort.where), partial(_add_weight, cohort))
+        blend_into(result, total, cohort.flat_mean, Positions(cohort.positions), partial(_add_weight, cohort))
     others = dict(state.others)
     for name in others.keys() & {name for cohort in sums for name in cohort.others}:
         others[name] = average_tensor(others[name], name, sums, layout.plan)
@@ -160,16 +164,16 @@ class Positions:
     positions: Tensor
 
     def take(self, full: Tensor) -> Tensor:
-        """A copy of them."""
+        """A copy of the elements at these positions."""
         return full[self.positions]
 
     def put(self, full: Tensor, part: Tensor) -> None:
-        """Write them back."""
+        """Write the elements at these positions."""
         full[self.positions] = part
 
 
 def _add_weight(cohort: FlatSum, after: Tensor) -> Weight:
-    """Add the cohort's weight in each of its elements to that of all cohorts before; what share of it that is."""
+    """Add a cohort's weight to that of all cohorts before, in each of its elements, and return its share of the sum."""
     if cohort.label_weight is None:
         after += cohort.flat_weight
         return ratio(cohort.flat_weight, after)
@@ -186,7 +190,7 @@ def _add_weight(cohort: FlatSum, after: Tensor) -> Weight:
 
 
 def check_finite(vectors: Sequence[Tensor], subs: Sequence[SubLayout], clients: Sequence[int]) -> None:
-    """Refuse vectors with values that are not finite, naming client and tensor; one answer from the device for all."""
+    """Refuse vectors with values that are not finite, naming client and tensor; the device is asked once for all."""
     # A sum is finite only if all its values are: a quick look first. It may overflow where they are: then a closer one.
     if bool(torch.isfinite(torch.stack([vector.sum() for vector in vectors])).all()):
         return
@@ -202,8 +206,8 @@ def check_finite(vectors: Sequence[Tensor], subs: Sequence[SubLayout], clients: 
 
 
 def check_rows(rows: Tensor, sub: SubLayout, tasks: Sequence[Task], round: int | None = None) -> None:
-    """The same for the rows of one matrix: one sum, one answer; names the round too where it is given."""
+    """Refuse rows of a matrix with values that are not finite, naming client, tensor and, where it is given, round."""
     if not bool(torch.isfinite(rows.sum(1)).all()):
         for row, task in zip(rows, tasks, strict=True):
-            with named("add", round, task) if round is not None else nullcontext():
+            with error_context("add", round, task) if round is not None else nullcontext():
                 check_finite([row], [sub], [task.client])

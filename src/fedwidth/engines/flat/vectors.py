@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedwidth.engines.flat.layout import SubLayout
 from fedwidth.errors import OptionError
+from fedwidth.models import StaticBatchNorm2d
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.rule import Rule
 from fedwidth.training.weights import Number, Weights
@@ -24,9 +25,9 @@ def make_vectors(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Weights:
-    """Fresh vectors for sub-models of this layout; all keep their addresses, so that a step can be captured.
+    """New vectors for sub-models of one layout, of which the parameters `names` are trained.
 
-    `names` are the parameters that are trained.
+    All keep their addresses from then on, so that a step on them can be captured.
     """
 
     def zeros(*sizes: int) -> Tensor:
@@ -54,15 +55,21 @@ def make_vectors(
 
 
 def changed_by_steps(weights: Weights) -> list[Tensor]:
-    """What a step changes and the next one needs."""
+    """The tensors that a step changes and that the next step reads."""
     steps = [weights.steps] if isinstance(weights.steps, Tensor) else []
     return [*weights.values, *weights.first, *weights.second, *weights.gathered, *steps]
 
 
-def reset(weights: Weights, *, gathered: bool = True) -> None:
-    """Forget the moments: every client starts with a fresh optimiser.
+def changed_by_training(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Those of the named tensors that training may change: all but the statistics of static batch norms."""
+    static = [name for name, module in model.named_modules() if isinstance(module, StaticBatchNorm2d)]
+    return [name for name in names if name.rpartition(".")[0] not in static]
 
-    And the gradient: nothing writes to its gaps, where clipping by a norm that is no number would leave one.
+
+def reset(weights: Weights, *, gathered: bool = True) -> None:
+    """Set an optimiser's moments to 0, since every client starts with a fresh one, and the gradients as well.
+
+    Nothing writes to a gradient's gaps, where clipping by a norm that is no number would leave one.
     """
     assert isinstance(weights.steps, Tensor)
     gradients = [gradient for gradient in weights.gradients if gradient is not None]
@@ -71,13 +78,13 @@ def reset(weights: Weights, *, gathered: bool = True) -> None:
 
 
 def fill(number: Number, value: float) -> None:
-    """Write a number where a captured step reads it."""
+    """Write a value where a captured step reads that number."""
     assert isinstance(number, Tensor)
     number.fill_(value)
 
 
-def take_over(weights: Weights, values: Tensor, sent: Sequence[Mapping[str, Tensor]]) -> None:
-    """Begin with these values ([n], or the first rows) and what each client was sent beside them."""
+def start_from(weights: Weights, values: Tensor, sent: Sequence[Mapping[str, Tensor]]) -> None:
+    """Let the clients begin with these values ([n], or the first rows) and what each was sent beside them."""
     rows = slice(len(values)) if weights.rows else slice(None)
     weights.values[0][rows].copy_(values)
     for start in weights.start:
@@ -97,7 +104,7 @@ def take_over(weights: Weights, values: Tensor, sent: Sequence[Mapping[str, Tens
 
 
 def _room_for(example: Tensor, weights: Weights) -> Tensor:
-    """Zeros for what every client is sent: a vector, or a number."""
+    """Zeros with room for what every client is sent: a vector, or a number."""
     value = weights.values[0]
     if not weights.rows:
         return torch.zeros_like(example)

@@ -1,1 +1,1 @@
-"""Many runs of one shape as one batch on one device."""
+"""Many runs of one model that train as one batch on one device."""

@@ -4,45 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedwidth.engines.choice import SMALL_STEP, Work
-from fedwidth.engines.limits import why_not
-from fedwidth.engines.slots.making import try_capture
-from fedwidth.engines.stacks.trial import try_stack
+from fedwidth.engines.choice import choose_packed
+from fedwidth.engines.limits import TRIALS, why_not_by_rule
 from fedwidth.training.client import Trainer
 from fedwidth.training.rounds import compares_updates
 
 SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
-"""Training settings that a stack or a slot has one of."""
-
-
-def in_slots(trainer: Trainer) -> bool:
-    """Whether packed runs train in slots and not as stacks: as the settings say, or on a GPU where steps are large."""
-    if trainer.settings.engine != "auto":
-        return trainer.settings.engine == "cuda"
-    return trainer.device.type == "cuda" and Work.of(trainer).step > SMALL_STEP["cuda"]
+"""Training settings that all clients of a stack or a slot must have in common."""
 
 
 def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
-    """Why these runs cannot train as one batch, as stacks or in slots; None where they can.
+    """The reason why these runs cannot train as one batch, or None where they can.
 
     They must have one model, one data set and one way of training; seeds, methods, partitions, capacities and learning
     rates may differ.
     """
     first = trainers[0]
-    stacked = not in_slots(first)
+    engine = choose_packed(first)
     for trainer in trainers:
-        reason = why_not(trainer, stacked=stacked) or _differs(first, trainer)
+        reason = why_not_by_rule(trainer, engine) or _differs(first, trainer)
         if compares_updates(trainer.settings.server):
             reason = reason or "server.clip and server.screen compare single updates, which a pack does not keep"
-        if stacked and (trainer.rule.sends_or_reports or trainer.rule.probes):
+        if engine == "vectorised" and (trainer.rule.sends_or_reports or trainer.rule.probes):
             reason = reason or f"clients of {trainer.rule.title} are sent or report more than a sub-model"
         if reason:
             return reason
-    return try_stack(first) if stacked else try_capture(first)
+    return TRIALS[engine](first)
 
 
 def _differs(first: Trainer, other: Trainer) -> str | None:
-    """What keeps two runs from sharing stacks or slots."""
+    """The difference that keeps two runs from sharing stacks or slots, or None."""
     for name in SHARED:
         if getattr(first.settings.training, name) != getattr(other.settings.training, name):
             return f"training.{name} differs"

@@ -1,4 +1,4 @@
-"""Packed runs side by side: the clients of all runs train in one crew of slots.
+"""Packed runs in slots: the clients of all runs train side by side in one pool.
 
 The arithmetic is that of the runs one by one with the cuda engine, bit for bit: which clients train beside a client
 changes nothing for it. A GPU that ten clients cannot fill has more to do at a time, and steps are captured once for
@@ -12,54 +12,58 @@ from dataclasses import replace
 from itertools import islice
 
 from fedwidth.core.cohort import CohortSum
-from fedwidth.engines.flat.engine import FlatEngine, Shapes
+from fedwidth.engines.flat.engine import FlatEngine, Layouts
 from fedwidth.engines.flat.layout import Layout
-from fedwidth.engines.flat.trainers import fitting, if_it_fits, settle
-from fedwidth.engines.packed.clients import Coming, RunRound, name_of
-from fedwidth.engines.slots.pool import Slots
+from fedwidth.engines.flat.pool import wait_for_all
+from fedwidth.engines.memory import if_memory_allows, run_within_memory
+from fedwidth.engines.packed.clients import Coming, RunRound, run_name
+from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.training.client import Trainer
 from fedwidth.training.rounds import Report
 
 
-class SlotPack:
+class PackedSlots:
     """Trains a round of several runs in slots."""
 
     def __init__(self, trainers: Sequence[Trainer], layout: Layout) -> None:
-        self.crew = Slots(trainers[0])
-        self.crew.per_size *= len(trainers)
-        shapes = Shapes(layout)
-        self._engines = {id(trainer): FlatEngine(trainer, self.crew, shapes, averages=True) for trainer in trainers}
+        self.pool = SlotPool(trainers[0])
+        self.pool.per_size *= len(trainers)
+        layouts = Layouts(layout)
+        self._engines = {
+            id(trainer): FlatEngine(trainer, self.pool, layouts, averages_here=True) for trainer in trainers
+        }
 
-    def train(self, parts: Sequence[RunRound], coming: Coming) -> list[tuple[Sequence[CohortSum], Report]]:
-        """The sums and what the clients reported, run by run."""
-        return fitting(self.crew, lambda: self._train(parts, coming))
+    def train(self, rounds: Sequence[RunRound], coming: Coming) -> list[tuple[Sequence[CohortSum], Report]]:
+        """Train a round of every run; the sums and what the clients reported, run by run."""
+        return run_within_memory(self.pool, lambda: self._train(rounds, coming))
 
     def close(self) -> None:
         """Give the device's memory back."""
         for engine in self._engines.values():
             engine.close()
 
-    def _train(self, parts: Sequence[RunRound], coming: Coming) -> list[tuple[Sequence[CohortSum], Report]]:
-        engines = [self._engines[id(part.trainer)] for part in parts]
-        begun = [engine.begin(p.state, p.tasks, p.round) for engine, p in zip(engines, parts, strict=True)]
-        jobs_of_all = [replace(job, run=name_of(job.trainer)) for _, jobs in begun for job in jobs]
-        at_work = {id(part.trainer) for part in parts}  # of runs that are equal so far, one
-        trained = self.crew.train(jobs_of_all, lambda: self._work_ahead(coming, at_work))
+    def _train(self, rounds: Sequence[RunRound], coming: Coming) -> list[tuple[Sequence[CohortSum], Report]]:
+        """Train a round of every run with the slots there are."""
+        engines = [self._engines[id(round.trainer)] for round in rounds]
+        started = [engine.start_round(r.state, r.tasks, r.round) for engine, r in zip(engines, rounds, strict=True)]
+        of_all = [replace(each, run=run_name(each.trainer)) for _, flat_tasks in started for each in flat_tasks]
+        training = {id(round.trainer) for round in rounds}  # of runs that are equal so far, one
+        trained = self.pool.train(of_all, lambda: self._work_ahead(coming, training))
         found = []
-        for engine, part in zip(engines, parts, strict=True):
-            empty, jobs = begun.pop(0)  # let go of, once it is averaged
-            answers = engine.add(empty, islice(trained, len(jobs)))
-            found.append((engine.averaged(part.state, empty), answers))
-        settle(trained)
-        return [(sums, answers.report()) for sums, answers in found]
+        for engine, round in zip(engines, rounds, strict=True):
+            sums, flat_tasks = started.pop(0)  # let go of, once it is averaged
+            reports = engine.add_updates(sums, islice(trained, len(flat_tasks)))
+            found.append((engine.finish_sums(round.state, sums), reports))
+        wait_for_all(trained)
+        return [(sums, reports.report()) for sums, reports in found]
 
-    def _work_ahead(self, coming: Coming, at_work: set[int]) -> None:
-        """Prepare the next round of every run while the device trains."""
+    def _work_ahead(self, coming: Coming, training: set[int]) -> None:
+        """Prepare the next round of every run that trains, while the device is busy."""
         next_rounds = coming()
 
         def prepare() -> None:
             for trainer, tasks, round in next_rounds:
-                if id(trainer) in at_work:
+                if id(trainer) in training:
                     self._engines[id(trainer)].prepare(tasks, round)
 
-        if_it_fits(prepare)
+        if_memory_allows(prepare)

@@ -15,7 +15,8 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-from fedwidth.engines.ray.watch import watch, watch_no_longer
+from fedwidth.engines.choice import count_cores
+from fedwidth.engines.ray.watcher import start_watcher, stop_watcher
 from fedwidth.engines.ray.worker import Worker
 from fedwidth.errors import OptionError
 from fedwidth.settings import Settings
@@ -34,27 +35,27 @@ class Cluster:
                 self._connect(settings.ray.address)
 
     def close(self) -> None:
-        """Leave the cluster; one of our own ends."""
+        """Leave the cluster; one that was started for the run ends."""
         if self._watcher is not None:
-            watch_no_longer(self._watcher)
+            stop_watcher(self._watcher)
         if self._ours:
             with _signals_kept():
                 self.ray.shutdown()
 
     def start(self) -> Any:
-        """A new worker, as Ray's handle of it; it may have to wait for a free place."""
+        """Ray's handle of a new worker, which may have to wait until a node has room for it."""
         wanted = self.settings.ray
-        # Restarts are not left to Ray: an actor that waits for a place keeps its work, though others could do it.
+        # Restarts are not left to Ray: an actor that waits for room keeps its work, though others could do it.
         options = {"num_cpus": wanted.cpus, "num_gpus": wanted.gpus, "max_restarts": 0, "max_task_retries": 0}
         return self.ray.remote(Worker).options(**options, scheduling_strategy="SPREAD").remote()
 
     def room(self) -> int:
-        """How many workers fit on the nodes there are now."""
+        """The number of workers that fit on the nodes there are now."""
         wanted = self.settings.ray
-        return sum(_fit(node["Resources"], wanted.cpus, wanted.gpus) for node in self._nodes())
+        return sum(count_fitting(node["Resources"], wanted.cpus, wanted.gpus) for node in self._nodes())
 
     def wanted(self) -> int:
-        """How many workers the run should have now: as set, or as many as fit, and no more than clients."""
+        """The number of workers that the run should have now: as set, or as many as fit, and no more than clients."""
         return min(self.settings.workers or self.room(), self.settings.devices.per_round)
 
     def check_room(self) -> None:
@@ -68,7 +69,7 @@ class Cluster:
             )
 
     def check_store(self, bytes: int) -> None:
-        """Say so where the data set does not fit the object store of some node."""
+        """Warn where the data set does not fit the object store of some node."""
         least = min((node["Resources"].get("object_store_memory", math.inf) for node in self._nodes()), default=0)
         if bytes > least:
             warnings.warn(
@@ -78,9 +79,11 @@ class Cluster:
             )
 
     def _nodes(self) -> list[dict[str, Any]]:
+        """The nodes that are alive, as Ray describes them."""
         return [node for node in self.ray.nodes() if node["Alive"]]
 
     def _connect(self, address: str) -> None:
+        """Join the cluster at an address, or start one on this machine where there is none."""
         if not address:
             needed = math.ceil(self.settings.workers * self.settings.ray.cpus)
             # "local", or a cluster that ran here before and left its file behind may be waited for.
@@ -88,15 +91,15 @@ class Cluster:
                 self.ray.init(
                     address="local",
                     include_dashboard=False,
-                    num_cpus=max(_count_cores(), needed),
+                    num_cpus=max(count_cores(), needed),
                     logging_level="WARNING",
                 )
             node = self.ray._private.worker._global_node
             (raylet,) = node.all_processes[self.ray._private.ray_constants.PROCESS_TYPE_RAYLET]
-            self._watcher = watch(raylet.process.pid)
+            self._watcher = start_watcher(raylet.process.pid)
             return
         try:
-            _knock(address)
+            _check_reachable(address)
             self.ray.init(address=address, logging_level="WARNING")
         except (OSError, RuntimeError, ValueError, self.ray.exceptions.RayError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -106,24 +109,25 @@ class Cluster:
             ) from error
 
 
-def _knock(address: str) -> None:
-    """Ray itself waits for minutes where nobody answers."""
+def _check_reachable(address: str) -> None:
+    """Raise an error where nobody answers at an address: Ray itself would wait for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and "//" not in host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
-def _fit(resources: dict[str, float], cpus: float, gpus: float) -> int:
-    """How many workers of this size a node holds."""
+def count_fitting(resources: dict[str, float], cpus: float, gpus: float) -> int:
+    """The number of workers of this size that a node with these resources holds.
+
+    >>> count_fitting({"CPU": 16.0, "GPU": 1.0}, cpus=1.0, gpus=0.25)
+    4
+    """
     fits = [resources.get(kind, 0.0) / share for kind, share in (("CPU", cpus), ("GPU", gpus)) if share]
     return math.floor(min(fits) + 1e-9)
 
 
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _import_ray() -> Any:
+    """The module `ray`, or an error that says how to install it."""
     # Ray asks on its first start whether it may report usage; a library does not answer for its user.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -135,7 +139,7 @@ def _import_ray() -> Any:
 
 @contextmanager
 def _path_shared() -> Iterator[None]:
-    """Processes started here find the same modules as this one: a model may come from beside the user's script."""
+    """Let processes started here find the same modules as this one: a model may come from beside the user's script."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(part or os.getcwd() for part in sys.path)
     try:
@@ -149,7 +153,7 @@ def _path_shared() -> Iterator[None]:
 
 @contextmanager
 def _loopback_only() -> Iterator[None]:
-    """A cluster started here listens on this machine alone.
+    """Let a cluster that is started here listen on this machine alone.
 
     Ray takes `127.0.0.1` for "find an address that others can reach", unless it is told that there are no others.
     """
@@ -170,7 +174,7 @@ def _loopback_only() -> Iterator[None]:
 
 @contextmanager
 def _private_files() -> Iterator[None]:
-    """What Ray writes here only its owner may read: the token with which work is sent to the cluster, and its logs."""
+    """Let only its owner read what Ray writes: the token with which work is sent to the cluster, and its logs."""
     with suppress(OSError):
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
     before = os.umask(0o077)
@@ -182,7 +186,7 @@ def _private_files() -> Iterator[None]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Importing Ray takes over SIGTERM, with which a run is asked to finish its round and save."""
+    """Keep this process's signal handlers: importing Ray takes over SIGTERM, which asks a run to finish and save."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

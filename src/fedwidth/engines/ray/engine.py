@@ -1,9 +1,9 @@
-"""Ray workers, on one machine or many: each trains parcels of clients with a fast engine and answers with their sums.
+"""The engine with Ray's workers, on one machine or many: they train chunks of clients and answer with their sums.
 
-The state goes into Ray's object store once a round and every worker cuts its sub-models out of it. Parcels of tasks
-(see `ray_parcels`) are handed out by what their widths were measured to cost (see `ray_hands`), and their sums merged
-in the order of tasks: who trained what changes nothing. If a worker is lost, its parcels are trained again by others; a
-parcel counts when its answer is there, so no client counts twice.
+The state goes into Ray's object store once a round and every worker cuts its sub-models out of it. Chunks of tasks
+(`ray.chunks`) are handed out by what their widths were measured to cost (`ray.scheduling`), and their sums merged in
+the order of tasks (`ray.merging`): who trained what changes nothing. If a worker is lost, its chunks are trained again
+by others; a chunk counts when its result is there, so no client counts twice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,45 +19,61 @@ from torch import Tensor
 
 import fedwidth
 from fedwidth.core.cohort import CohortSum
+from fedwidth.engines.choice import choose_for_ray
 from fedwidth.engines.faults import describe
+from fedwidth.engines.ray.chunks import Chunk, split_round
 from fedwidth.engines.ray.cluster import Cluster
-from fedwidth.engines.ray.ledger import Ledger
-from fedwidth.engines.ray.parcels import Costs, Parcel, divide
-from fedwidth.engines.ray.records import About, Answer, Kit, Work, pack
-from fedwidth.engines.ray.scheduling import Hand, choose
-from fedwidth.engines.ray.worker import choose_inner
+from fedwidth.engines.ray.merging import OrderedMerge
+from fedwidth.engines.ray.messages import ChunkResult, ChunkTasks, WorkerInfo
+from fedwidth.engines.ray.scheduling import Costs, WorkerHandle, schedule
+from fedwidth.engines.ray.worker_setup import WorkerSetup
+from fedwidth.engines.transfer import encode
 from fedwidth.errors import ClientError, FedwidthError, OptionError
 from fedwidth.methods import Task
+from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
 from fedwidth.training.rounds import Coming, Report, Watch
 
 MAX_LOSSES = 3
-"""Workers that may be lost over one parcel; by then it is likely to be what kills them (too large for memory)."""
+"""The number of workers that may be lost over one chunk; by then it is likely to be what kills them (too large for
+memory)."""
 
-TICK, PATIENCE = 5.0, 120.0
-"""Seconds after which to look for new nodes, and without any worker after which a round fails."""
+POLL_SECONDS = 5.0
+"""The time after which to look for new nodes."""
+
+MAX_SECONDS_WITHOUT_WORKER = 120.0
+"""The time without any worker after which a round fails."""
 
 
 class RayEngine:
     """Trains the tasks of a round on a Ray cluster."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        inner: tuple[str, str] | None = None,
+        join: Callable[[Settings], Cluster] = Cluster,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`inner` is the engine inside the workers and their kind of device, where the settings shall not decide."""
         self.trainer = trainer
-        self.inner, self.device = choose_inner(trainer)
+        self.inner, self.device = inner or choose_for_ray(trainer)
         self.costs = Costs()
-        self.choose = choose
-        """Which worker gets what next; changes no result."""
-        self.hands: list[Hand] = []
+        self.schedule = schedule
+        """Which worker gets what next; it changes no result."""
+        self.workers: list[WorkerHandle] = []
         self.lost = 0
-        """Workers lost so far."""
-        self._calls, self._manned, self._why_lost = 0, time.monotonic(), ""
-        self._cluster = Cluster(trainer.settings)
+        """The number of workers lost so far."""
+        self._clock = clock
+        self._calls, self._last_alive, self._why_lost = 0, time.monotonic(), ""
+        self._cluster = join(trainer.settings)
         try:
             self._cluster.check_room()
-            kit = Kit.of(trainer)
-            self._cluster.check_store(kit.bytes)
-            self._kit = self._put(kit)
-            self._hire()
+            setup = WorkerSetup.of(trainer)
+            self._cluster.check_store(setup.bytes)
+            self._setup = self._put(setup)
+            self.adjust_workers()
         except BaseException:
             self.close()
             raise
@@ -74,142 +90,147 @@ class RayEngine:
         """Train all tasks and merge their sums in task order; `watch` is told whenever a worker has answered."""
         del coming
         tied = self.trainer.plan.tied
-        shared = self._cluster.ray.put(pack({name: tensor for name, tensor in state.items() if name not in tied}))
-        ledger = Ledger(tasks, divide(tasks, self.inner), next(iter(state.values())).device)
-        samples = {parcel.number: self._samples(parcel, tasks) for parcel in ledger.parcels}
+        shared = self._cluster.ray.put(encode({name: tensor for name, tensor in state.items() if name not in tied}))
+        merge = OrderedMerge(tasks, split_round(tasks, self.inner), next(iter(state.values())).device)
+        samples = {chunk.number: self._samples(chunk, tasks) for chunk in merge.chunks}
 
-        def seconds(parcel: Parcel) -> float:
-            return self.costs.estimate(samples[parcel.number])
+        def seconds(chunk: Chunk) -> float:
+            return self.costs.estimate(samples[chunk.number])
 
-        waiting = sorted(ledger.parcels, key=seconds, reverse=True)
+        waiting = sorted(merge.chunks, key=seconds, reverse=True)
         losses: Counter[int] = Counter()
-        self._calls, self._manned = self._calls + 1, time.monotonic()
-        for hand in self.hands:
-            hand.held, hand.busy = {}, 0.0  # what an earlier round that failed has left
-        self._hire()
-        while not ledger.complete:
-            for hand, parcel in self.choose(self.hands, waiting, seconds):
-                own = [tasks[number] for number in parcel.tasks]
+        self._calls, self._last_alive = self._calls + 1, time.monotonic()
+        for worker in self.workers:
+            worker.held, worker.busy = {}, 0.0  # what an earlier round that failed has left
+        self.adjust_workers()
+        while not merge.complete:
+            for worker, chunk in self.schedule(self.workers, waiting, seconds):
+                own = [tasks[number] for number in chunk.tasks]
                 sent = [self.trainer.cut_sent(task) for task in own] if any(task.sends for task in own) else ()
-                work = Work.of(own, round, self._calls, sent)
-                hand.take(hand.actor.train.remote(shared, work), parcel)
-            for hand, parcel, answer in self._answers(round):
-                if answer is None:
-                    losses[parcel.number] += 1
-                    if losses[parcel.number] == MAX_LOSSES:
-                        where = describe("train", round, *(tasks[number] for number in parcel.tasks))
+                message = ChunkTasks.of(own, round, self._calls, sent)
+                worker.take(worker.actor.train.remote(shared, message), chunk)
+            for worker, chunk, result in self._results(round):
+                if result is None:
+                    losses[chunk.number] += 1
+                    if losses[chunk.number] == MAX_LOSSES:
+                        where = describe("train", round, *(tasks[number] for number in chunk.tasks))
                         raise ClientError(
                             f"{where}: {MAX_LOSSES} Ray workers were lost (killed, or out of memory);"
                             " use fewer workers a node, with larger ray.cpus"
                         )
-                    waiting.insert(0, parcel)
+                    waiting.insert(0, chunk)
                     continue
-                hand.busy += answer.seconds
-                if hand.warm:
-                    self.costs.learn(samples[parcel.number], answer.seconds)
-                hand.warm = True
-                ledger.enter(parcel, answer)
+                worker.busy += result.seconds
+                if worker.warm:
+                    self.costs.learn(samples[chunk.number], result.seconds)
+                worker.warm = True
+                merge.add(chunk, result)
                 if watch is not None:
-                    watch(ledger.done, len(tasks))
-        return ledger.sums(), ledger.report()
+                    watch(merge.done, len(tasks))
+        return merge.sums(), merge.report()
 
     def close(self) -> None:
         """End the workers, and Ray if it was started for this run."""
-        for hand in self.hands:
-            self._cluster.ray.kill(hand.actor)
-        self.hands = []
-        self._kit = None
+        for worker in self.workers:
+            self._cluster.ray.kill(worker.actor)
+        self.workers = []
+        self._setup = None
         self._cluster.close()
 
-    def _samples(self, parcel: Parcel, tasks: Sequence[Task]) -> dict[float, int]:
-        """Training samples of a parcel by capacity."""
+    def adjust_workers(self) -> None:
+        """Start workers up to the number wanted now, and let go of those too many that still wait for room.
+
+        Nodes may have come or gone.
+        """
+        missing = self._cluster.wanted() - len(self.workers)
+        for _ in range(missing):
+            actor = self._cluster.start()
+            ready = actor.prepare.remote(self._setup, self.inner, self.device)
+            self.workers.append(WorkerHandle(actor, ready, clock=self._clock))
+        # Ray takes a while to see that a node is gone; a worker that was meant for it waits for room.
+        waiting = [worker for worker in self.workers if worker.info is None]
+        for worker in waiting[: max(0, -missing)]:
+            self.workers.remove(worker)
+            self._cluster.ray.kill(worker.actor)
+
+    def _samples(self, chunk: Chunk, tasks: Sequence[Task]) -> dict[float, int]:
+        """The number of training samples of a chunk by capacity."""
         training, found = self.trainer.settings.training, Counter[float]()
-        for task in (tasks[number] for number in parcel.tasks):
+        for task in (tasks[number] for number in chunk.tasks):
             size = self.trainer.partition.size(task.client)
             found[task.capacity] += training.steps * training.batch_size or training.epochs * size
         return dict(found)
 
-    def _answers(self, round: int) -> Iterator[tuple[Hand, Parcel, Answer | None]]:
-        """Wait until something happens. Answers that have come; None for parcels whose worker was lost."""
+    def _results(self, round: int) -> Iterator[tuple[WorkerHandle, Chunk, ChunkResult | None]]:
+        """Wait until something happens; yields the results that have come, and None for chunks of a lost worker."""
         ray, owners = self._cluster.ray, self._owners()
-        for ref in self._wait(list(owners), round):
-            hand = owners[ref]
-            if hand not in self.hands:
+        for reference in self._wait(list(owners), round):
+            worker = owners[reference]
+            if worker not in self.workers:
                 continue  # lost, with all it held, a moment ago
             try:
-                answer = ray.get(ref)
+                result = ray.get(reference)
             except ray.exceptions.RayTaskError as error:
-                raise _cause(error, hand) from error
+                raise _cause(error, worker) from error
             except ray.exceptions.RayError as error:
                 if getattr(error, "actor_init_failed", False):
                     raise RuntimeError(f"a worker could not start: {error}") from None
-                parcels = self._lose(hand, error)
-                yield from ((hand, parcel, None) for parcel in parcels)
+                chunks = self._drop(worker, error)
+                yield from ((worker, chunk, None) for chunk in chunks)
                 continue
-            if hand.about is None:
-                hand.about = _checked(answer)
+            if worker.info is None:
+                worker.info = _checked(result)
                 continue
-            yield hand, hand.give(ref), answer
+            yield worker, worker.give(reference), result
 
-    def _owners(self) -> dict[Any, Hand]:
-        """Whose answer each awaited reference is."""
-        owners = {ref: hand for hand in self.hands for ref in hand.held}
-        return owners | {hand.ready: hand for hand in self.hands if hand.about is None}
+    def _owners(self) -> dict[Any, WorkerHandle]:
+        """The worker that each awaited reference comes from."""
+        owners = {reference: worker for worker in self.workers for reference in worker.held}
+        return owners | {worker.ready: worker for worker in self.workers if worker.info is None}
 
     def _wait(self, awaited: list[Any], round: int) -> list[Any]:
         """The references that have been answered, at least one of them; none after some seconds, to look again."""
         done: list[Any] = []
         if awaited:
-            done, _ = self._cluster.ray.wait(awaited, timeout=TICK)
+            done, _ = self._cluster.ray.wait(awaited, timeout=POLL_SECONDS)
         else:
-            time.sleep(TICK)  # all workers are lost, and their nodes too
+            time.sleep(POLL_SECONDS)  # all workers are lost, and their nodes too
         now = time.monotonic()
-        if any(hand.about for hand in self.hands):
-            self._manned = now
-        elif now - self._manned > PATIENCE:
+        if any(worker.info for worker in self.workers):
+            self._last_alive = now
+        elif now - self._last_alive > MAX_SECONDS_WITHOUT_WORKER:
             raise RuntimeError(
-                f"in round {round}, the Ray cluster had no worker for {PATIENCE:.0f} s: its nodes are gone, or other"
-                f" work holds their CPUs (see `ray status`){self._why_lost}"
+                f"in round {round}, the Ray cluster had no worker for {MAX_SECONDS_WITHOUT_WORKER:.0f} s: its nodes are"
+                f" gone, or other work holds their CPUs (see `ray status`){self._why_lost}"
             )
         if not done:
-            self._hire()
+            self.adjust_workers()
         return done
 
-    def _lose(self, hand: Hand, error: Exception) -> list[Parcel]:
-        """Let a lost worker go and start another where there is room; the parcels it held."""
-        self.hands.remove(hand)
-        self._cluster.ray.kill(hand.actor)
+    def _drop(self, worker: WorkerHandle, error: Exception) -> list[Chunk]:
+        """Let a lost worker go and start another where there is room; returns the chunks it held."""
+        self.workers.remove(worker)
+        self._cluster.ray.kill(worker.actor)
         self._why_lost = f"; the last one was lost: {' '.join(str(error).split())}"
-        if hand.about is not None:  # one that never began may have been sent to a node that is gone: others come later
+        if worker.info is not None:  # one that never began may have been sent to a node that is gone: others come later
             self.lost += 1
-            warnings.warn(f"a Ray worker was lost ({hand.about}); others train what it held", stacklevel=2)
-            self._hire()
-        return list(hand.held.values())
+            warnings.warn(f"a Ray worker was lost ({worker.info}); others train what it held", stacklevel=2)
+            self.adjust_workers()
+        return list(worker.held.values())
 
-    def _hire(self) -> None:
-        """Start workers up to the number wanted now; nodes may have come or gone."""
-        missing = self._cluster.wanted() - len(self.hands)
-        for _ in range(missing):
-            actor = self._cluster.start()
-            self.hands.append(Hand(actor, actor.prepare.remote(self._kit, self.inner, self.device)))
-        # Ray takes a while to see that a node is gone; a worker that was meant for it waits for a place.
-        waiting = [hand for hand in self.hands if hand.about is None]
-        for hand in waiting[: max(0, -missing)]:
-            self.hands.remove(hand)
-            self._cluster.ray.kill(hand.actor)
-
-    def _put(self, kit: Kit) -> Any:
+    def _put(self, setup: WorkerSetup) -> Any:
+        """Put what every worker needs into the object store; returns its reference."""
         try:
-            return self._cluster.ray.put(kit)
+            return self._cluster.ray.put(setup)
         except (TypeError, AttributeError, ValueError) as error:  # what pickling fails with
             reason = str(error).strip().splitlines()[0]
             raise OptionError(f"the model cannot be sent to Ray's workers ({reason}); use engine = 'serial'") from error
 
 
-def _cause(error: Any, hand: Hand) -> Exception:
+def _cause(error: Any, worker: WorkerHandle) -> Exception:
     """What went wrong in a worker, as it was raised there."""
     cause: Exception = error.cause if isinstance(error.cause, Exception) else error
-    if hand.about is None and not isinstance(cause, FedwidthError):
+    if worker.info is None and not isinstance(cause, FedwidthError):
         last = str(cause).strip().splitlines()[-1]
         return OptionError(
             f"a Ray worker cannot take the model or the data ({last}); what they are made of must be installed on every"
@@ -218,13 +239,13 @@ def _cause(error: Any, hand: Hand) -> Exception:
     return cause
 
 
-def _checked(about: About) -> About:
+def _checked(info: WorkerInfo) -> WorkerInfo:
     """Refuse a worker that has other versions: its results could differ."""
     here = fedwidth.__version__, torch.__version__.split("+")[0]
-    there = about.fedwidth, about.torch.split("+")[0]
+    there = info.fedwidth, info.torch.split("+")[0]
     if here != there:
         raise OptionError(
-            f"{about.node} has fedwidth {there[0]} and torch {there[1]}, this machine {here[0]} and {here[1]}:"
+            f"{info.node} has fedwidth {there[0]} and torch {there[1]}, this machine {here[0]} and {here[1]}:"
             " install the same on every node"
         )
-    return about
+    return info

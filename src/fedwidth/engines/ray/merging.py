@@ -1,4 +1,4 @@
-"""The books of a round on Ray: which parcels have been answered, and what they sum to."""
+"""The sums of a round on Ray: chunks are answered in any order and merged in the order of tasks."""
 
 from __future__ import annotations
 
@@ -9,52 +9,56 @@ import torch
 from torch import Tensor
 
 from fedwidth.core.cohort import CohortSum
-from fedwidth.engines.ray.parcels import Lane, Parcel
-from fedwidth.engines.ray.records import Answer, unpack
+from fedwidth.engines.ray.chunks import Chunk, MergeGroup
+from fedwidth.engines.ray.messages import ChunkResult
+from fedwidth.engines.transfer import decode
 from fedwidth.methods import Task
 from fedwidth.training.rounds import Report
 
 
-class Ledger:
-    """Takes answers in any order and merges their sums in the order of tasks."""
+class OrderedMerge:
+    """Takes the results of chunks in any order and merges their sums in the order of tasks."""
 
-    def __init__(self, tasks: Sequence[Task], parcels: Sequence[Parcel], device: torch.device) -> None:
-        self.tasks, self.parcels, self.device = tasks, parcels, device
+    def __init__(self, tasks: Sequence[Task], chunks: Sequence[Chunk], device: torch.device) -> None:
+        self.tasks, self.chunks, self.device = tasks, chunks, device
         self.done = 0
+        """The number of tasks whose result is there."""
         self._sums = {task.cohort: CohortSum(task.index) for task in tasks}
         self._kept: dict[int, dict[str, dict[str, Tensor]]] = {}
-        self._facts: dict[int, tuple[int, float]] = {}
-        self._early: dict[int, Answer] = {}
-        self._lanes: dict[Lane, deque[Parcel]] = {}
-        for parcel in parcels:
-            self._lanes.setdefault(parcel.lane, deque()).append(parcel)
+        self._reported: dict[int, tuple[int, float]] = {}
+        """Samples seen and loss, by the number of the task."""
+        self._early: dict[int, ChunkResult] = {}
+        """Results that are not merged yet, by the number of the chunk."""
+        self._unmerged: dict[MergeGroup, deque[Chunk]] = {}
+        for chunk in chunks:
+            self._unmerged.setdefault(chunk.merge_group, deque()).append(chunk)
 
     @property
     def complete(self) -> bool:
-        """Whether every task has been entered."""
+        """Whether the results of all tasks are there."""
         return self.done == len(self.tasks)
 
-    def enter(self, parcel: Parcel, answer: Answer) -> None:
-        """Take an answer; its sums are merged as soon as those before them have been."""
-        assert parcel.tasks[0] not in self._facts, "a parcel is entered once"
-        for number, passes, loss in zip(parcel.tasks, answer.report.passes, answer.report.losses, strict=True):
-            self._facts[number] = passes, loss
-        for client, kept in answer.kept.items():
-            self._kept[client] = {name: unpack(tensors, self.device) for name, tensors in kept.items()}
-        self.done += len(parcel.tasks)
-        self._early[parcel.number] = answer
-        lane = self._lanes[parcel.lane]
-        while lane and lane[0].number in self._early:
-            for packed in self._early.pop(lane.popleft().number).sums:
-                whole = self._sums[packed.key]
-                whole.merge(packed.sum(whole.index, self.device))
+    def add(self, chunk: Chunk, result: ChunkResult) -> None:
+        """Take the result of a chunk; its sums are merged as soon as those before them have been."""
+        assert chunk.tasks[0] not in self._reported, "a chunk is added once"
+        for number, passes, loss in zip(chunk.tasks, result.report.passes, result.report.losses, strict=True):
+            self._reported[number] = passes, loss
+        for client, kept in result.kept.items():
+            self._kept[client] = {name: decode(tensors, device=self.device) for name, tensors in kept.items()}
+        self.done += len(chunk.tasks)
+        self._early[chunk.number] = result
+        unmerged = self._unmerged[chunk.merge_group]
+        while unmerged and unmerged[0].number in self._early:
+            for encoded in self._early.pop(unmerged.popleft().number).sums:
+                whole = self._sums[encoded.cohort]
+                whole.merge(encoded.sum(whole.index, self.device))
 
     def sums(self) -> list[CohortSum]:
-        """One per cohort, in order of first appearance."""
+        """The sum of each cohort, in order of first appearance."""
         return list(self._sums.values())
 
     def report(self) -> Report:
         """What the clients reported, in task order."""
-        facts = [self._facts[number] for number in range(len(self.tasks))]
-        passes, losses = tuple(passes for passes, _ in facts), tuple(loss for _, loss in facts)
+        reported = [self._reported[number] for number in range(len(self.tasks))]
+        passes, losses = tuple(passes for passes, _ in reported), tuple(loss for _, loss in reported)
         return Report(passes, losses, kept=self._kept)

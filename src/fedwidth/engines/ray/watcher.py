@@ -1,7 +1,7 @@
-"""Says why a run is over whose raylet was killed.
+"""A small process that says why a run is over whose raylet was killed.
 
 Ray ends the process that started it at once when the process it runs on that machine, the raylet, is gone, without an
-exception that could be caught. So a small process watches both and says in one line what became of them.
+exception that could be caught. So another process watches both and says in one line what became of them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ ENDED = (
 )
 
 
-def watch(raylet: int) -> subprocess.Popen[bytes] | None:
-    """Start the watching process for the raylet with this number; None where the system cannot watch processes."""
+def start_watcher(raylet: int) -> subprocess.Popen[bytes] | None:
+    """Start the process that watches the raylet with this number; None where the system cannot watch processes."""
     if not hasattr(os, "pidfd_open"):
         return None
     # In a session of its own: what ends the run, Ctrl-C say, must not end it before it has seen what happened.
@@ -26,8 +26,8 @@ def watch(raylet: int) -> subprocess.Popen[bytes] | None:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
-def watch_no_longer(watcher: subprocess.Popen[bytes]) -> None:
-    """End it before the raylet is ended on purpose."""
+def stop_watcher(watcher: subprocess.Popen[bytes]) -> None:
+    """End the watching process, before the raylet is ended on purpose."""
     watcher.kill()
     watcher.wait()
     if watcher.stdin is not None:

@@ -1,1 +1,1 @@
-"""Clients side by side on one GPU, each in a slot with a stream and a captured step of its own."""
+"""Clients side by side on one GPU, each in a slot that has a stream and a captured training step of its own."""

@@ -1,14 +1,14 @@
-"""A crew of slots: many clients side by side on one GPU, each with a slot, a stream and a captured step.
+"""A pool of slots: many clients train side by side on one GPU, each in a slot with a stream and a captured step.
 
 On the CPU the same code runs without graphs and streams, which is how it is tested where there is no GPU. Where the
-device has no memory left, the crew goes on with fewer slots: their number changes no bit of the result.
+device has no memory left, the pool goes on with fewer slots: their number changes no bit of the result.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -17,24 +17,31 @@ from typing import NamedTuple
 import torch
 
 from fedwidth.core.index import Index
-from fedwidth.engines.faults import free_memory, named, out_of_memory
-from fedwidth.engines.flat.jobs import Done, Job, Order, Size
+from fedwidth.engines.faults import error_context
+from fedwidth.engines.flat.layout import SubLayout
+from fedwidth.engines.flat.orders import Order
 from fedwidth.engines.flat.sums import check_finite
-from fedwidth.engines.slots.batches import Batches, Gathered
+from fedwidth.engines.flat.tasks import FlatTask, FlatUpdate, Size
+from fedwidth.engines.memory import free_memory, out_of_memory
+from fedwidth.engines.slots.batches import Batches, BatchesAhead
 from fedwidth.engines.slots.making import channels_last, make_slot
 from fedwidth.engines.slots.slot import Slot
 from fedwidth.errors import UpdateError
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer, dropout_seed
 
-LAUNCHERS = 10
-"""Threads that launch captured steps."""
+LAUNCH_THREADS = 10
+"""The number of threads that launch captured steps."""
 
-Wave = list[tuple[Job, Slot]]
+Wave = list[tuple[FlatTask, Slot]]
+"""Clients that train at the same time, each with its slot."""
+
+MakeSlot = Callable[[Trainer, Mapping[str, int], SubLayout, float], Slot]
+"""Makes a slot for sub-models that keep so many units of each group, see `make_slot`."""
 
 
-class Sent(NamedTuple):
-    """A trained client, without the vector it began with."""
+class TrainedSlot(NamedTuple):
+    """A slot whose client has trained, without the vector the client began with."""
 
     round: int
     task: Task
@@ -42,33 +49,38 @@ class Sent(NamedTuple):
     slot: Slot
 
 
-class Slots:
-    """Slots pooled by size; clients of one size take turns."""
+class SlotPool:
+    """Slots by the size of their sub-models; clients of one size take turns in them."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.device = trainer, trainer.device
+    def __init__(
+        self, trainer: Trainer, *, make_slot: MakeSlot = make_slot, batches_ahead: BatchesAhead | None = None
+    ) -> None:
+        self.trainer, self.device, self._make_slot = trainer, trainer.device, make_slot
         self.channels_last: Callable[[Index], bool] = partial(channels_last, trainer)
         self.per_size = trainer.settings.slots
-        self.most = sys.maxsize
-        """Slots of all sizes together; lowered where the device has no memory for one of each size."""
+        """The largest number of slots of one size."""
+        self.in_all = sys.maxsize
+        """The largest number of slots; lowered where the device has no memory for one of each size."""
         self._wanted = 1
-        """The most slots of one size that were asked for."""
+        """The largest number of slots of one size that was asked for so far."""
         self._slots: dict[Size, list[Slot]] = {}
-        self._threads = ThreadPoolExecutor(LAUNCHERS) if self.device.type == "cuda" else None
-        self._gathered = Gathered()
+        self._threads = ThreadPoolExecutor(LAUNCH_THREADS) if self.device.type == "cuda" else None
+        self.batches_ahead = BatchesAhead() if batches_ahead is None else batches_ahead
 
-    def train(self, jobs: Sequence[Job], meanwhile: Callable[[], None] | None = None) -> Iterator[Done]:
+    def train(
+        self, flat_tasks: Sequence[FlatTask], meanwhile: Callable[[], None] | None = None
+    ) -> Iterator[FlatUpdate]:
         """Train in waves: as many clients at a time as there are slots of their sizes.
 
         A wave that runs out of memory has given nothing back yet, so its clients can train again: each counts once.
         """
-        left = list(jobs)
-        del jobs  # what the caller has done with is gone before it asks for the last one
+        left = list(flat_tasks)
+        del flat_tasks  # what the caller has done with is gone before it asks for the last one
         while left:
             wave, batches = self._train_first(left)
             del left[: len(wave)]
             if not left:
-                self._gathered.clear()  # a round that came otherwise than expected has left some
+                self.batches_ahead.clear()  # a round that came otherwise than expected has left some
                 try:
                     if meanwhile is not None:  # the caller's stream is still free: what it queues runs beside this
                         meanwhile()
@@ -77,36 +89,36 @@ class Slots:
             else:
                 self._join(wave)
             del batches  # the slots' streams have read them: their memory may go to the caller's
-            sent = [Sent(job.round, job.task, job.run, slot) for job, slot in wave]
+            trained = [TrainedSlot(each.round, each.task, each.run, slot) for each, slot in wave]
             while wave:  # what is done with results comes after the training, without anybody waiting
-                yield _result(*wave.pop(0))
-            _check_finite(sent)  # waits for the device
-            sent.clear()  # the next wave may need the slots' memory
+                yield _update_of(*wave.pop(0))
+            _check_finite(trained)  # waits for the device
+            trained.clear()  # the next wave may need the slots' memory
 
-    def gather(self, trainer: Trainer, orders: Sequence[Order]) -> None:
-        """Gather the batches of a round to come."""
-        self._gathered.add(trainer, orders)
+    def prepare(self, trainer: Trainer, orders: Sequence[Order]) -> None:
+        """Gather the batches of a coming round."""
+        self.batches_ahead.add(trainer, orders)
 
     @property
     def can_shrink(self) -> bool:
-        """Whether there is more than one slot to do with, or something that was made ahead."""
-        return (self.per_size, self.most) != (1, 1) or len(self._gathered) > 0
+        """Whether the pool may have more than one slot, or holds batches that were gathered ahead."""
+        return (self.per_size, self.in_all) != (1, 1) or len(self.batches_ahead) > 0
 
     def close(self) -> None:
         """Give memory and threads back."""
         if self._threads is not None:
             self._threads.shutdown()
-        self._gathered.clear()
+        self.batches_ahead.clear()
         with suppress(RuntimeError):  # what broke the device was said already
             free_memory(self.device, self._slots.clear)
         self._slots.clear()
 
-    def _train_first(self, jobs: Sequence[Job]) -> tuple[Wave, list[Batches]]:
-        """Queue the training of as many of the first jobs as there are slots for; also what must live until then."""
+    def _train_first(self, flat_tasks: Sequence[FlatTask]) -> tuple[Wave, list[Batches]]:
+        """Queue the training of as many of the first tasks as there are slots for; also what must live until then."""
         while True:
             wave: Wave = []
             try:
-                wave.extend(self._places(jobs))
+                wave.extend(self._assign_slots(flat_tasks))
                 return wave, self._train_wave(wave)
             except Exception as error:
                 if not out_of_memory(error) or not self.can_shrink:
@@ -115,112 +127,125 @@ class Slots:
             wave.clear()
             self.shrink()
 
-    def _places(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Slot]]:
-        """Jobs in order, each with a slot of its size, until a size has no free slot left."""
+    def _assign_slots(self, flat_tasks: Sequence[FlatTask]) -> Iterator[tuple[FlatTask, Slot]]:
+        """The tasks in order, each with a slot of its size, until a size has no free slot left."""
         used: dict[Size, int] = {}
-        for number, job in enumerate(jobs):
-            place = used.get(job.size, 0)
-            if place == self.per_size or number == self.most:
+        for number, flat_task in enumerate(flat_tasks):
+            taken = used.get(flat_task.size, 0)
+            if taken == self.per_size or number == self.in_all:
                 return
-            used[job.size] = place + 1
-            with named("train", job.round, job.task, run=job.run):
-                yield job, self._slot(job, place, used)
+            used[flat_task.size] = taken + 1
+            with error_context("train", flat_task.round, flat_task.task, run=flat_task.run):
+                yield flat_task, self._slot(flat_task, taken, used)
 
-    def _slot(self, job: Job, place: int, used: dict[Size, int]) -> Slot:
-        slots = self._slots.setdefault(job.size, [])
-        self._wanted = max(self._wanted, place + 1)
-        if place == len(slots):
+    def _slot(self, flat_task: FlatTask, number: int, used: dict[Size, int]) -> Slot:
+        """The slot with this number among those of a task's size, made if it is not there yet."""
+        slots = self._slots.setdefault(flat_task.size, [])
+        self._wanted = max(self._wanted, number + 1)
+        if number == len(slots):
             self._make_room(used)
-            slots.append(make_slot(self.trainer, job.task.index.counts, job.sub, job.task.capacity))
-        return slots[place]
+            task = flat_task.task
+            slots.append(self._make_slot(self.trainer, task.index.counts, flat_task.sub, task.capacity))
+        return slots[number]
 
     def _make_room(self, used: dict[Size, int]) -> None:
-        """Let go of slots the wave does not use, if there may be no more of them."""
+        """Let go of the slots that the wave does not use, if there may be no more slots than there are."""
 
         def release() -> None:
             for size, slots in self._slots.items():
                 del slots[used.get(size, 0) :]
 
-        if sum(map(len, self._slots.values())) >= self.most:
+        if sum(map(len, self._slots.values())) >= self.in_all:
             free_memory(self.device, release)
 
     def shrink(self) -> None:
-        """Go on with nothing made ahead; then with half the slots: of each size, and of all sizes together."""
-        if self._gathered:
-            free_memory(self.device, self._gathered.stop)
+        """Go on without batches gathered ahead; then with half the slots, of each size and at last of all together."""
+        if self.batches_ahead:
+            free_memory(self.device, self.batches_ahead.stop)
             return
         if self.per_size > 1:
             self.per_size = max(1, min(self.per_size, self._wanted) // 2)
             left = f"{self.per_size} a width"
         else:
-            self.most = max(1, min(self.most, sum(map(len, self._slots.values()))) // 2)
-            left = f"{self.most} for all widths together"
+            self.in_all = max(1, min(self.in_all, sum(map(len, self._slots.values()))) // 2)
+            left = f"{self.in_all} for all widths together"
         free_memory(self.device, self._slots.clear)
         warnings.warn(f"out of memory on {self.device}: the cuda engine goes on with fewer slots, {left}", stacklevel=2)
 
     def _train_wave(self, wave: Wave) -> list[Batches]:
-        """Queue the whole training of a wave's clients, each on its slot's stream; their batches."""
-        batches = self._gathered.take([job for job, _ in wave])
-        work = [(job, slot, own) for (job, slot), own in zip(wave, batches, strict=True)]
+        """Queue the whole training of a wave's clients, each on its slot's stream; returns their batches."""
+        batches = self.batches_ahead.take([flat_task for flat_task, _ in wave])
+        work = [(flat_task, slot, own) for (flat_task, slot), own in zip(wave, batches, strict=True)]
         # Launching a graph of hundreds of kernels keeps a processor busy for longer than narrow models need to train,
         # and happens outside Python's lock: several threads launch side by side.
         started: list[Future[None]] = []
-        at_once = all(slot.is_prepared(own) for _, slot, own in work)
+        at_once = all(slot.has_captured(own) for _, slot, own in work)
         try:
-            for job, slot, own in work:
-                with named("train", job.round, job.task, run=job.run), slot.place.queue():
-                    seed = dropout_seed(job.trainer.settings.seed, job.round, job.task.client)
-                    slot.begin(
-                        job.start,
-                        learning_rate=job.learning_rate,
-                        absent=job.order.absent,
-                        seed=seed,
-                        others=job.others,
-                        sent=job.sent,
-                        steps=job.order.steps,
-                    )
-                    slot.prepare(own)
+            for flat_task, slot, own in work:
+                with (
+                    error_context("train", flat_task.round, flat_task.task, run=flat_task.run),
+                    slot.stream.queue(),
+                ):
+                    _begin(flat_task, slot)
+                    slot.capture_steps(own)
                 if at_once:
-                    started += self._launch(job, slot, own)
+                    started += self._launch(flat_task, slot, own)
             if not at_once:  # capturing a graph must not meet other threads' work
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()  # what the steps before the captures took, on streams of their own
-                for job, slot, own in work:
-                    started += self._launch(job, slot, own)
+                for flat_task, slot, own in work:
+                    started += self._launch(flat_task, slot, own)
         finally:
             wait(started)  # also where one has failed: the others still use their slots
         for future in started:
             future.result()
         return batches
 
-    def _launch(self, job: Job, slot: Slot, batches: Batches) -> list[Future[None]]:
+    def _launch(self, flat_task: FlatTask, slot: Slot, batches: Batches) -> list[Future[None]]:
+        """Train a client, on a GPU in a thread of its own; returns what must be waited for."""
         if self._threads is not None:
-            return [self._threads.submit(_train, job, slot, batches)]
-        _train(job, slot, batches)
+            return [self._threads.submit(_train, flat_task, slot, batches)]
+        _train(flat_task, slot, batches)
         return []
 
     def _join(self, wave: Wave) -> None:
-        """Whatever the caller's stream does from here on comes after the wave's training."""
+        """Let whatever the caller's stream does from here on come after the wave's training."""
         for _, slot in wave:
-            slot.place.join()
+            slot.stream.join()
 
 
-def _result(job: Job, slot: Slot) -> Done:
-    others = {name: slot.others[name] for name in job.others}
-    return Done(job, slot.flat, slot.loss_sum, others, slot.reports())
+def _begin(flat_task: FlatTask, slot: Slot) -> None:
+    """Put a client into its slot."""
+    seed = dropout_seed(flat_task.trainer.settings.seed, flat_task.round, flat_task.task.client)
+    slot.begin(
+        flat_task.start,
+        learning_rate=flat_task.learning_rate,
+        absent=flat_task.order.absent,
+        seed=seed,
+        others=flat_task.others,
+        sent=flat_task.sent,
+        steps=flat_task.order.steps,
+    )
 
 
-def _train(job: Job, slot: Slot, batches: Batches) -> None:
-    with named("train", job.round, job.task, run=job.run):
-        slot.train_all(batches, job.order.probes)
+def _train(flat_task: FlatTask, slot: Slot, batches: Batches) -> None:
+    """Train the client that is in a slot."""
+    with error_context("train", flat_task.round, flat_task.task, run=flat_task.run):
+        slot.train_all(batches, flat_task.order.probes)
 
 
-def _check_finite(sent: Sequence[Sent]) -> None:
-    """Refuse what is not finite, naming the client: one answer from the device for all, more only if it is no."""
-    slots = [one.slot for one in sent]
+def _update_of(flat_task: FlatTask, slot: Slot) -> FlatUpdate:
+    """What the client in a slot has made of its task."""
+    others = {name: slot.others[name] for name in flat_task.others}
+    return FlatUpdate(flat_task, slot.flat, slot.loss_sum, others, slot.reports())
+
+
+def _check_finite(trained: Sequence[TrainedSlot]) -> None:
+    """Refuse clients whose values are not finite, naming the first; the device is asked once where all are."""
+    slots = [one.slot for one in trained]
     try:
-        check_finite([slot.flat for slot in slots], [slot.sub for slot in slots], [one.task.client for one in sent])
+        check_finite([slot.flat for slot in slots], [slot.sub for slot in slots], [one.task.client for one in trained])
     except UpdateError:
-        for one in sent:
-            with named("add", one.round, one.task, run=one.run):
+        for one in trained:
+            with error_context("add", one.round, one.task, run=one.run):
                 check_finite([one.slot.flat], [one.slot.sub], [one.task.client])

@@ -1,37 +1,21 @@
-"""Making a slot, and finding out whether a model's step can be captured at all."""
+"""Finding out whether a model's training step can be captured: not every one can, and none says so beforehand."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 
 from fedwidth.core.index import Index
-from fedwidth.core.narrow import skeleton
 from fedwidth.core.submodel import state_of
-from fedwidth.engines.faults import out_of_memory
 from fedwidth.engines.flat.layout import Layout, SubLayout, cut_sent
-from fedwidth.engines.limits import changing
-from fedwidth.engines.slots.slot import Slot
-from fedwidth.models import set_scaler
+from fedwidth.engines.flat.vectors import changed_by_training
+from fedwidth.engines.memory import out_of_memory
+from fedwidth.engines.slots.making import channels_last, make_slot
 from fedwidth.training.client import Trainer
 from fedwidth.training.gpu import on_gpu
 
-FEW_CHANNELS = 128
-"""Up to here the GPU's convolutions in single precision are faster with channels first: PreResNet18 at 1/16 of its
-width by a fifth, at 1/8 by an eighth, at 1/4 by a sixteenth."""
-
-
-def channels_last(trainer: Trainer, index: Index) -> bool:
-    """Whether the channels of convolutions lie last in the memory of sub-models of this size."""
-    if trainer.device.type == "cuda" and trainer.settings.precision != "bf16":
-        widest = max((max(shape[:2]) for shape in index.shapes.values() if len(shape) == 4), default=0)
-        return widest > FEW_CHANNELS and trainer.takes_channels_last
-    return trainer.takes_channels_last
-
 
 def try_capture(trainer: Trainer) -> str | None:
-    """Record one step of the whole model on a GPU: not every model can be captured, and none says so beforehand."""
+    """Capture one step of the whole model on a GPU; the reason why that does not work, or None."""
     if trainer.device.type != "cuda":
         return None
     try:
@@ -44,6 +28,7 @@ def try_capture(trainer: Trainer) -> str | None:
 
 
 def _try_capture(trainer: Trainer) -> str | None:
+    """Capture one step on the trainer's device; the reason why that does not work, or None."""
     state = state_of(trainer.model)
     index = Index.whole(trainer.plan)
     layout = Layout(trainer.plan, state, next(trainer.model.parameters()).dtype)
@@ -51,29 +36,12 @@ def _try_capture(trainer: Trainer) -> str | None:
     inputs = trainer.data.example()
     targets = trainer.data.train.targets[: len(inputs)].long()
     slot = make_slot(trainer, index.counts, sub, rate=1.0)
-    with slot.place.queue():
-        others = {name: state[name] for name in changing(trainer.model, layout.others)}  # positions, counts
-        where = sub.where(index)
-        sent = {name: cut_sent(value, layout, where) for name, value in trainer.example_sends(state).items()}
-        start = layout.flatten(state).flat[where]
+    with slot.stream.queue():
+        others = {name: state[name] for name in changed_by_training(trainer.model, layout.others)}  # positions, counts
+        positions = sub.positions(index)
+        sent = {name: cut_sent(value, layout, positions) for name, value in trainer.example_sends(state).items()}
+        start = layout.flatten(state).flat[positions]
         slot.begin(start, learning_rate=0.0, absent=None, others=others, sent=sent)
         reason = slot.why_not_capture(inputs, targets)
     torch.cuda.synchronize(trainer.device)
     return reason
-
-
-def make_slot(trainer: Trainer, counts: Mapping[str, int], sub: SubLayout, rate: float) -> Slot:
-    """A slot for sub-models of this size."""
-    module = skeleton(trainer.model, trainer.plan, counts).to(trainer.device)
-    set_scaler(module, rate if trainer.settings.training.scaler else 1.0)
-    return Slot(
-        module,
-        sub,
-        trainer.settings.training,
-        trainer.rule,
-        objective=trainer.objective,
-        capacity=rate,
-        classes=trainer.data.classes,
-        device=trainer.device,
-        precision=trainer.settings.precision,
-    )

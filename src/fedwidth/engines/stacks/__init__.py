@@ -1,1 +1,1 @@
-"""Clients of one size as one batch of models."""
+"""Clients of one size as one batch of models, which train together in stacks."""

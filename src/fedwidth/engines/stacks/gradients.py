@@ -1,10 +1,10 @@
-"""Many models of one shape as one: the gradients of all of them from one call (`torch.func.vmap`).
+"""The gradients of many models of one shape from one call (`torch.func.vmap`).
 
 By default gradients are taken by `torch.func.grad` inside of vmap, so that the backward pass is stacked as well. Models
-whose layers have a stacked form (`stacked_layers`: convolutional models on a GPU) take those of the sum of the losses
-by plain autograd instead: a model's parameters move only its own loss, and only the forward pass is stacked. There
-images lie sample, height, width, client, channel in memory (`beside`): stacked convolutions and norms then find their
-channels last without a copy.
+whose layers have a stacked form (`stacks.layers`: convolutional models on a GPU) take those of the sum of the losses by
+plain autograd instead: a model's parameters move only its own loss, and only the forward pass is stacked. There images
+lie sample, height, width, client, channel in memory (`client_channels_last`): stacked convolutions and norms then find
+their channels last without a copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedwidth.engines.stacks.layers import is_layered
+from fedwidth.engines.stacks.layers import has_stacked_layers
 from fedwidth.objectives import CLASSIFICATION
 from fedwidth.training.loss import Pass, loss_of
 from fedwidth.training.rule import PLAIN, Rule
@@ -40,7 +40,7 @@ def gradients_of(
     rule: Rule = PLAIN,
     forward: AbstractContextManager[Any] | None = None,
 ) -> tuple[list[Tensor | None], Tensor]:
-    """The gradients for `own` and the loss of each model. All tensors have the models as their first axis.
+    """The gradient of each model's loss by its own tensors, and the losses. All tensors have the models as first axis.
 
     `client` says what all clients have in common; each has its own forward pass and lacks its own classes.
     The forward pass runs within `forward` (autocast, which is not for backward passes).
@@ -59,7 +59,7 @@ def gradients_of(
             return loss_of(rule, replace(every, forward=answer, absent=lacks), x, y)
 
     axes = (0, 0, 0, 0, None if absent is None else 0)
-    if not is_layered(module):
+    if not has_stacked_layers(module):
         found, losses = vmap(grad_and_value(loss), in_dims=axes)(own, rest, inputs, targets, absent)
         return [found[name] for name in own], losses
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
@@ -67,11 +67,11 @@ def gradients_of(
     return list(torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)), losses.detach()
 
 
-def beside(images: Tensor) -> Tensor:
+def client_channels_last(images: Tensor) -> Tensor:
     """Images [clients, samples, channels, height, width] with the channels of all clients last in memory."""
     return images.permute(1, 3, 4, 0, 2).contiguous().permute(3, 0, 4, 1, 2)
 
 
-def allow_restriding() -> None:
-    """Within `catch_warnings`: pooling to one pixel restrides its result client by client, which moves nothing."""
+def ignore_restriding() -> None:
+    """Ignore, within `catch_warnings`, that pooling to one pixel restrides client by client, which moves nothing."""
     warnings.filterwarnings("ignore", message="There is a performance drop .* aten::as_strided_")

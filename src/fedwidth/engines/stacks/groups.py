@@ -1,4 +1,4 @@
-"""Who trains in a stack: lots of clients, their vectors, and the portions that train side by side."""
+"""Who trains in a stack: the clients of one shape with their vectors, and the segments of them that fit one stack."""
 
 from __future__ import annotations
 
@@ -10,101 +10,102 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedwidth.engines.flat.jobs import Size
 from fedwidth.engines.flat.layout import SubLayout
+from fedwidth.engines.flat.tasks import Size
 from fedwidth.methods import Task
 
-Shape = tuple[Size, tuple[int, ...] | None]
-"""What shares a stack: the size, and with batch norm the samples in each batch."""
+StackShape = tuple[Size, tuple[int, ...] | None]
+"""What clients of one stack have in common: their size, and with batch norm the number of samples in each batch."""
 
 
-class Trained(NamedTuple):
-    """Clients of a stack that have trained, one in each row."""
+class StackResult(NamedTuple):
+    """What the clients of a stack have trained, one client in each row."""
 
     vectors: Tensor
     losses: Tensor
-    """Sums over their steps."""
+    """The sum of each client's losses over its steps."""
     reports: Mapping[str, Tensor]
-    """What they report beside their sub-models."""
+    """What the clients report beside their sub-models."""
 
 
 @dataclass(frozen=True)
-class Lot:
-    """Clients of one size, one row each, those with the most steps first."""
+class StackClients:
+    """What the training of stacked clients needs: every list has an entry a client, those with the most steps first."""
 
     tasks: Sequence[Task]
     rounds: Sequence[int]
-    """Of each client: runs that train as one batch may be in different ones."""
+    """The round each client is in: runs that train as one batch may be in different ones."""
     first: Sequence[int]
-    """Each client's first row in the samples' orders."""
+    """Each client's first row in the orders of samples."""
     steps: Sequence[int]
     rates: Sequence[float]
     absent: Sequence[Tensor | None]
-    """Classes a client lacks, where they are masked."""
+    """The classes each client lacks, where they are masked."""
     probes: Sequence[int]
-    """Steps at the beginning over which only each client's gradient is gathered."""
+    """The number of steps at the beginning over which only a client's gradient is gathered."""
     samples: Sequence[int]
-    """How many each client has."""
+    """How many samples each client has."""
     sent: Sequence[Mapping[str, Tensor]]
     """What each client was sent beside its sub-model."""
     lengths: Sequence[int]
-    """Samples in the batch of each step that has most: of the widest batch, or (batch norm) of every batch."""
+    """The largest number of samples that a client's batch has: one number for all steps, or (with batch norm, where
+    clients have equal batches) one for each step."""
 
-    def __getitem__(self, part: slice) -> Lot:
-        cut = {f.name: getattr(self, f.name)[part] for f in fields(self) if f.name != "lengths"}
-        return Lot(**cut, lengths=self.lengths)
+    def __getitem__(self, span: slice) -> StackClients:
+        cut = {f.name: getattr(self, f.name)[span] for f in fields(self) if f.name != "lengths"}
+        return StackClients(**cut, lengths=self.lengths)
 
 
 @dataclass(frozen=True)
-class Group:
-    """A lot with the vectors of its clients, which training changes in place."""
+class ShapeGroup:
+    """All clients of one shape, with their vectors, which training changes in place."""
 
-    shape: Shape
+    shape: StackShape
     sub: SubLayout
     rows: Tensor
-    lot: Lot
+    clients: StackClients
     losses: Tensor
-    """Sums over each client's steps, once it has trained."""
+    """The sum of each client's losses over its steps, once it has trained."""
     reports: dict[str, Tensor]
     """What each client reports beside its sub-model, once it has trained: rows like those of the vectors."""
 
     @classmethod
-    def of(cls, shape: Shape, sub: SubLayout, rows: Tensor, lot: Lot) -> Group:
-        """Clients that have not trained yet."""
-        return cls(shape, sub, rows, lot, torch.empty(len(rows), dtype=rows.dtype, device=rows.device), {})
+    def of(cls, shape: StackShape, sub: SubLayout, rows: Tensor, clients: StackClients) -> ShapeGroup:
+        """A group of clients that have not trained yet."""
+        return cls(shape, sub, rows, clients, torch.empty(len(rows), dtype=rows.dtype, device=rows.device), {})
 
 
 @dataclass(frozen=True)
-class Portion:
-    """Neighbours of a group that train in one stack."""
+class GroupSegment:
+    """Consecutive clients of a group that train in one stack."""
 
-    group: Group
-    part: slice
+    group: ShapeGroup
+    span: slice
     room: int
-    """Rows of the stack: as many as there are neighbours, or more."""
-    number: int
-    """Of the stack it takes, among those of its shape: neighbours that train side by side take different ones."""
+    """The number of rows of the stack: as many as the segment has clients, or more."""
+    stack_number: int
+    """Which stack of its shape the segment takes: segments that train side by side take different ones."""
 
     @property
     def rows(self) -> Tensor:
-        """Their vectors."""
-        return self.group.rows[self.part]
+        """The vectors of the segment's clients."""
+        return self.group.rows[self.span]
 
     @cached_property
-    def lot(self) -> Lot:
-        """What their training needs."""
-        return self.group.lot[self.part]
+    def clients(self) -> StackClients:
+        """What the training of the segment's clients needs."""
+        return self.group.clients[self.span]
 
     @property
-    def numbers(self) -> int:
-        """In all vectors of the stack."""
+    def elements(self) -> int:
+        """The number of elements of the stack's matrix of vectors."""
         return self.room * self.group.sub.size
 
-    def put(self, trained: Trained) -> None:
-        """Take what was trained."""
-        self.rows.copy_(trained.vectors)
-        self.group.losses[self.part].copy_(trained.losses)
-        for name, rows in trained.reports.items():
+    def put(self, result: StackResult) -> None:
+        """Write what the clients have trained into the group."""
+        self.rows.copy_(result.vectors)
+        self.group.losses[self.span].copy_(result.losses)
+        for name, rows in result.reports.items():
             if name not in self.group.reports:
                 self.group.reports[name] = torch.zeros_like(self.group.rows)
-            self.group.reports[name][self.part].copy_(rows)
+            self.group.reports[name][self.span].copy_(rows)

@@ -26,29 +26,31 @@ from fedwidth.models import StaticBatchNorm2d
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 BEST_CHANNELS = 32
-"""Of a group of merged clients. PreResNet18's first layers at 1/16 of their width, 64 clients, forward and backward
-pass on an H200: 0.15 ms with 32 channels, 0.25 with 64, 0.41 with the 4 of one client."""
+"""The number of channels that a group of merged clients should have. PreResNet18's first layers at 1/16 of their width,
+64 clients, forward and backward pass on an H200: 0.15 ms with 32 channels, 0.25 with 64, 0.41 with the 4 of one
+client."""
 
 MAX_CHANNELS = 1024
-"""The same for convolutions with strides or of one pixel: cuDNN launches kernels for each of their groups, and they are
-few and small."""
+"""The number of channels up to which clients are merged in convolutions with strides or of one pixel: cuDNN launches
+kernels for each of their groups, and they are few and small."""
 
-ROWS = (10, 20)
-"""Clients a stack has room for. 60 of PreResNet18 on an H200, bf16, batch 64, ms for a step in stacks of
-10, 20, 30 and 60: 19.1, 13.7, 20.3 and 12.6 at 1/8 (8 channels: four make 32, which only 20 and 60 allow), 10.3 and
-11.7 with 10 and 20 at 1/16 (4 channels: neither allows eight)."""
+STACK_ROWS = (10, 20)
+"""The number of clients that a stack may have room for. 60 of PreResNet18 on an H200, bf16, batch 64, ms for a step in
+stacks of 10, 20, 30 and 60: 19.1, 13.7, 20.3 and 12.6 at 1/8 (8 channels: four make 32, which only 20 and 60 allow),
+10.3 and 11.7 with 10 and 20 at 1/16 (4 channels: neither allows eight)."""
 
 
-def can_be_layered(model: nn.Module) -> bool:
-    """Whether that pays and works: there are convolutions, and nothing recurrent, which vmap must take apart itself."""
+def can_stack_layers(model: nn.Module) -> bool:
+    """Whether a model gains from stacked layers: it convolves, and has nothing recurrent, which vmap takes apart."""
     layers = list(model.modules())
     return any(isinstance(m, nn.Conv2d) for m in layers) and not any(isinstance(m, nn.RNNBase) for m in layers)
 
 
 def stack_layers(module: nn.Module, *, merge: bool) -> nn.Module:
-    """Give batch norms that keep nothing and, with `merge`, convolutions their stacked form.
+    """Give a module's batch norms that keep nothing and, with `merge`, its convolutions their stacked form.
 
-    Only PyTorch's own and fedwidth's: a class derived from one of them may do anything.
+    That is done for the classes of PyTorch and fedwidth themselves: one derived from them may do anything. A layer
+    becomes stacked by a change of its class, so that it keeps its parameters, its settings and its name in the module.
     """
     for layer in module.modules():
         if type(layer) is StaticBatchNorm2d and layer.training:
@@ -57,22 +59,24 @@ def stack_layers(module: nn.Module, *, merge: bool) -> nn.Module:
             layer.__class__ = _StackedNorm
         elif merge and type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
             layer.__class__ = _StackedConvolution
-    module.is_layered = True  # type: ignore[assignment]
+    module.has_stacked_layers = True  # type: ignore[assignment]
     return module
 
 
-def is_layered(module: nn.Module) -> bool:
-    """Whether its layers have been given their stacked form: then only plain autograd knows their gradients."""
-    return getattr(module, "is_layered", False)
+def has_stacked_layers(module: nn.Module) -> bool:
+    """Whether a module's layers have their stacked form: then only plain autograd knows their gradients."""
+    return getattr(module, "has_stacked_layers", False)
 
 
-def merged(clients: int, outputs: int, inputs: int, *, most: bool = False) -> int:
-    """How many neighbours share a group: a divisor of their number.
+def clients_per_group(clients: int, outputs: int, inputs: int, *, most: bool = False) -> int:
+    """How many neighbours share a group of a convolution: a divisor of their number.
 
     It leads near to `BEST_CHANNELS`, or with `most` as far as `MAX_CHANNELS`.
 
-    >>> merged(64, 4, 4), merged(64, 16, 16), merged(64, 64, 64), merged(7, 4, 4), merged(10, 64, 32, most=True)
-    (8, 2, 1, 7, 10)
+    >>> clients_per_group(64, 4, 4), clients_per_group(64, 16, 16), clients_per_group(64, 64, 64)
+    (8, 2, 1)
+    >>> clients_per_group(7, 4, 4), clients_per_group(10, 64, 32, most=True)
+    (7, 10)
     """
     divisors = [m for m in range(1, clients + 1) if clients % m == 0]
     if most:
@@ -80,27 +84,34 @@ def merged(clients: int, outputs: int, inputs: int, *, most: bool = False) -> in
     return min(divisors, key=lambda m: (_off_best(m * min(outputs, inputs)), m))
 
 
-def rows_for(shapes: Iterable[Sequence[int]]) -> int:
-    """How many clients of a model with these tensors share a stack: with those its narrowest convolution merges best.
+def stack_rows(shapes: Iterable[Sequence[int]]) -> int:
+    """The number of clients in a stack with which the narrowest convolution among tensors of these shapes merges best.
 
-    >>> rows_for([(4, 3, 3, 3), (8, 4, 3, 3)]), rows_for([(8, 3, 3, 3), (16, 8, 3, 3)]), rows_for([(16, 3, 3, 3)])
+    >>> stack_rows([(4, 3, 3, 3), (8, 4, 3, 3)]), stack_rows([(8, 3, 3, 3), (16, 8, 3, 3)]), stack_rows([(16, 3, 3, 3)])
     (10, 20, 10)
     """
     narrowest = min((shape[0] for shape in shapes if len(shape) == 4), default=BEST_CHANNELS)
-    return min(ROWS, key=lambda rows: (_off_best(narrowest * merged(rows, narrowest, narrowest)), rows))
+    return min(
+        STACK_ROWS, key=lambda rows: (_off_best(narrowest * clients_per_group(rows, narrowest, narrowest)), rows)
+    )
 
 
 def _off_best(channels: int) -> float:
+    """How far a number of channels is from the best one, in powers of two."""
     return abs(math.log2(channels / BEST_CHANNELS))
 
 
 class _StackedNorm(_BatchNorm):
+    """PyTorch's batch norm without statistics, as one norm with the channels of all clients."""
+
     def forward(self, input: Tensor) -> Tensor:
         found: Tensor = _Normalise.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
         return found
 
 
 class _StackedStaticNorm(StaticBatchNorm2d):
+    """A static batch norm in training, as one norm with the channels of all clients."""
+
     def forward(self, x: Tensor) -> Tensor:
         epsilon = self.eps * self.rate**2  # why: see there
         found: Tensor = _Normalise.apply(x, self.weight, self.bias, epsilon)  # type: ignore[no-untyped-call]
@@ -108,6 +119,8 @@ class _StackedStaticNorm(StaticBatchNorm2d):
 
 
 class _StackedConvolution(nn.Conv2d):
+    """A convolution in which neighbouring clients share a group."""
+
     def forward(self, input: Tensor) -> Tensor:
         how = (self.stride, self.padding, self.dilation)
         found: Tensor = _Convolve.apply(input, self.weight, self.bias, how)  # type: ignore[no-untyped-call]
@@ -115,14 +128,16 @@ class _StackedConvolution(nn.Conv2d):
 
 
 class _WithRule(torch.autograd.Function):
-    """What has a rule of its own for vmap. The rule calls what has gradients already, so nothing is kept for them."""
+    """A function with a rule of its own for vmap. The rule calls what has gradients already, so it keeps nothing."""
 
     @staticmethod
     def setup_context(_ctx: Any, _inputs: Any, _output: Any) -> None:
-        """Nothing to keep."""
+        """Keep nothing for the backward pass."""
 
 
 class _Normalise(_WithRule):
+    """Batch normalisation of one client, or of all as one with the channels of all."""
+
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=epsilon)
@@ -135,6 +150,8 @@ class _Normalise(_WithRule):
 
 
 class _Convolve(_WithRule):
+    """A convolution of one client, or of all as one with a group for each few neighbours."""
+
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, how: Any) -> Tensor:
         stride, padding, dilation = how
@@ -148,7 +165,7 @@ class _Convolve(_WithRule):
             bias = _first(clients, in_dims[2:], bias)[0].flatten()
         stride, padding, dilation = how
         launched_by_group = any(n > 1 for n in stride) or weight[0, 0, 0].numel() == 1
-        together = merged(clients, *weight.shape[1:3], most=launched_by_group)
+        together = clients_per_group(clients, *weight.shape[1:3], most=launched_by_group)
         weight = _diagonal(weight, together)
         y = F.conv2d(_side_by_side(x), weight, bias, stride, padding, dilation, clients // together)
         return torch.unflatten(y, 1, (clients, -1)), 1

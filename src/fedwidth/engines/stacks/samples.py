@@ -1,6 +1,6 @@
-"""The training samples on the device, and the order in which a round's clients take them.
+"""The training samples on the device, and the orders in which the clients of a round take them.
 
-    orders[rows, batch]    the batches of all clients one below the other; `NOBODY` where a batch is short
+    orders[rows, batch]    the batches of all clients one below the other; `NO_SAMPLE` where a batch is short
     client c, step s       takes row first[c] + s
 
 Nothing moves between two rounds: a captured step reads from the same addresses, and clients that take the same samples
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from fedwidth.data import IGNORE
-from fedwidth.engines.flat.jobs import NOBODY
+from fedwidth.engines.flat.orders import NO_SAMPLE
 from fedwidth.training.client import Trainer
 
 MAX_PREPARED = {"cpu": 2**26, "cuda": 2**31}
 """Bytes up to which the whole training set is normalised beforehand instead of batch by batch."""
 
 
-class Samples:
+class TrainingSamples:
     """The training set of one trainer, with room for a round's orders."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -36,8 +36,8 @@ class Samples:
         if not self.augments and one.numel() * one.element_size() * len(self.split) <= MAX_PREPARED[self.device.type]:
             self._prepared = self.transform(self.split.inputs)
 
-    def hold(self, orders: Sequence[Tensor], draws: Sequence[Tensor | None]) -> tuple[list[int], bool]:
-        """Take the clients' orders [steps, batch]; returns the first row of each, and whether addresses changed."""
+    def load_orders(self, orders: Sequence[Tensor], draws: Sequence[Tensor | None]) -> tuple[list[int], bool]:
+        """Copy the clients' orders [steps, batch] here; the first row of each, and whether addresses changed."""
         first = [0, *accumulate(len(order) for order in orders)]
         rows = first.pop()
         moved = rows > len(self.orders)
@@ -54,8 +54,8 @@ class Samples:
         return first, moved
 
     def lengths(self, rows: Tensor) -> Tensor:
-        """How many samples these rows have."""
-        return (self.orders.index_select(0, rows) != NOBODY).sum(1)
+        """The number of samples in each of these rows."""
+        return (self.orders.index_select(0, rows) != NO_SAMPLE).sum(1)
 
     def batch(self, rows: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """Inputs [clients, batch, …] and targets of these rows, targets ignored where a sample is missing."""
@@ -70,5 +70,5 @@ class Samples:
                 draws = self.draws.index_select(0, rows)[:, :longest].flatten(0, 1)
             inputs = self.transform(self.split.inputs[chosen], self.augments, draws=draws)
         targets = torch.unflatten(self.split.targets[chosen].long(), 0, order.shape)
-        missing = (order == NOBODY).view(*order.shape, *[1] * (targets.dim() - 2))
+        missing = (order == NO_SAMPLE).view(*order.shape, *[1] * (targets.dim() - 2))
         return torch.unflatten(inputs, 0, order.shape), targets.masked_fill(missing, IGNORE)

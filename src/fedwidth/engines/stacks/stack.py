@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from fedwidth.core.narrow import skeleton
-from fedwidth.engines.capture import Place, record
-from fedwidth.engines.flat.layout import SubLayout, send
-from fedwidth.engines.flat.vectors import changed_by_steps, make_vectors, reset, take_over
-from fedwidth.engines.stacks.gradients import allow_restriding, beside, gradients_of
-from fedwidth.engines.stacks.groups import Lot, Trained
+from fedwidth.engines.capture import GraphStream, capture_graph
+from fedwidth.engines.flat.layout import SubLayout, copy_to_device
+from fedwidth.engines.flat.vectors import changed_by_steps, make_vectors, reset, start_from
+from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding
+from fedwidth.engines.stacks.groups import StackClients, StackResult
 from fedwidth.engines.stacks.layers import stack_layers
-from fedwidth.engines.stacks.samples import Samples
+from fedwidth.engines.stacks.samples import TrainingSamples
 from fedwidth.methods import Task
 from fedwidth.models import set_scaler
 from fedwidth.training.client import Trainer
@@ -31,30 +31,30 @@ from fedwidth.training.loss import Pass
 from fedwidth.training.step import report_of, take_step
 from fedwidth.training.weights import Weights
 
-PREFIXES = 16
-"""Captured steps of a stack; the more, the fewer rows go along that have no step left."""
+MAX_PREFIXES = 16
+"""The number of prefixes whose step is captured; the more, the fewer rows go along that have no step left."""
 
 
 class Stack:
-    """Room for `rows` clients of one size."""
+    """Trains up to `rows` clients of one size together."""
 
     def __init__(
         self,
         trainer: Trainer,
         task: Task,
         sub: SubLayout,
-        samples: Samples,
+        samples: TrainingSamples,
         *,
         rows: int,
-        place: Place,
-        layered: bool,
+        stream: GraphStream,
+        stacked_layers: bool,
         merge: bool,
     ) -> None:
         self.settings, self.device, self.samples = trainer.settings.training, trainer.device, samples
         self.rule, self.capacity, self.objective = trainer.rule, task.capacity, trainer.objective
         self.precision = trainer.settings.precision
         module = skeleton(trainer.model, trainer.plan, task.index.counts).to(self.device).train()
-        self.module = stack_layers(module, merge=merge) if layered else module
+        self.module = stack_layers(module, merge=merge) if stacked_layers else module
         set_scaler(self.module, task.capacity if self.settings.scaler else 1.0)
         self.names = [name for name, tensor in trainer.model.named_parameters() if tensor.requires_grad]
         self.constants = trainer.plan.scale_buffers
@@ -71,55 +71,56 @@ class Stack:
         self.probes = torch.zeros(rows, dtype=torch.long, device=self.device)
         self.sizes = torch.ones(rows, dtype=dtype, device=self.device)
         self.number = torch.zeros((), dtype=torch.long, device=self.device)
-        """The number of the step to come."""
-        self._place = place
+        """The number of the coming step."""
+        self._stream = stream
         self._prefixes: dict[int, Prefix] = {}
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
-    def train(self, starts: Tensor, lot: Lot) -> Trained:
-        """Train from these vectors [clients, n] to the end; vectors and losses are views.
+    def train(self, starts: Tensor, clients: StackClients) -> StackResult:
+        """Train clients from these vectors [clients, n] through all their steps.
 
-        On a GPU they are there after `join`.
+        The result's tensors are views of the stack's; on a GPU their values are there after `join`.
         """
-        with self._place.queue():
-            return self._train(starts, lot)
+        with self._stream.queue():
+            return self._train(starts, clients)
 
     def join(self) -> None:
-        """Whatever the caller's stream does from here on comes after the training."""
-        self._place.join()
+        """Let whatever the caller's stream does from here on come after the training."""
+        self._stream.join()
 
-    def _train(self, starts: Tensor, lot: Lot) -> Trained:
-        clients = len(starts)
+    def _train(self, starts: Tensor, clients: StackClients) -> StackResult:
+        """Queue the training on the current stream."""
+        number = len(starts)
         known = len(self.weights.sent)
-        take_over(self.weights, starts, [sent for sent in lot.sent if sent])
+        start_from(self.weights, starts, [sent for sent in clients.sent if sent])
         if len(self.weights.sent) > known:  # now there is room for it
             self._prefixes.clear()
         reset(self.weights)
         self.loss_sum.zero_()
         self.number.zero_()
-        self._fill(self.rates[:, 0], lot.rates)
-        self._fill(self.first, lot.first)
-        self._fill(self.steps, lot.steps)
+        self._fill(self.rates[:, 0], clients.rates)
+        self._fill(self.first, clients.first)
+        self._fill(self.steps, clients.steps)
         if self.rule.probes:
-            self._fill(self.probes, lot.probes)
-            self._fill(self.sizes, lot.samples)
+            self._fill(self.probes, clients.probes)
+            self._fill(self.sizes, clients.samples)
         if self.rule.keeps_start:
             cast(Tensor, self.weights.learning_rate).copy_(self.rates)
             cast(Tensor, self.weights.local_steps)[:, 0].copy_(self.steps - self.probes)
-        if any(lacks is not None for lacks in lot.absent):
+        if any(lacks is not None for lacks in clients.absent):
             none = torch.zeros_like(self.absent[0])
-            self.absent[:clients].copy_(torch.stack([none if lacks is None else lacks for lacks in lot.absent]))
+            self.absent[:number].copy_(torch.stack([none if lacks is None else lacks for lacks in clients.absent]))
         else:
             self.absent.zero_()
-        left = clients
-        for number in range(lot.steps[0]):
-            while lot.steps[left - 1] <= number:
+        left = number
+        for step in range(clients.steps[0]):
+            while clients.steps[left - 1] <= step:
                 left -= 1
-            self._take_step(self._room(left), lot.lengths[min(number, len(lot.lengths) - 1)])
-        return Trained(self.weights.values[0][:clients], self.loss_sum[:clients], self._reports(clients))
+            self._take_step(self._room(left), clients.lengths[min(step, len(clients.lengths) - 1)])
+        return StackResult(self.weights.values[0][:number], self.loss_sum[:number], self._reports(number))
 
     def _reports(self, clients: int) -> dict[str, Tensor]:
-        """What the trained clients report beside their sub-models."""
+        """What the first so many rows report beside their sub-models."""
         if self.rule.local.reports is None:
             return {}
         found = report_of(self.weights.map(lambda rows: rows[:clients]), self.rule, self.capacity)
@@ -128,16 +129,17 @@ class Stack:
     def _fill(self, tensor: Tensor, values: Sequence[Any]) -> None:
         """Copy values to the device; rows without a client get 0."""
         padded = [*values, *[0] * (self.rows - len(values))]
-        tensor.copy_(send(torch.tensor(padded, dtype=tensor.dtype), self.device))
+        tensor.copy_(copy_to_device(torch.tensor(padded, dtype=tensor.dtype), self.device))
 
     def _room(self, clients: int) -> int:
-        """Rows that take a step where so many clients do: as many, and on a GPU the next prefix that is captured."""
+        """The number of rows that take a step where so many clients do; on a GPU that of the next captured prefix."""
         if self.device.type != "cuda":
             return clients
-        unit = -(-self.rows // PREFIXES)
+        unit = -(-self.rows // MAX_PREFIXES)
         return min(self.rows, -(-clients // unit) * unit)
 
     def _take_step(self, rows: int, longest: int) -> None:
+        """Let the first rows take a step on batches of at most `longest` samples, on a GPU a captured one."""
         if rows not in self._prefixes:
             self._prefixes[rows] = Prefix.of(self, rows)
         prefix = self._prefixes[rows]
@@ -149,27 +151,27 @@ class Stack:
         self.graphs[rows, longest].replay()
 
     def _capture(self, prefix: Prefix, longest: int) -> torch.cuda.CUDAGraph:
-        """Record the step; the one before really trains, so the vectors are put back afterwards."""
+        """Capture a prefix's step. The one before really trains, so all it changes is put back afterwards."""
         held = [*changed_by_steps(prefix.weights), prefix.loss_sum, self.number]
         before = [tensor.clone() for tensor in held]
         with warnings.catch_warnings():
-            allow_restriding()
+            ignore_restriding()
             self._step(prefix, longest)
             self.number.copy_(before[-1])
-            graph = record(lambda: self._step(prefix, longest), self._place)
+            graph = capture_graph(lambda: self._step(prefix, longest), self._stream)
         for tensor, value in zip(held, before, strict=True):
             tensor.copy_(value)
         return graph
 
     def _step(self, prefix: Prefix, longest: int) -> None:
-        """One step of the first rows."""
+        """Let the rows of a prefix take one step."""
         # A client that is done goes over its last batch again, with a learning rate of 0: its weights stay.
         active = self.number < prefix.steps
         inputs, targets = self.samples.batch(
             prefix.first + torch.minimum(self.number, prefix.steps - 1).clamp(min=0), longest
         )
         if self.sub.channels_last and inputs.dim() == 5:
-            inputs = beside(inputs)
+            inputs = client_channels_last(inputs)
         mask = self.settings.mask
         absent = None if mask == "none" else prefix.absent
         forward = autocast(self.device, self.precision)
@@ -194,9 +196,9 @@ class Stack:
         self.number.add_(1)
 
     def _probe(self, prefix: Prefix, active: Tensor) -> Tensor:
-        """Where gradients are still gathered, count this batch; where training begins, begin. Who trains in this step.
+        """Gather the gradients of rows that still probe, reset those whose training begins; returns which rows train.
 
-        Gradients of a row whose training begins are of its weights at the start: nothing has moved them yet.
+        Gradients of a row whose training begins are those at its first weights: nothing has moved them yet.
         """
         probing, begins = self.number < prefix.probes, self.number == prefix.probes
         rows = prefix.first + torch.minimum(self.number, prefix.steps - 1).clamp(min=0)
@@ -215,7 +217,7 @@ class Prefix:
     weights: Weights
     parameters: dict[str, Tensor]
     rest: dict[str, Tensor]
-    """Buffers and frozen parameters."""
+    """The buffers and frozen parameters."""
     gradients: list[Tensor]
     loss_sum: Tensor
     rates: Tensor
@@ -227,8 +229,7 @@ class Prefix:
 
     @classmethod
     def of(cls, stack: Stack, rows: int) -> Prefix:
-        """The first so many rows."""
-
+        """The first so many rows of a stack."""
         weights = stack.weights.map(lambda tensor: tensor[:rows])
         vector = weights.gradients[0]
         assert vector is not None

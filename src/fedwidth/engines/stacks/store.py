@@ -1,62 +1,63 @@
-"""The stacks a crew has made, each with its captured steps, and where on the device it trains."""
+"""The stacks a pool has made, kept with their captured steps, and the streams on which they train."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedwidth.engines.capture import Place
-from fedwidth.engines.faults import free_memory
-from fedwidth.engines.stacks.groups import Portion
-from fedwidth.engines.stacks.samples import Samples
+from fedwidth.engines.capture import GraphStream
+from fedwidth.engines.memory import free_memory
+from fedwidth.engines.stacks.groups import GroupSegment
+from fedwidth.engines.stacks.samples import TrainingSamples
 from fedwidth.engines.stacks.stack import Stack
 from fedwidth.training.client import Trainer
 
 MAX_STACKS = 64
-"""That are kept."""
+"""The number of stacks that are kept for later rounds."""
 
 
-class Stock:
-    """Stacks, made when they are first asked for."""
+class StackStore:
+    """Stacks, each made when it is first asked for."""
 
-    def __init__(self, trainer: Trainer, samples: Samples, *, places: int) -> None:
+    def __init__(self, trainer: Trainer, samples: TrainingSamples, *, streams: int) -> None:
         self.trainer, self.samples = trainer, samples
         self._stacks: dict[object, Stack] = {}
-        self._places = [Place.on(trainer.device) for _ in range(places)]
+        self._streams = [GraphStream.on(trainer.device) for _ in range(streams)]
 
-    def stack(self, portion: Portion, *, beside: int, layered: bool, merge: bool = True) -> Stack:
-        """The stack of a portion; those made one after the other are in different places of the first `beside`."""
-        key = _key(portion, merge)
+    def stack(self, segment: GroupSegment, *, concurrent: int, stacked_layers: bool, merge: bool = True) -> Stack:
+        """The stack of a segment; stacks made one after the other take turns on the first `concurrent` streams."""
+        key = _key_of(segment, merge)
         if key not in self._stacks:
             self._stacks[key] = Stack(
                 self.trainer,
-                portion.lot.tasks[0],
-                portion.group.sub,
+                segment.clients.tasks[0],
+                segment.group.sub,
                 self.samples,
-                rows=portion.room,
-                place=self._places[len(self._stacks) % beside],
-                layered=layered,
+                rows=segment.room,
+                stream=self._streams[len(self._stacks) % concurrent],
+                stacked_layers=stacked_layers,
                 merge=merge,
             )
         return self._stacks[key]
 
-    def has_others(self, wave: Sequence[Portion]) -> bool:
-        """Whether there are stacks that these portions do not need."""
-        return bool(self._stacks.keys() - {_key(portion) for portion in wave})
+    def has_others(self, wave: Sequence[GroupSegment]) -> bool:
+        """Whether there are stacks that the segments of a wave do not need."""
+        return bool(self._stacks.keys() - {_key_of(segment) for segment in wave})
 
-    def make_room(self, wave: Sequence[Portion]) -> None:
-        """Let go of all stacks if there would be too many."""
-        if len(self._stacks.keys() | {_key(portion) for portion in wave}) > MAX_STACKS:
+    def make_room(self, wave: Sequence[GroupSegment]) -> None:
+        """Let go of all stacks if those of a wave would make them too many."""
+        if len(self._stacks.keys() | {_key_of(segment) for segment in wave}) > MAX_STACKS:
             self.clear()
 
-    def clear(self, *, places: bool = False) -> None:
-        """Let go of all stacks; `places` also of the streams, which a capture that failed may have left half used.
+    def clear(self, *, streams: bool = False) -> None:
+        """Let go of all stacks; with `streams` also of the streams, which a failed capture may have left half used.
 
         Steps are captured in other memory from then on: that of graphs which are all gone must not be used again.
         """
         free_memory(self.trainer.device, self._stacks.clear)
-        self._places = [Place.on(self.trainer.device) if places else place.renewed() for place in self._places]
+        device = self.trainer.device
+        self._streams = [GraphStream.on(device) if streams else stream.with_new_memory() for stream in self._streams]
 
 
-def _key(portion: Portion, merge: bool = True) -> object:
-    """What a stack was made for."""
-    return portion.group.shape, portion.room, portion.number, merge
+def _key_of(segment: GroupSegment, merge: bool = True) -> object:
+    """What a stack is made for: segments with equal keys can train in it one after the other."""
+    return segment.group.shape, segment.room, segment.stack_number, merge

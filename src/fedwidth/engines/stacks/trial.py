@@ -9,29 +9,30 @@ from torch.func import functional_call
 
 from fedwidth.core.narrow import skeleton
 from fedwidth.core.submodel import state_of
-from fedwidth.engines.faults import out_of_memory
-from fedwidth.engines.stacks.gradients import allow_restriding, beside, gradients_of
-from fedwidth.engines.stacks.layers import can_be_layered, is_layered, stack_layers
+from fedwidth.engines.memory import out_of_memory
+from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding
+from fedwidth.engines.stacks.layers import can_stack_layers, has_stacked_layers, stack_layers
 from fedwidth.training.client import Trainer
 from fedwidth.training.gpu import autocast
 from fedwidth.training.loss import Pass, loss_of
 
 
 def try_stack(trainer: Trainer) -> str | None:
-    """Take the gradient of two stacked copies; the reason why that does not work, or None."""
-    return None if stacks_channels_last(trainer) else _try(trainer, channels_last=False)
+    """Take the gradient of two stacked copies of the model; the reason why that does not work, or None."""
+    return None if stacks_channels_last(trainer) else try_stack_as(trainer, channels_last=False)
 
 
 def stacks_channels_last(trainer: Trainer) -> bool:
-    """Whether stacked images lie with the channels of all clients last: on a GPU, if the model can be stacked so."""
-    if trainer.device.type != "cuda" or not can_be_layered(trainer.model) or not trainer.takes_channels_last:
+    """Whether images of stacked clients lie with the channels of all clients last: on a GPU, if the model allows it."""
+    if trainer.device.type != "cuda" or not can_stack_layers(trainer.model) or not trainer.takes_channels_last:
         return False
-    return _try(trainer, channels_last=True) is None
+    return try_stack_as(trainer, channels_last=True) is None
 
 
-def _try(trainer: Trainer, *, channels_last: bool) -> str | None:
+def try_stack_as(trainer: Trainer, *, channels_last: bool) -> str | None:
+    """Take the gradient of two stacked copies with images in one memory format; the reason why not, or None."""
     module = skeleton(trainer.model, trainer.plan, {}).to(trainer.device).train()
-    if trainer.device.type == "cuda" and can_be_layered(module):
+    if trainer.device.type == "cuda" and can_stack_layers(module):
         stack_layers(module, merge=True)
     state = state_of(trainer.model)
     names = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
@@ -41,11 +42,11 @@ def _try(trainer: Trainer, *, channels_last: bool) -> str | None:
     targets = trainer.data.train.targets[: len(inputs)].long().to(trainer.device)
     x, y = torch.stack([inputs] * 2), torch.stack([targets] * 2)
     if channels_last and x.dim() == 5:
-        x = beside(x)
+        x = client_channels_last(x)
     client = Pass(module, None, "none", trainer.rule.options, 1.0, trainer.objective)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        allow_restriding()
+        ignore_restriding()
         failure = ""
         try:
             forward = autocast(trainer.device, trainer.settings.precision)
@@ -60,7 +61,7 @@ def _try(trainer: Trainer, *, channels_last: bool) -> str | None:
         return "it has operators that stacked clients would take one after the other"
     if failure:
         return f"the model cannot be stacked ({failure})"
-    if not is_layered(module):  # `torch.func.grad` gives zeros for what it does not find
+    if not has_stacked_layers(module):  # `torch.func.grad` gives zeros for what it does not find
         alone = {name: tensor[0].detach().requires_grad_() for name, tensor in own.items()}
         tensors = {**alone, **{name: tensor[0] for name, tensor in twice.items()}}
         client.forward = lambda inputs: functional_call(module, tensors, (inputs,))

@@ -16,6 +16,7 @@ from fedwidth.config.build import build_model, find_device, load_data, plan_mode
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.read import read_settings
 from fedwidth.core.index import Index
+from fedwidth.core.tensor_bytes import TensorBytes
 from fedwidth.data import IGNORE, Data, Partition
 from fedwidth.data.records import moved
 from fedwidth.errors import OptionError
@@ -90,7 +91,7 @@ def _train(
         )
         index = found if found.key == facts["index"] else index
     task = Task(int(facts["client"]), float(facts["capacity"]), index, 0)
-    found = {name: tensor_of(raw) for name, raw in tensors.items()}
+    found = {name: TensorBytes(*raw).tensor(copy=True) for name, raw in tensors.items()}
     sent: dict[str, Mapping[str, Tensor] | float] = {**grouped(found, SENT)}
     sent |= dict(zip(facts.get("numbers", ()), facts.get("values", ()), strict=True))
     own = {name: tensor for name, tensor in found.items() if not name.startswith(f"{SENT}/")}
@@ -100,12 +101,15 @@ def _train(
     answer |= {"weight": update.weight, "passes": trained.passes, "loss": trained.loss}
     if update.labels is not None:
         answer["labels"] = update.labels.tolist()
-    reports = {
-        f"{REPORT}/{report}/{name}": raw_of(t)
+    reports: dict[str, Raw] = {
+        f"{REPORT}/{report}/{name}": TensorBytes.of(t, copy=True)
         for report, tensors in {**update.reports, **trained.kept}.items()
         for name, t in tensors.items()
     }
-    return answer, {name: raw_of(t) for name, t in update.sub.items() if name not in trainer.plan.tied} | reports
+    trained_tensors: dict[str, Raw] = {
+        name: TensorBytes.of(t, copy=True) for name, t in update.sub.items() if name not in trainer.plan.tied
+    }
+    return answer, trained_tensors | reports
 
 
 @lru_cache(maxsize=2)
@@ -178,25 +182,6 @@ def grouped(tensors: Mapping[str, Tensor], kind: str) -> dict[str, dict[str, Ten
             _, own, rest = name.split("/", 2)
             found.setdefault(own, {})[rest] = tensor
     return found
-
-
-def raw_of(tensor: Tensor) -> Raw:
-    """A tensor's dtype, shape and bytes."""
-    flat = tensor.detach().cpu().contiguous()
-    return (
-        str(flat.dtype).removeprefix("torch."),
-        tuple(flat.shape),
-        flat.reshape(-1).view(torch.uint8).numpy().tobytes(),
-    )
-
-
-def tensor_of(raw: Raw) -> Tensor:
-    """The tensor with this dtype, shape and bytes, which must fit each other."""
-    dtype, shape, data = raw
-    kind: torch.dtype = getattr(torch, dtype)
-    if not data:
-        return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(bytearray(data), dtype=kind).reshape(shape)
 
 
 def with_tied(tensors: dict[str, Tensor], tied: Mapping[str, str]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedwidth.core.cohort import CohortSum
 from fedwidth.engines.packed.clients import RunRound
-from fedwidth.engines.packed.engine import Pack
+from fedwidth.engines.packed.engine import PackedEngine
 from fedwidth.experiment import Experiment, Line, Result, Stopped
 from fedwidth.methods import Memory
 from fedwidth.run.lockstep.choices import Choices
@@ -53,7 +53,7 @@ def run_in_lockstep(
         torch.set_num_threads(1)
         stack.enter_context(on_gpu(experiments[0].device))
         use_packed_engine(experiments)
-        pack = Pack([experiment.trainer for experiment in experiments])
+        pack = PackedEngine([experiment.trainer for experiment in experiments])
         stack.callback(pack.close)
         recorders = [
             stack.enter_context(begin(experiment, folder, resume=resume, overwrite=overwrite, packed=len(experiments)))
@@ -75,7 +75,9 @@ def run_in_lockstep(
         return [recorder.finish() for recorder in recorders]
 
 
-def _advance(recorders: Sequence[Recorder], pack: Pack, evaluation: LockstepEvaluation, choices: Choices) -> Choices:
+def _advance(
+    recorders: Sequence[Recorder], pack: PackedEngine, evaluation: LockstepEvaluation, choices: Choices
+) -> Choices:
     """One round of all runs; what was chosen for the next one meanwhile."""
     coming = Choices()
     chosen = [choices.choose(recorder) for recorder in recorders]
@@ -112,7 +114,7 @@ def _closing_key(recorder: Recorder, sums: Sequence[CohortSum]) -> object:
     return id(sums), own, held, rounds.enrolled, id(rounds.public), rounds.server_step
 
 
-def _share_states(recorders: Sequence[Recorder], pack: Pack) -> None:
+def _share_states(recorders: Sequence[Recorder], pack: PackedEngine) -> None:
     """Let runs whose states are equal, bit for bit, hold one: then equal work is found, also after a resume."""
     known: dict[object, Mapping[str, Tensor]] = {}
     memories: dict[object, Memory] = {}

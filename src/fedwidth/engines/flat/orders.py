@@ -1,0 +1,114 @@
+"""The order in which a client takes its samples in a round: drawn from (seed, round, client), whatever the state is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedwidth.engines.flat.layout import copy_to_device
+from fedwidth.methods import Task
+from fedwidth.randomness import torch_generator
+from fedwidth.settings import TrainingSettings
+from fedwidth.training.batches import one_epoch, order_generator
+from fedwidth.training.client import Trainer
+
+NO_SAMPLE = -1
+"""Stands in an order where a batch is shorter than the others."""
+
+
+class Order(NamedTuple):
+    """Which samples a client takes in each step of a round, and how its batches are changed and masked."""
+
+    samples: Tensor
+    """Sample numbers of each step [steps, batch], on the CPU; `NO_SAMPLE` where a batch is short."""
+    lengths: tuple[int, ...]
+    """How many samples each batch has."""
+    draws: Tensor | None
+    """How each sample is augmented [steps, batch, 3], or None where none is."""
+    absent: Tensor | None
+    """True for the classes the client lacks, on the device; None where no class is masked."""
+    probes: int = 0
+    """The number of batches at the beginning over which only the gradient is gathered."""
+
+    @property
+    def steps(self) -> int:
+        """The number of local steps that change the weights."""
+        return len(self.lengths) - self.probes
+
+
+def draw_orders(trainer: Trainer, tasks: Sequence[Task], round: int) -> list[Order]:
+    """The orders of a round's clients. They do not depend on the state, so they may be drawn beforehand."""
+    absent = _absent_classes(trainer, tasks)
+    return [
+        Order(*draw_order(trainer, task.client, round), own, count_probes(trainer, task.client))
+        for task, own in zip(tasks, absent, strict=True)
+    ]
+
+
+def draw_order(trainer: Trainer, client: int, round: int) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
+    """A client's sample numbers [steps, batch], the length of each batch, and how each sample is augmented."""
+    settings, samples = trainer.settings, trainer.partition[client]
+    order = shuffle_into_batches(samples, settings.training, order_generator(settings.seed, round, client))
+    if trainer.rule.probes:
+        once = one_epoch(settings.training)
+        first = shuffle_into_batches(samples, once, order_generator(settings.seed, round, client))
+        order = torch.cat([first, order])
+    lengths = batch_lengths(order)
+    return order, lengths, _augmentation(order, lengths, trainer, client, round)
+
+
+def shuffle_into_batches(samples: Tensor, settings: TrainingSettings, generator: torch.Generator) -> Tensor:
+    """The batches of `client.batches` as one matrix [steps, batch], short ones filled up with `NO_SAMPLE`.
+
+    >>> samples = torch.tensor([7, 8, 9])
+    >>> shuffle_into_batches(samples, TrainingSettings(batch_size=2), torch.Generator().manual_seed(0)).tolist()
+    [[9, 7], [8, -1]]
+    """
+    per_epoch = math.ceil(len(samples) / settings.batch_size)
+    steps = settings.steps or settings.epochs * per_epoch
+    filling = samples.new_full((per_epoch * settings.batch_size - len(samples),), NO_SAMPLE)
+    epochs = [
+        torch.cat([samples[torch.randperm(len(samples), generator=generator)], filling])
+        for _ in range(math.ceil(steps / per_epoch))
+    ]
+    return torch.cat(epochs).view(-1, settings.batch_size)[:steps]
+
+
+def batch_lengths(order: Tensor) -> tuple[int, ...]:
+    """How many samples each batch of an order has.
+
+    >>> batch_lengths(torch.tensor([[9, 7], [8, NO_SAMPLE]]))
+    (2, 1)
+    """
+    return tuple((order != NO_SAMPLE).sum(1).tolist())
+
+
+def count_probes(trainer: Trainer, client: int) -> int:
+    """The number of batches over which a client's gradient is gathered before it trains: one epoch, or none."""
+    if not trainer.rule.probes:
+        return 0
+    return math.ceil(trainer.partition.size(client) / trainer.settings.training.batch_size)
+
+
+def _augmentation(order: Tensor, lengths: Sequence[int], trainer: Trainer, client: int, round: int) -> Tensor | None:
+    """The random crops and flips that the serial engine draws for these batches."""
+    transform = trainer.data.transform
+    if not (trainer.settings.training.augment and transform.augments):
+        return None
+    generator = torch_generator(trainer.settings.seed, "augment", round, client)
+    result = torch.zeros(*order.shape, 3, dtype=torch.long)
+    for row, length in zip(result, lengths, strict=True):
+        row[:length] = transform.draw(length, generator)
+    return result
+
+
+def _absent_classes(trainer: Trainer, tasks: Sequence[Task]) -> list[Tensor | None]:
+    """The classes each client lacks, moved to the device together."""
+    lacks = [trainer.absent(task.client, torch.device("cpu")) for task in tasks]
+    known = [each for each in lacks if each is not None]
+    moved = iter(copy_to_device(torch.stack(known), trainer.device)) if known else iter(())
+    return [None if each is None else next(moved) for each in lacks]

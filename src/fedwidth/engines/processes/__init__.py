@@ -1,0 +1,1 @@
+"""Several CPU workers on this machine, one process and one thread each."""
