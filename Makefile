@@ -63,7 +63,7 @@ $(RAY_VENV)/.installed: pyproject.toml constraints.txt
 	$(install)
 
 test-ray: $(RAY_VENV)/.installed  ## Test the Ray engine on one and three emulated nodes, with workers and nodes killed (10 minutes)
-	$(RAY_VENV)/bin/python -m pytest -rs -m 'slow or not slow' tests/engines/ray tests/docs/test_docs_ray.py
+	$(RAY_VENV)/bin/python -m pytest -rs -m 'slow or not slow' tests/engines/ray_cluster tests/docs/test_docs_ray.py
 
 test-flower: $(FLOWER_VENV)/.installed  ## Test deployments with Flower, real ones on this machine included (20 minutes)
 	$(FLOWER_VENV)/bin/python -m pytest -s -m 'slow or not slow' $(FLOWER_TESTS)

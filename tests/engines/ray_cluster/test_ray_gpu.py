@@ -1,7 +1,7 @@
 """Workers with shares of GPUs. Ray counts GPUs that are only stated, so placement is tested without any.
 
 What needs real ones is skipped where there are none; on a machine with Ray and a GPU, run it with
-`pytest -m slow -rs tests/engines/ray/test_ray_gpu.py`. Slow: `make test-ray`.
+`pytest -m slow -rs tests/engines/ray_cluster/test_ray_gpu.py`. Slow: `make test-ray`.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedwidth.engines import make_engine
-from fedwidth.engines.ray import engine as ray_engine
+from fedwidth.engines.ray.engine import RayEngine
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from small_runs import same, small
@@ -46,12 +46,11 @@ def wait_for(engine, experiment, workers):
     raise TimeoutError
 
 
-def test_half_a_gpu_each_puts_four_workers_on_two(two_gpus, monkeypatch):
+def test_half_a_gpu_each_puts_four_workers_on_two(two_gpus):
     """Scheduled by Ray as on real GPUs; they train on processors, since the GPUs are only stated."""
-    monkeypatch.setattr(ray_engine, "choose_for_ray", lambda trainer: ("serial", "cpu"))
     experiment = Experiment(small(*HALVES))
     expected, _ = run_once(experiment, make_engine(Experiment(small("devices.per_round=6")).trainer))
-    engine = make_engine(experiment.trainer)
+    engine = RayEngine(experiment.trainer, inner=("serial", "cpu"))
     try:
         assert same(wait_for(engine, experiment, 4), expected)
         assert len(engine.workers) == 4

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwidth.engines import SerialEngine
-from fedwidth.engines.ray import engine as ray_engine
 from fedwidth.engines.ray.chunks import Chunk
 from fedwidth.engines.ray.engine import RayEngine
 from fedwidth.engines.ray.messages import WorkerInfo
@@ -157,27 +156,25 @@ class PlayedCluster:
         return [first], []
 
 
-def played(monkeypatch, seconds, *changes, workers=2):
+def played(seconds, *changes, workers=2):
     """An engine on a played cluster, and its experiment."""
     cluster = PlayedCluster(seconds, workers)
-    monkeypatch.setattr(ray_engine, "Cluster", lambda settings: cluster)
-    monkeypatch.setattr(ray_engine, "WorkerHandle", lambda *words: WorkerHandle(*words, clock=cluster.clock))
     experiment = Experiment(
         small("data.clients=12", "devices.per_round=12", "engine=ray", "ray.engine=serial", *changes)
     )
-    return RayEngine(experiment.trainer), experiment, cluster
+    engine = RayEngine(experiment.trainer, join=lambda settings: cluster, clock=cluster.clock)
+    return engine, experiment, cluster
 
 
 def tasks_of(experiment, capacities, round=0):
     return experiment.method.assign(experiment.plan, list(enumerate(capacities)), round, None, 1)
 
 
-def test_costs_of_one_round_place_the_next(monkeypatch):
+def test_costs_of_one_round_place_the_next():
     """Half a width takes longer here than a whole one, which nobody would guess: the first round tells."""
     seconds = {1.0: 1.0, 0.5: 6.0}
-    engine, experiment, cluster = played(monkeypatch, seconds)
-    # Every client has as many samples as the next, so that only widths differ.
-    monkeypatch.setattr(engine, "_samples", lambda chunk, tasks: {tasks[chunk.tasks[0]].capacity: 10})
+    # Every client sees as many samples as the next, so that only widths differ.
+    engine, experiment, cluster = played(seconds, "training.steps=1", "training.batch_size=10")
     tasks = tasks_of(experiment, [1.0] * 6 + [0.5] * 3)
     took, shares = [], []
     for round in range(3):
@@ -194,9 +191,9 @@ def test_costs_of_one_round_place_the_next(monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_placement_changes_no_bit(monkeypatch, workers):
+def test_placement_changes_no_bit(workers):
     seconds = {1.0: 8.0, 0.5: 2.5, 0.25: 1.0}
-    engine, experiment, _ = played(monkeypatch, seconds, workers=workers)
+    engine, experiment, _ = played(seconds, workers=workers)
     tasks = tasks_of(experiment, [1.0, 0.5, 0.25, 0.25] * 3)
     expected, report = SerialEngine(experiment.trainer).run(experiment.first_state, tasks, 0)
     for _ in range(2):  # before the costs are known, and after
@@ -205,8 +202,8 @@ def test_placement_changes_no_bit(monkeypatch, workers):
         assert all(same(a.mean, b.mean) for a, b in zip(sums, expected, strict=True))
 
 
-def test_a_worker_that_waits_for_a_node_that_is_gone_is_let_go(monkeypatch):
-    engine, experiment, cluster = played(monkeypatch, {1.0: 1.0}, workers=2)
+def test_a_worker_that_waits_for_a_node_that_is_gone_is_let_go():
+    engine, experiment, cluster = played({1.0: 1.0}, workers=2)
     tasks = tasks_of(experiment, [1.0] * 4)
     engine.run(experiment.first_state, tasks, 0)
     begun, killed = list(engine.workers), []
@@ -223,9 +220,9 @@ def test_a_worker_that_waits_for_a_node_that_is_gone_is_let_go(monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_no_worker_idles_once_costs_are_known(monkeypatch, workers):
+def test_no_worker_idles_once_costs_are_known(workers):
     """Twelve clients of three widths: the worst worker is busy for nine tenths of the round."""
-    engine, experiment, cluster = played(monkeypatch, {1.0: 8.0, 0.5: 2.5, 0.25: 1.0}, workers=workers)
+    engine, experiment, cluster = played({1.0: 8.0, 0.5: 2.5, 0.25: 1.0}, workers=workers)
     tasks = tasks_of(experiment, [1.0, 0.5, 0.25, 0.25] * 3)
     for round in range(3):
         began = cluster.clock.now
