@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
-from concurrent.futures import Future
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cache
+from itertools import cycle
 
 import pytest
 import torch
@@ -15,10 +15,12 @@ from torch import nn
 
 import zoo
 from fedwidth.data import from_tensors
-from fedwidth.engines import make_engine, processes
+from fedwidth.engines import ProcessEngine, make_engine
+from fedwidth.engines.processes.engine import start_pool
+from fedwidth.engines.processes.startup import script_hidden, startup_arguments
+from fedwidth.engines.processes.worker import start_worker
 from fedwidth.experiment import Experiment
 from fedwidth.settings import DataSettings, DeviceSettings, MethodSettings, Settings, TrainingSettings
-from fedwidth.training.client import Trainer
 from fedwidth.training.rounds import run_round
 
 CLIENTS, PER_CLIENT = 5, 5
@@ -82,40 +84,42 @@ def experiment(name, method="fedrolex", per_round=3, device="cpu", **training):
     return Experiment(settings, model=model, data=data)
 
 
-class InlinePool:
-    """Does what a pool of worker processes does in this process: all that goes in and out is pickled."""
+class SharedWorkers(Executor):
+    """Worker processes that serve one trainer after the other: a process takes seconds to start."""
 
-    def __init__(self, trainer):
-        parts = (trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings)
-        model, plan, data, partition, settings = pickle.loads(pickle.dumps(parts))
-        self.trainer = Trainer(model, plan, data, partition, trainer.method, settings)
+    def __init__(self, number):
+        self.number, self.pools = number, []
+
+    def serve(self, trainer, workers):
+        """Give every worker what a trainer holds, as it would get it when it starts."""
+        assert workers == self.number
+        with script_hidden(True):
+            if not self.pools:  # one process each, so that every one of them can be told
+                self.pools = [start_pool(trainer, 1) for _ in range(self.number)]
+            for told in [pool.submit(start_worker, *startup_arguments(trainer)) for pool in self.pools]:
+                told.result()
+        self.turns = cycle(self.pools)
+        return self
 
     def submit(self, call, *arguments):
-        future = Future()
-        before, processes._trainer = processes._trainer, self.trainer
-        try:
-            future.set_result(pickle.loads(pickle.dumps(call(*pickle.loads(pickle.dumps(arguments))))))
-        except Exception as error:
-            future.set_exception(error)
-        finally:
-            processes._trainer = before
-        return future
+        return next(self.turns).submit(call, *arguments)
 
-    def shutdown(self, **options):
-        pass
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        """Stay for the next case; they end with the tests."""
 
 
-def train(run, engine, rounds=20, *, inline=True, **settings):
-    """The state after some rounds with this engine, the losses of all clients, and what the engine warned of.
+WORKERS = SharedWorkers(2)
 
-    Worker processes are played by this one, unless `inline` is false: a process takes seconds to start.
-    """
+
+def train(run, engine, rounds=20, **settings):
+    """The state after some rounds with this engine, the losses of all clients, and what the engine warned of."""
     trainer = replace(run.trainer, settings=replace(run.settings, engine=engine, **settings))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        made = make_engine(trainer)
-    if engine == "processes":
-        made._pool = InlinePool(trainer) if inline else None
+        if engine == "processes" and not settings:
+            made = ProcessEngine(trainer, WORKERS.number, start_pool=WORKERS.serve)
+        else:
+            made = make_engine(trainer)
     server, losses = run.first_server(), []
     try:
         for round in range(rounds):
