@@ -70,6 +70,7 @@ class Slot:
         """The generator that layers (dropout) draw from: each slot has its own, so that the order of launches does not
         matter."""
         self.stream = GraphStream.on(device)
+        self.max_graphs = MAX_GRAPHS
         self.graphs: dict[int, tuple[Tensor, Tensor, torch.cuda.CUDAGraph]] = {}
         """Where a captured step reads its inputs and targets, and the step, by batch size."""
 
@@ -104,7 +105,7 @@ class Slot:
     def has_captured(self, batches: Sequence[tuple[Tensor, Tensor]]) -> bool:
         """Whether `capture_steps` would have nothing to do."""
         sizes = {len(inputs) for inputs, _ in batches}
-        return self.stream.cuda is None or len(self.graphs) >= MAX_GRAPHS or sizes <= self.graphs.keys()
+        return self.stream.cuda is None or len(self.graphs) >= self.max_graphs or sizes <= self.graphs.keys()
 
     def capture_steps(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Capture the steps that these batches need, as far as that is worth it."""
@@ -112,7 +113,7 @@ class Slot:
             return
         for inputs, targets in batches:
             size = len(inputs)
-            if size not in self.graphs and len(self.graphs) < MAX_GRAPHS:
+            if size not in self.graphs and len(self.graphs) < self.max_graphs:
                 held = inputs.clone(), targets.clone()
                 with self._drawing():
                     self.graphs[size] = (*held, self._capture(*held))

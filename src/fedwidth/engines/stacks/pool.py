@@ -30,7 +30,7 @@ from fedwidth.engines.stacks.groups import GroupSegment, ShapeGroup, StackClient
 from fedwidth.engines.stacks.layers import can_stack_layers, stack_rows
 from fedwidth.engines.stacks.samples import TrainingSamples
 from fedwidth.engines.stacks.stack import Stack
-from fedwidth.engines.stacks.store import StackStore
+from fedwidth.engines.stacks.store import MakeStack, StackStore
 from fedwidth.engines.stacks.trial import stacks_channels_last
 from fedwidth.training.client import Trainer
 
@@ -45,19 +45,30 @@ MAX_CONCURRENT = 8
 class StackPool:
     """Stacks of clients, made for the tasks at hand."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        merges: bool | None = None,
+        rows: int | None = None,
+        concurrent: int = MAX_CONCURRENT,
+        make_stack: MakeStack = Stack,
+    ) -> None:
+        """`merges` and `rows`, of a stack whose convolutions are merged, are what suits the device unless given."""
         self.trainer, self.device = trainer, trainer.device
         self.coupled = couples_samples(trainer.model)
         self.samples = TrainingSamples(trainer)
         last = stacks_channels_last(trainer)
         self.channels_last: Callable[[Index], bool] = lambda _: last
-        self.merges = self.device.type == "cuda" and can_stack_layers(trainer.model)
+        suited = self.device.type == "cuda" and can_stack_layers(trainer.model)
+        self.merges = suited if merges is None else merges
         """Whether narrow convolutions of neighbours are merged (`stacks.layers`)."""
-        self.concurrent = MAX_CONCURRENT
+        self.concurrent = concurrent
         """The number of stacks that train side by side; fewer where more did not fit, which changes no bit."""
         self.max_rows: dict[Size, int] = {}
         """The number of rows of a stack, for sizes of which more did not fit."""
-        self._store = StackStore(trainer, self.samples, streams=MAX_CONCURRENT)
+        self._merged_rows = rows
+        self._store = StackStore(trainer, self.samples, streams=concurrent, make_stack=make_stack)
 
     def train(
         self, flat_tasks: Sequence[FlatTask], meanwhile: Callable[[], None] | None = None
@@ -168,7 +179,7 @@ class StackPool:
         """The number of rows of a stack, where a group has so many clients."""
         most = max(1, MAX_ELEMENTS[self.device.type] // sub.size)
         if self.merges:  # the same for any cohort, so that captured steps serve the next one
-            room = min(most, stack_rows(sub.shapes.values()))
+            room = min(most, self._merged_rows or stack_rows(sub.shapes.values()))
             return min(room, self.max_rows.get(size, room))
         parts = -(-clients // most)
         room = -(-clients // parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fedwidth.engines.capture import GraphStream
 from fedwidth.engines.memory import free_memory
@@ -14,12 +14,17 @@ from fedwidth.training.client import Trainer
 MAX_STACKS = 64
 """The number of stacks that are kept for later rounds."""
 
+MakeStack = Callable[..., Stack]
+"""Makes a stack from the arguments of `Stack`."""
+
 
 class StackStore:
     """Stacks, each made when it is first asked for."""
 
-    def __init__(self, trainer: Trainer, samples: TrainingSamples, *, streams: int) -> None:
-        self.trainer, self.samples = trainer, samples
+    def __init__(
+        self, trainer: Trainer, samples: TrainingSamples, *, streams: int, make_stack: MakeStack = Stack
+    ) -> None:
+        self.trainer, self.samples, self._make_stack = trainer, samples, make_stack
         self._stacks: dict[object, Stack] = {}
         self._streams = [GraphStream.on(trainer.device) for _ in range(streams)]
 
@@ -27,7 +32,7 @@ class StackStore:
         """The stack of a segment; stacks made one after the other take turns on the first `concurrent` streams."""
         key = _key_of(segment, merge)
         if key not in self._stacks:
-            self._stacks[key] = Stack(
+            self._stacks[key] = self._make_stack(
                 self.trainer,
                 segment.clients.tasks[0],
                 segment.group.sub,
