@@ -12,26 +12,18 @@ from fedwidth.core.updates import Update
 from fedwidth.engines.faults import error_context
 from fedwidth.methods import Task
 from fedwidth.training.client import Trained, Trainer
-from fedwidth.training.rounds import Coming, Report, Watch
+from fedwidth.training.rounds import Engine, Report, RoundRequest, RoundResult
 
 
-class SerialEngine:
+class SerialEngine(Engine):
     """Trains the tasks of a round in this process, one after the other."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
 
-    def run(
-        self,
-        state: Mapping[str, Tensor],
-        tasks: Sequence[Task],
-        round: int,
-        *,
-        coming: Coming | None = None,
-        watch: Watch | None = None,
-    ) -> tuple[list[CohortSum], Report]:
+    def train_round(self, request: RoundRequest) -> RoundResult:
         """Cut each sub-model once, train its clients one by one, and add each update as it arrives."""
-        del coming, watch  # there is no time to prepare anything in
+        state, tasks, round = request.state, request.tasks, request.round
         subs: dict[str, dict[str, Tensor]] = {}
         sums: dict[str, CohortSum] = {}
         waiting = Counter(task.part.key for task in tasks)

@@ -26,7 +26,7 @@ from fedwidth.flower.printable import printable
 from fedwidth.flower.records import CheckedAnswer, Limits, read_answer, size_of, task_arrays, task_record
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import Coming, Report, Watch
+from fedwidth.training.rounds import Engine, Report, RoundRequest, RoundResult
 
 
 class TooFewAnswers(ClientError):
@@ -34,7 +34,7 @@ class TooFewAnswers(ClientError):
 
 
 @dataclass
-class FlowerEngine:
+class FlowerEngine(Engine):
     """Trains the tasks of a round on the nodes of a grid."""
 
     grid: Grid
@@ -59,17 +59,9 @@ class FlowerEngine:
     on_round_end: Callable[[int, Collection[int], Collection[int]], None] = lambda *_: None
     """Called after each round with its number, the clients that were late and those that answered."""
 
-    def run(
-        self,
-        state: Mapping[str, Tensor],
-        tasks: Sequence[Task],
-        round: int,
-        *,
-        coming: Coming | None = None,
-        watch: Watch | None = None,
-    ) -> tuple[list[CohortSum], Report]:
+    def train_round(self, request: RoundRequest) -> RoundResult:
         """Send every client its task and sub-model; returns one sum for each cohort, of the answers that count."""
-        del coming, watch
+        state, tasks, round = request.state, request.tasks, request.round
         subs, arrays = self._cut(state, tasks)
         nodes = self.nodes()
         absent = {task.client: "it is not connected" for task in tasks if task.client not in nodes}

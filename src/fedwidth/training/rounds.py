@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,24 @@ class Report:
         )
 
 
-class Engine(Protocol):
+RoundResult = tuple[Sequence[CohortSum], Report]
+"""One sum per cohort, in order of first appearance, and what the clients reported."""
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """What an engine is asked to train in a round."""
+
+    state: Mapping[str, Tensor]
+    tasks: Sequence[Task]
+    round: int
+    coming: Coming | None = None
+    """Says which round comes next; an engine that can prepare it asks while its device is busy with this one."""
+    watch: Watch | None = None
+    """Told how far a long round is."""
+
+
+class Engine(ABC):
     """Trains the clients of a round. Whatever the engine, the same tasks give the same sums."""
 
     def run(
@@ -81,12 +99,15 @@ class Engine(Protocol):
         *,
         coming: Coming | None = None,
         watch: Watch | None = None,
-    ) -> tuple[Sequence[CohortSum], Report]:
-        """Train every task from `state`: one sum per cohort, in order of first appearance, and what was reported.
+    ) -> RoundResult:
+        """Train every task of a round from `state`, and sum the updates by cohort."""
+        return self.train_round(RoundRequest(state, tasks, round, coming, watch))
 
-        An engine that can, asks for the `coming` round while its device is busy with this one, and prepares it.
-        """
+    @abstractmethod
+    def train_round(self, request: RoundRequest) -> RoundResult:
+        """Train what is requested, in the engine's own way."""
 
+    @abstractmethod
     def close(self) -> None:
         """Give back workers and memory."""
 

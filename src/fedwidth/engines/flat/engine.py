@@ -14,7 +14,6 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import take
 from fedwidth.engines.faults import error_context
@@ -27,7 +26,7 @@ from fedwidth.engines.flat.vectors import changed_by_training
 from fedwidth.engines.memory import if_memory_allows, run_within_memory
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer, weigh_client
-from fedwidth.training.rounds import Coming, Report, Watch
+from fedwidth.training.rounds import Coming, Engine, Report, RoundRequest, RoundResult
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Layouts:
     subs: dict[Size, SubLayout] = field(default_factory=dict)
 
 
-class FlatEngine:
+class FlatEngine(Engine):
     """Trains the clients of a round with a pool."""
 
     def __init__(
@@ -79,25 +78,16 @@ class FlatEngine:
         self._positions: dict[str, Tensor] = {}
         """Positions of the last round's sub-models by their index, for methods whose windows stay."""
 
-    def run(
-        self,
-        state: Mapping[str, Tensor],
-        tasks: Sequence[Task],
-        round: int,
-        *,
-        coming: Coming | None = None,
-        watch: Watch | None = None,
-    ) -> tuple[Sequence[CohortSum], Report]:
+    def train_round(self, request: RoundRequest) -> RoundResult:
         """Cut the sub-models, train them, and add the updates in task order."""
-        del watch  # a round is short
 
-        def work() -> tuple[Sequence[CohortSum], Report]:
-            sums, flat_tasks = self.start_round(state, tasks, round)
-            trained = self.pool.train(flat_tasks, lambda: self._work_ahead(coming))
+        def work() -> RoundResult:
+            sums, flat_tasks = self.start_round(request.state, request.tasks, request.round)
+            trained = self.pool.train(flat_tasks, lambda: self._work_ahead(request.coming))
             reports = self.add_updates(sums, islice(trained, len(flat_tasks)))
             del flat_tasks  # their sub-models are gone before averaging begins
             self._check_room(sums.values())
-            finished = self.finish_sums(state, sums)
+            finished = self.finish_sums(request.state, sums)
             wait_for_all(trained)
             return finished, reports.report()
 

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import state_of
 from fedwidth.engines.choice import choose_packed
 from fedwidth.engines.flat.layout import FlatState, Layout
@@ -24,16 +23,13 @@ from fedwidth.engines.packed.slots import PackedSlots
 from fedwidth.engines.packed.stacks import PackedStacks
 from fedwidth.errors import OptionError
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import Report
-
-Outcome = tuple[Sequence[CohortSum], Report]
-"""The sums of a run's cohorts and what its clients reported."""
+from fedwidth.training.rounds import RoundResult
 
 
 class PackedTrainer(Protocol):
     """Trains the clients of several runs together, in slots or as stacks."""
 
-    def train(self, rounds: Sequence[RunRound], coming: Coming) -> list[Outcome]:
+    def train(self, rounds: Sequence[RunRound], coming: Coming) -> list[RoundResult]:
         """Train a round of every run; the sums and what the clients reported, run by run."""
 
     def close(self) -> None:
@@ -54,7 +50,7 @@ class PackedEngine:
         partitions = partition_digests(trainers)
         self._shared = {id(trainer): _what_counts(trainer, partitions[id(trainer.partition)]) for trainer in trainers}
 
-    def run(self, rounds: Sequence[RunRound], coming: Coming = lambda: ()) -> list[Outcome]:
+    def run(self, rounds: Sequence[RunRound], coming: Coming = lambda: ()) -> list[RoundResult]:
         """Train a round of every run, and meanwhile prepare the coming one.
 
         Runs that do the same work get the same sums, as one object.

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from fedwidth.core.cohort import CohortSum
 from fedwidth.engines.flat.engine import FlatEngine, Layouts
 from fedwidth.engines.flat.layout import Layout
 from fedwidth.engines.flat.pool import wait_for_all
@@ -19,7 +18,7 @@ from fedwidth.engines.memory import if_memory_allows, run_within_memory
 from fedwidth.engines.packed.clients import Coming, RunRound, run_name
 from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import Report
+from fedwidth.training.rounds import RoundResult
 
 
 class PackedSlots:
@@ -33,7 +32,7 @@ class PackedSlots:
             id(trainer): FlatEngine(trainer, self.pool, layouts, averages_here=True) for trainer in trainers
         }
 
-    def train(self, rounds: Sequence[RunRound], coming: Coming) -> list[tuple[Sequence[CohortSum], Report]]:
+    def train(self, rounds: Sequence[RunRound], coming: Coming) -> list[RoundResult]:
         """Train a round of every run; the sums and what the clients reported, run by run."""
         return run_within_memory(self.pool, lambda: self._train(rounds, coming))
 
@@ -42,7 +41,7 @@ class PackedSlots:
         for engine in self._engines.values():
             engine.close()
 
-    def _train(self, rounds: Sequence[RunRound], coming: Coming) -> list[tuple[Sequence[CohortSum], Report]]:
+    def _train(self, rounds: Sequence[RunRound], coming: Coming) -> list[RoundResult]:
         """Train a round of every run with the slots there are."""
         engines = [self._engines[id(round.trainer)] for round in rounds]
         started = [engine.start_round(r.state, r.tasks, r.round) for engine, r in zip(engines, rounds, strict=True)]

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedwidth.core.cohort import CohortSum
 from fedwidth.engines.flat.layout import Layout, SubLayout
 from fedwidth.engines.flat.sums import check_rows
 from fedwidth.engines.flat.tasks import Size, size_of
@@ -35,7 +34,7 @@ from fedwidth.engines.stacks.groups import ShapeGroup, StackShape
 from fedwidth.engines.stacks.pool import StackPool
 from fedwidth.errors import UpdateError
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import Report
+from fedwidth.training.rounds import Report, RoundResult
 
 MAX_GATHERED = 2**26
 """The number of positions gathered at a time."""
@@ -61,14 +60,12 @@ class PackedStacks:
         self._subs.clear()
         self._labels.clear()
 
-    def train(self, rounds: Sequence[RunRound], coming: Coming) -> list[tuple[Sequence[CohortSum], Report]]:
+    def train(self, rounds: Sequence[RunRound], coming: Coming) -> list[RoundResult]:
         """Train a round of every run; the sums and what the clients reported, run by run."""
         orders, self._orders = self._orders, self._no_orders()
         return run_within_memory(self.pool, lambda: self._train(rounds, orders, coming))
 
-    def _train(
-        self, rounds: Sequence[RunRound], orders: SharedOrders, coming: Coming
-    ) -> list[tuple[Sequence[CohortSum], Report]]:
+    def _train(self, rounds: Sequence[RunRound], orders: SharedOrders, coming: Coming) -> list[RoundResult]:
         """Train a round of every run with the memory there is."""
         states = [self._layout.flatten(round.state) for round in rounds]
         flats = torch.stack([state.flat for state in states])

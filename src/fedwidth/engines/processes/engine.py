@@ -33,7 +33,7 @@ from fedwidth.engines.transfer import decode_nested, encode
 from fedwidth.errors import ClientError, OptionError
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import Coming, Report, Watch
+from fedwidth.training.rounds import Engine, Report, RoundRequest, RoundResult
 
 TASKS_AHEAD = 8
 """The number of tasks for each worker that are sent at a time."""
@@ -57,7 +57,7 @@ def start_pool(trainer: Trainer, workers: int) -> ProcessPoolExecutor:
     )
 
 
-class ProcessEngine:
+class ProcessEngine(Engine):
     """Trains the tasks of a round in worker processes."""
 
     def __init__(
@@ -77,17 +77,9 @@ class ProcessEngine:
         self._start_pool, self._at_a_time = start_pool, tasks_ahead * workers
         self._pool: Executor | None = None
 
-    def run(
-        self,
-        state: Mapping[str, Tensor],
-        tasks: Sequence[Task],
-        round: int,
-        *,
-        coming: Coming | None = None,
-        watch: Watch | None = None,
-    ) -> tuple[list[CohortSum], Report]:
+    def train_round(self, request: RoundRequest) -> RoundResult:
         """Train all tasks and add their updates in task order; workers that die are replaced."""
-        del coming, watch
+        state, tasks, round = request.state, request.tasks, request.round
         done = _Done()
         deaths = 0
         while len(done.losses) < len(tasks):

@@ -11,14 +11,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import fedwidth
-from fedwidth.core.cohort import CohortSum
 from fedwidth.engines.choice import choose_for_ray
 from fedwidth.engines.faults import describe
 from fedwidth.engines.ray.chunks import Chunk, split_round
@@ -32,7 +30,7 @@ from fedwidth.errors import ClientError, FedwidthError, OptionError
 from fedwidth.methods import Task
 from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import Coming, Report, Watch
+from fedwidth.training.rounds import Engine, RoundRequest, RoundResult
 
 MAX_LOSSES = 3
 """The number of workers that may be lost over one chunk; by then it is likely to be what kills them (too large for
@@ -45,7 +43,7 @@ MAX_SECONDS_WITHOUT_WORKER = 120.0
 """The time without any worker after which a round fails."""
 
 
-class RayEngine:
+class RayEngine(Engine):
     """Trains the tasks of a round on a Ray cluster."""
 
     def __init__(
@@ -78,17 +76,9 @@ class RayEngine:
             self.close()
             raise
 
-    def run(
-        self,
-        state: Mapping[str, Tensor],
-        tasks: Sequence[Task],
-        round: int,
-        *,
-        coming: Coming | None = None,
-        watch: Watch | None = None,
-    ) -> tuple[list[CohortSum], Report]:
+    def train_round(self, request: RoundRequest) -> RoundResult:
         """Train all tasks and merge their sums in task order; `watch` is told whenever a worker has answered."""
-        del coming
+        state, tasks, round = request.state, request.tasks, request.round
         tied = self.trainer.plan.tied
         shared = self._cluster.ray.put(encode({name: tensor for name, tensor in state.items() if name not in tied}))
         merge = OrderedMerge(tasks, split_round(tasks, self.inner), next(iter(state.values())).device)
@@ -125,8 +115,8 @@ class RayEngine:
                     self.costs.learn(samples[chunk.number], result.seconds)
                 worker.warm = True
                 merge.add(chunk, result)
-                if watch is not None:
-                    watch(merge.done, len(tasks))
+                if request.watch is not None:
+                    request.watch(merge.done, len(tasks))
         return merge.sums(), merge.report()
 
     def close(self) -> None:
