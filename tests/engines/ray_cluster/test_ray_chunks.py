@@ -24,6 +24,7 @@ from fedwidth.engines.ray.worker_setup import WorkerSetup
 from fedwidth.engines.transfer import EncodedIndex, encode
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
+from fedwidth.objectives import OBJECTIVES
 from fedwidth.settings import RaySettings
 from small_runs import same, small, write_recipe
 
@@ -235,3 +236,8 @@ def test_ray_and_flower_are_not_imported_unless_used(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_workers_train_for_the_objective_of_the_run():
+    trainer = replace(experiment_of().trainer, objective=OBJECTIVES["regression"])
+    assert WorkerSetup.of(trainer).trainer(CPU).objective == OBJECTIVES["regression"]

@@ -17,6 +17,7 @@ from fedwidth.core.tensor_bytes import TensorBytes
 from fedwidth.data import Data, Partition, Shares
 from fedwidth.data.records import Split
 from fedwidth.methods import Reference
+from fedwidth.objectives import Objective
 from fedwidth.plan.plan import Plan
 from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
@@ -29,6 +30,7 @@ class WorkerSetup:
     model: nn.Module
     plan: Plan
     settings: Settings
+    objective: Objective
     method: Reference
     data: Data
     """The data set without its samples."""
@@ -52,6 +54,7 @@ class WorkerSetup:
             model=trainer.model if trainer.device.type == "cpu" else copy.deepcopy(trainer.model).cpu(),
             plan=trainer.plan,
             settings=trainer.settings,
+            objective=trainer.objective,
             method=Reference.of(trainer.method),
             data=replace(data, train=none, test=none, vocabulary=None),
             inputs=TensorBytes.of(data.train.inputs),
@@ -80,7 +83,8 @@ class WorkerSetup:
         chosen = self.method.find()
         partition = Partition(self.partition, shares, shares, labels)
         model = self.model.to(device)
-        return Trainer(model, self.plan, data, partition, chosen, self.settings, device=device)
+        given = (model, self.plan, data, partition, chosen, self.settings)
+        return Trainer(*given, device=device, objective=self.objective)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
