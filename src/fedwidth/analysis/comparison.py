@@ -14,6 +14,7 @@ from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Di
 from fedwidth.analysis.wording import in_words, listed, over_seeds
 from fedwidth.analysis.yardsticks import KINDS, Accuracies, Gain, find_gain, is_yardstick, yardstick_key, yardsticks
 from fedwidth.evaluation.samples import TEST, VALIDATION, samples_to_choose_by, samples_to_report
+from fedwidth.objectives.metric import ACCURACY, Measure
 from fedwidth.settings import Settings
 
 MAX_SENTENCES = 8
@@ -46,6 +47,8 @@ class Comparison:
     rows: tuple[Row, ...]
     best_leads: bool = False
     """Whether the best row leads; otherwise the first one does."""
+    metric: Measure = ACCURACY
+    """What was measured of every row."""
 
     @cached_property
     def measure(self) -> str:
@@ -70,7 +73,7 @@ class Comparison:
         candidates = [number for number in found if found[number]]
         if not self.best_leads or not candidates:
             return 0
-        return max(candidates, key=lambda number: mean(found[number].values()))
+        return max(candidates, key=lambda number: self.metric.sign * mean(found[number].values()))
 
     def accuracies(self, number: int, measure: str = "") -> Accuracies:
         """The accuracies of one row: those that are compared, unless another measure is asked for."""
@@ -85,7 +88,7 @@ class Comparison:
         """
         mine = self.accuracies(self.lead)
         others = [number for number in self._compared() if number != self.lead]
-        found = {number: each for number in others if (each := compare(mine, self.accuracies(number)))}
+        found = {number: each for number in others if (each := compare(mine, self.accuracies(number), self.metric))}
         return dict(zip(found, correct(list(found.values())), strict=True))
 
     def _compared(self) -> list[int]:
@@ -111,7 +114,9 @@ class Comparison:
     def gains(self) -> list[Gain | None]:
         """The gain of each row over the best of its yardsticks; None where none was run."""
         found = [
-            find_gain(self.accuracies(number), {kind: self.accuracies(other) for kind, other in mine.items()})
+            find_gain(
+                self.accuracies(number), {kind: self.accuracies(other) for kind, other in mine.items()}, self.metric
+            )
             for number, mine in enumerate(self.yardsticks)
         ]
         corrected = iter(correct([gain.difference for gain in found if gain]))
@@ -119,18 +124,20 @@ class Comparison:
 
     def sentences(self) -> list[str]:
         """All that is said: which row leads, how it stands to the others, and what the yardsticks reach."""
-        return [*filter(None, [self.leading_sentence()]), *self.difference_sentences(), *self.yardstick_sentences()]
+        lower = f"Of the {self.metric.title}, lower is better." if not self.metric.higher_is_better else ""
+        said = [self.leading_sentence(), *self.difference_sentences(), *self.yardstick_sentences()]
+        return [*filter(None, [*said, lower if any(said) else ""])]
 
     def leading_sentence(self) -> str:
         """Which row is the best, and by what it was chosen; empty where no best one was asked for."""
         if not self.best_leads or len(self.rows) < 2 or not self.accuracies(self.lead, self.chosen_by):
             return ""
         row = self.rows[self.lead]
-        mine = accuracy_text(self.accuracies(self.lead, self.chosen_by))
-        said = [f"Best by {self.chosen_by} accuracy: {row.title}, {mine}."]
+        mine = accuracy_text(self.accuracies(self.lead, self.chosen_by), self.metric)
+        said = [f"Best by {self.chosen_by} {self.metric.title}: {row.title}, {mine}."]
         if self.chosen_by == VALIDATION.name:
             if row.test:
-                said.append(f"On the test set it has {accuracy_text(row.test)}.")
+                said.append(f"On the test set it has {accuracy_text(row.test, self.metric)}.")
         else:
             said.append("Chosen on the test set it looks better there than it is: data.validation sets samples aside.")
         return " ".join(said)
@@ -158,17 +165,17 @@ class Comparison:
                 shared.setdefault(tuple(mine.items()), []).append(row.title)
         return [
             f"Yardsticks of {listed(names)}: "
-            + ", ".join(f"{kind} {accuracy_text(self.accuracies(number))}" for kind, number in mine)
+            + ", ".join(f"{kind} {accuracy_text(self.accuracies(number), self.metric)}" for kind, number in mine)
             + "."
             for mine, names in shared.items()
         ]
 
 
-def accuracy_text(accuracies: Accuracies) -> str:
-    """The accuracy of one experiment as sentences have it: mean, standard deviation, and how many seeds.
+def accuracy_text(accuracies: Accuracies, metric: Measure = ACCURACY) -> str:
+    """The accuracy (or another metric) of one experiment as sentences have it: mean, deviation, and how many seeds.
 
     >>> accuracy_text({1: 50.0, 2: 52.0}), accuracy_text({1: 50.0})
     ('51.0 ± 1.4 % (two seeds)', '50.0 % (one seed)')
     """
     seeds = f"{in_words(len(accuracies))} seed{'s' * (len(accuracies) != 1)}"
-    return f"{over_seeds(accuracies.values(), digits=1)} % ({seeds})"
+    return f"{over_seeds(accuracies.values(), digits=1, metric=metric)}{metric.unit} ({seeds})"

@@ -1,7 +1,8 @@
 """Whether one run is better than another: the one place that says so, for tables, reports and the results page.
 
 Runs of one seed share the split, the clients of each round and their capacities, so they are compared seed by seed:
-what they have in common drops out of the difference. All numbers are points of accuracy in percent.
+what they have in common drops out of the difference. All numbers are points of accuracy in percent, or of another
+metric as it is measured.
 
     95 % interval   of the mean difference, by Student's t; one seed has none
     decided         that the mean is not zero (t-test, 5 %)
@@ -18,6 +19,7 @@ from statistics import mean, stdev
 
 from fedwidth.analysis.student import quantile, share_above, share_within
 from fedwidth.analysis.wording import in_words, signed, unsigned
+from fedwidth.objectives.metric import ACCURACY, Measure
 
 CONFIDENCE = 0.95
 MARGIN = 1.0
@@ -36,6 +38,8 @@ class Difference:
     """The p-value of the mean against zero after Holm's correction; None where no correction was made."""
     equality_p_value: float | None = None
     """The p-value against a true difference of the margin or more after Holm's correction, or None."""
+    measure: Measure = ACCURACY
+    """What was measured. Only of shares in percent it is known how much is little: other metrics have no margin."""
 
     @property
     def mean(self) -> float:
@@ -78,8 +82,10 @@ class Difference:
     def is_equal(self) -> bool:
         """Whether the true difference is taken to be nearer to zero than the margin, at the 5 % level."""
         return (
-            self.plain_equality_p_value if self.equality_p_value is None else self.equality_p_value
-        ) < 1 - CONFIDENCE
+            self.measure.percent
+            and (self.plain_equality_p_value if self.equality_p_value is None else self.equality_p_value)
+            < 1 - CONFIDENCE
+        )
 
     @property
     def verdict(self) -> str:
@@ -91,8 +97,14 @@ class Difference:
         return EQUAL if self.is_equal else OPEN
 
     def __str__(self) -> str:
-        found = self.interval
-        return signed(self.mean) + (f" ({signed(found[0])} to {signed(found[1])})" if found else "")
+        found, show = self.interval, self._signed
+        return show(self.mean) + (f" ({show(found[0])} to {show(found[1])})" if found else "")
+
+    def _signed(self, number: float) -> str:
+        return signed(number) if self.measure.percent else f"{number:+.3g}".replace("-", "−")
+
+    def _unsigned(self, number: float) -> str:
+        return unsigned(number) if self.measure.percent else f"{number:.3g}".replace("-", "−")
 
     def sentence(self, first: str, second: str) -> str:
         """How the first run stands to the second, as one English sentence.
@@ -102,27 +114,28 @@ class Difference:
         >>> print(Difference((3.0,)).sentence("A", "B"))
         A is 3.0 points above B (one seed: no interval).
         """
-        size, side = abs(self.mean), ABOVE if self.mean > 0 else BELOW
+        side, show = ABOVE if self.mean > 0 else BELOW, self._signed
+        size = f"{abs(self.mean):.1f} points" if self.measure.percent else f"{abs(self.mean):.3g}"
         if self.interval is None:
-            return f"{first} is {size:.1f} points {side} {second} (one seed: no interval)."
+            return f"{first} is {size} {side} {second} (one seed: no interval)."
         low, high = self.interval
         seeds = f"{in_words(len(self.values))} seeds"
         if self.is_decided:
             near, far = (low, high) if side == ABOVE else (-high, -low)
-            interval = f"(95 %: {unsigned(near)} to {unsigned(far)}, {seeds})"
+            interval = f"(95 %: {self._unsigned(near)} to {self._unsigned(far)}, {seeds})"
             equal = f"; they are {EQUAL}" if self.is_equal else ""
-            return f"{first} is {size:.1f} points {side} {second} {interval}{equal}."
-        found = f"(difference {signed(self.mean)}, 95 %: {signed(low)} to {signed(high)}, {seeds})"
+            return f"{first} is {size} {side} {second} {interval}{equal}."
+        found = f"(difference {show(self.mean)}, 95 %: {show(low)} to {show(high)}, {seeds})"
         if self.is_equal:
             return f"{first} and {second} are {EQUAL} {found}."
         among = f" among {in_words(self.of)} comparisons" if self.plain_p_value < 1 - CONFIDENCE else ""
         return f"Between {first} and {second} it is {OPEN}{among} {found}."
 
 
-def compare(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
+def compare(first: Mapping[int, float], second: Mapping[int, float], measure: Measure = ACCURACY) -> Difference | None:
     """By how much the first is above the second, from their accuracies by seed; None where they share no seed."""
     shared = tuple(first[seed] - second[seed] for seed in sorted(first) if seed in second)
-    return Difference(shared) if shared else None
+    return Difference(shared, measure=measure) if shared else None
 
 
 def correct(differences: Sequence[Difference]) -> list[Difference]:

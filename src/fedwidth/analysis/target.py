@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedwidth.evaluation.samples import samples_to_report
+from fedwidth.objectives.metric import measure_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Reached:
 
 
 def reach(lines: Sequence[Mapping[str, Any]], target: float) -> Reached | None:
-    """What the first rounds took until this accuracy was measured; None where it never was.
+    """What the first rounds took until this accuracy, or one as good, was measured; None where it never was.
 
     >>> lines = [
     ...     {"round": 1, "bytes_down": 5, "bytes_up": 5, "device_seconds": 2.0},
@@ -32,10 +33,12 @@ def reach(lines: Sequence[Mapping[str, Any]], target: float) -> Reached | None:
     >>> reach(lines, 0.9) is None
     True
     """
-    name = samples_to_report({name for line in lines for name, value in line.items() if value is not None}).key()
+    measure = measure_of(lines)
+    measured = {name for line in lines for name, value in line.items() if value is not None}
+    name = samples_to_report(measured, measure.name).key(measure.name)
     for position, line in enumerate(lines):
-        accuracy = line.get(name)
-        if accuracy is not None and accuracy >= target:
+        value = line.get(name)
+        if value is not None and measure.sign * value >= measure.sign * target:
             so_far = lines[: position + 1]
             simulated = all(line.get("device_seconds") is not None for line in so_far)
             return Reached(

@@ -6,26 +6,28 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import mean, stdev
 
+from fedwidth.objectives.metric import ACCURACY, Measure
+
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
-def over_seeds(values: Iterable[float], digits: int = 2) -> str:
+def over_seeds(values: Iterable[float], digits: int = 2, metric: Measure = ACCURACY) -> str:
     """The mean of what several seeds measured, and their standard deviation; of one seed there is no deviation.
 
     >>> over_seeds([1.0, 3.0]), over_seeds([2.0]), over_seeds([50.0, 52.0], digits=1)
     ('2.00 ± 1.41', '2.00', '51.0 ± 1.4')
     """
     found = list(values)
-    return with_spread(mean(found), stdev(found) if len(found) > 1 else None, digits)
+    return with_spread(mean(found), stdev(found) if len(found) > 1 else None, digits, metric)
 
 
-def with_spread(number: float, spread: float | None, digits: int = 2) -> str:
+def with_spread(number: float, spread: float | None, digits: int = 2, metric: Measure = ACCURACY) -> str:
     """A number and its spread, where there is one.
 
     >>> with_spread(69.44, 1.5), with_spread(69.44, None)
     ('69.44 ± 1.50', '69.44')
     """
-    return f"{number:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+    return metric.digits(number, digits) + ("" if spread is None else f" ± {metric.digits(spread, digits)}")
 
 
 def signed(points: float) -> str:

@@ -22,6 +22,7 @@ from fedwidth.analysis.experiment_key import experiment_key
 from fedwidth.config.method_settings import method_of
 from fedwidth.devices.capacity import LETTERS, Capacities
 from fedwidth.methods import fedavg
+from fedwidth.objectives.metric import ACCURACY, Measure
 from fedwidth.settings import DeviceSettings, MethodSettings, Settings
 
 EXCLUDE, SMALLEST, CAPPED, FULL = "exclude", "smallest for all", "capped", "full for all"
@@ -96,15 +97,20 @@ def yardstick_key(settings: Settings) -> str:
     return experiment_key(asdict(_plain(settings)))
 
 
-def find_gain(mine: Accuracies, found: Mapping[str, Accuracies]) -> Gain | None:
-    """The gain over the best of the yardsticks that were run: best by its mean over the seeds shared with the run."""
+def find_gain(mine: Accuracies, found: Mapping[str, Accuracies], measure: Measure = ACCURACY) -> Gain | None:
+    """The gain over the best of the yardsticks that were run: best by its mean over the seeds shared with the run.
+
+    Where lower values are better, it is by how much lower the run is.
+    """
     shared = {kind: [their[seed] for seed in mine if seed in their] for kind, their in found.items() if kind in TO_BEAT}
     means = {kind: mean(values) for kind, values in shared.items() if values}
     if not means:
         return None
-    best = max(means, key=means.__getitem__)
-    difference = compare(mine, found[best])
-    return Gain(best, difference) if difference else None
+    best = max(means, key=lambda kind: measure.sign * means[kind])
+    difference = compare(mine, found[best], measure)
+    if difference is None:
+        return None
+    return Gain(best, replace(difference, values=tuple(measure.sign * value for value in difference.values)))
 
 
 def _cap(settings: Settings, mix: Capacities, widest: float) -> Settings:

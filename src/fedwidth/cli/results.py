@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any
 import fedwidth
 from fedwidth.analysis.comparison import Comparison, Row
 from fedwidth.analysis.difference import Difference
-from fedwidth.analysis.wording import show_time
+from fedwidth.analysis.wording import over_seeds, show_time
 from fedwidth.analysis.yardsticks import is_yardstick
 from fedwidth.cli.tables import print_table
 from fedwidth.devices.capacity import Capacities, describe_mix
 from fedwidth.evaluation.samples import TEST, VALIDATION
+from fedwidth.objectives.metric import Measure
 from fedwidth.run.checkpoint import write_whole
 from fedwidth.settings import Settings
 
 if TYPE_CHECKING:
     from fedwidth.cli.planned_run import PlannedRun
-
-ACCURACIES = ("global_accuracy", "best_global_accuracy", "local_accuracy")
-OF_VALIDATION = VALIDATION.key()
 
 Summary = Mapping[str, Any]
 
@@ -31,28 +29,34 @@ Summary = Mapping[str, Any]
 def compare_runs(runs: Sequence[PlannedRun], summaries: Sequence[Summary], *, chosen: bool) -> Comparison:
     """The runs compared by label: the first one with the others, or with `chosen` the best one."""
 
+    metric = Measure.of(summaries[0])
+
     def by_seed(mine: Sequence[tuple[PlannedRun, Summary]], key: str) -> dict[int, float]:
-        return {run.settings.seed: 100 * found for run, summary in mine if (found := summary.get(key)) is not None}
+        found = {run.settings.seed: summary.get(key) for run, summary in mine}
+        return {seed: metric.scaled(value) for seed, value in found.items() if value is not None}
 
     rows = [
         Row(
             mine[0][0].title,
             mine[0][0].settings,
-            by_seed(mine, TEST.key()),
-            by_seed(mine, VALIDATION.key()),
+            by_seed(mine, TEST.key(metric.name)),
+            by_seed(mine, VALIDATION.key(metric.name)),
         )
         for mine in by_label(runs, summaries).values()
     ]
-    return Comparison(tuple(rows), chosen)
+    return Comparison(tuple(rows), chosen, metric)
 
 
 def print_results(
     runs: Sequence[PlannedRun], summaries: Sequence[Summary], compared: Comparison, *, title: str = ""
 ) -> None:
     """One row for every label, with the spread over its seeds, and what the differences come to."""
-    keys, shown = list(ACCURACIES), ["test accuracy %", "best %", "clients' own data %"]
-    if any(OF_VALIDATION in summary for summary in summaries):
-        keys, shown = [OF_VALIDATION, *keys], ["validation %", *shown]
+    measures = {Measure.of(summary) for summary in summaries}
+    metric = measures.pop() if len(measures) == 1 else Measure("score", "score")
+    shown = [f"test {metric.title}{metric.unit}", f"best{metric.unit}", f"clients' own data{metric.unit}"]
+    validated = any(_validation(summary) in summary for summary in summaries)
+    if validated:
+        shown = [f"validation{metric.unit}", *shown]
     timed = any("device_seconds" in summary for summary in summaries)
     rows = []
     gained = any(compared.gains)
@@ -62,7 +66,7 @@ def print_results(
             [
                 mine[0][0].title,
                 _devices(settings),
-                *(_shown([summary.get(key) for _, summary in mine]) for key in keys),
+                *_cells([summary for _, summary in mine], validated=validated),
                 f"{statistics.mean(summary['bytes_up'] for _, summary in mine) / 2**20:.1f}",
                 *([_device_time(mine)] if timed else []),
                 f"{sum(summary['seconds'] for _, summary in mine):.0f}",
@@ -79,7 +83,8 @@ def print_results(
         print(sentence)
     if gained:
         brackets = " (95 % interval)" if len(seeds) > 1 else "; one seed: no interval"
-        print(f"Gain: accuracy less that of the best yardstick but full for all, seed by seed{brackets}.")
+        less = "less that" if metric.higher_is_better else "below that"
+        print(f"Gain: {metric.title} {less} of the best yardstick but full for all, seed by seed{brackets}.")
         if added := [
             summary["seconds"] for run, summary in zip(runs, summaries, strict=True) if is_yardstick(run.title)
         ]:
@@ -95,7 +100,7 @@ def write_results(folder: Path, runs: Sequence[PlannedRun], summaries: Sequence[
         {
             "label": run.label,
             "folder": str(run.folder.relative_to(folder)),
-            **{key: summary[key] for key in ("method", "seed", "rounds", *_accuracies(summary))},
+            **{key: summary[key] for key in ("method", "seed", "rounds", *_scores(summary))},
         }
         for run, summary in zip(runs, summaries, strict=True)
     ]
@@ -113,7 +118,7 @@ def write_results(folder: Path, runs: Sequence[PlannedRun], summaries: Sequence[
     else:
         whole = {"seconds": round(sum(s["seconds"] for s in summaries), 3), "version": fedwidth.__version__}
         if len(table) == 1:  # one run with several seeds: what a plain run says, as means
-            means = {key: table[0][key] for key in _accuracies(summaries[0])}
+            means = {key: table[0][key] for key in _scores(summaries[0])}
             whole |= {"method": summaries[0]["method"], "rounds": summaries[0]["rounds"], **means}
             whole["seed"] = table[0]["seeds"]
     facts: dict[str, Any] = {"runs": listed, "table": table, "comparisons": comparisons}
@@ -147,14 +152,22 @@ def _device_time(mine: Sequence[tuple[PlannedRun, Summary]]) -> str:
     return show_time(statistics.mean(known)) if known else "–"
 
 
-def _accuracies(summary: Summary) -> tuple[str, ...]:
-    """The accuracies a summary gives."""
-    return (*ACCURACIES, OF_VALIDATION) if OF_VALIDATION in summary else ACCURACIES
+def _scores(summary: Summary) -> tuple[str, ...]:
+    """The names of what a summary gives of its metric: on the test set, the best there, on clients' own data, and on
+    validation samples where there are some.
+    """
+    name, validation = Measure.of(summary).name, _validation(summary)
+    found = (TEST.key(name), f"best_{TEST.key(name)}", f"local_{name}")
+    return (*found, validation) if validation in summary else found
+
+
+def _validation(summary: Summary) -> str:
+    return VALIDATION.key(Measure.of(summary).name)
 
 
 def _spread(label: str, mine: Sequence[tuple[PlannedRun, Summary]]) -> dict[str, Any]:
     row: dict[str, Any] = {"label": label, "seeds": [run.settings.seed for run, _ in mine]}
-    for key in _accuracies(mine[0][1]):
+    for key in _scores(mine[0][1]):
         known = [summary[key] for _, summary in mine if summary[key] is not None]
         row[key] = statistics.mean(known) if known else None
         row[f"{key}_std"] = statistics.stdev(known) if len(known) > 1 else None
@@ -172,9 +185,10 @@ def _devices(settings: Settings) -> str:
     return describe_mix(devices.capacities)
 
 
-def _shown(values: Sequence[float | None]) -> str:
-    known = [100 * v for v in values if v is not None]
-    if not known:
-        return "–"
-    mean = statistics.mean(known)
-    return f"{mean:.2f} ± {statistics.stdev(known):.2f}" if len(known) > 1 else f"{mean:.2f}"
+def _cells(mine: Sequence[Summary], *, validated: bool) -> list[str]:
+    """What seeds of one experiment measured, as the table has it."""
+    metric = Measure.of(mine[0])
+    test, best, local, *_ = _scores(mine[0])
+    keys = [_validation(mine[0]), test, best, local] if validated else [test, best, local]
+    found = [[metric.scaled(value) for each in mine if (value := each.get(key)) is not None] for key in keys]
+    return [over_seeds(values, metric=metric) if values else "–" for values in found]

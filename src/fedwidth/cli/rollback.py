@@ -19,16 +19,17 @@ def rollback(
     from fedwidth.run.checkpoint import NAME, rounds_done
     from fedwidth.run.checkpoint_history import go_back, rounds_kept
     from fedwidth.run.folder import read_metrics
+    from fedwidth.run.summary import describe_score
 
     run_folder = folder if (folder / NAME).exists() or not (folder / "run").is_dir() else folder / "run"
     if listed:
         if round is not None:
             raise OptionError("give a round to go back to, or --list, not both")
-        scores = {line["round"]: line.get("global_accuracy") for line in read_metrics(run_folder)}
+        scores = {line["round"]: describe_score(line) for line in read_metrics(run_folder)}
         now = rounds_done(run_folder)
         for kept in rounds_kept(run_folder):
             score = scores.get(kept)
-            known = f"  accuracy {100 * score:.2f} %" if score is not None else ""
+            known = f"  {score}" if score else ""
             print(f"round {kept}{known}{'  (current)' * (kept == now)}")
         return
     if round is None:

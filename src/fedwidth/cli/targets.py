@@ -10,12 +10,13 @@ from fedwidth.analysis.target import Reached, reach
 from fedwidth.analysis.wording import show_time
 from fedwidth.cli.tables import print_table
 from fedwidth.errors import OptionError
+from fedwidth.objectives.metric import measure_of
 from fedwidth.report.entries import group_runs
 from fedwidth.report.runs import read_runs
 
 
 def parse_target(text: str) -> float:
-    """An accuracy as a share or in percent.
+    """An accuracy as a share or in percent, or a value of another metric.
 
     >>> parse_target("0.8"), parse_target("80%")
     (0.8, 0.8)
@@ -25,15 +26,19 @@ def parse_target(text: str) -> float:
         target = float(number) / (100 if percent else 1)
     except ValueError:
         target = 0.0
-    if not 0 < target <= 1:
-        raise OptionError(f"--target must be an accuracy such as 0.8 or 80%, not '{text}'")
+    if not target > 0 or (percent and target > 1):
+        raise OptionError(f"--target must be an accuracy such as 0.8 or 80%, or a value of the metric, not '{text}'")
     return target
 
 
 def print_targets(folders: Sequence[Path], target: float) -> None:
     """A row for every entry of the report, with means over the seeds that reached the accuracy."""
     rows = []
-    for entry in group_runs(read_runs(folders)):
+    entries = group_runs(read_runs(folders))
+    measure = measure_of(line for entry in entries for run in entry.runs for line in run.metrics)
+    if measure.percent and target > 1:
+        raise OptionError(f"--target must be an {measure.title} such as 0.8 or 80%, not {target:g}")
+    for entry in entries:
         found = [reached for run in entry.runs if (reached := reach(run.metrics, target)) is not None]
         rows.append(
             [
@@ -44,7 +49,8 @@ def print_targets(folders: Sequence[Path], target: float) -> None:
                 _mean(found, lambda reached: reached.device_seconds, show_time),
             ]
         )
-    print_table(["run", f"seeds that reach {100 * target:g} %", "rounds", "MB down and up", "device time"], rows)
+    heading = f"seeds that reach {measure.scaled(target):g}{measure.unit}"
+    print_table(["run", heading, "rounds", "MB down and up", "device time"], rows)
 
 
 def _mean(found: Sequence[Reached], number: Callable[[Reached], float | None], show: Callable[[float], str]) -> str:

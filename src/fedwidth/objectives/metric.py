@@ -7,7 +7,7 @@ numbers for each class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,13 +42,30 @@ class Measure:
         """1 where higher is better, else -1."""
         return 1 if self.higher_is_better else -1
 
+    @property
+    def unit(self) -> str:
+        """What stands behind a number in tables: a percent sign, or nothing."""
+        return " %" if self.percent else ""
+
+    def scaled(self, value: float) -> float:
+        """The value in the unit that people are told: in percent, or as it is."""
+        return 100 * value if self.percent else value
+
+    def digits(self, number: float, digits: int = 2) -> str:
+        """A number in that unit: so many digits of percent, else four that count.
+
+        >>> ACCURACY.digits(12.345, 1), Measure("mse", "mean squared error").digits(12.3456)
+        ('12.3', '12.35')
+        """
+        return f"{number:.{digits}f}" if self.percent else f"{number:.4g}"
+
     def text(self, value: float) -> str:
         """The value as people are told it.
 
         >>> ACCURACY.text(0.5), Measure("mse", "mean squared error").text(12.3456)
         ('50.00 %', '12.35')
         """
-        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+        return f"{self.digits(self.scaled(value))}{self.unit}"
 
     def facts(self) -> dict[str, Any]:
         """As files have it."""
@@ -71,6 +88,11 @@ class Measure:
 
 
 ACCURACY = Measure("accuracy", "accuracy", percent=True)
+
+
+def measure_of(lines: Iterable[Mapping[str, Any]]) -> Measure:
+    """What the lines of a run's metrics measure."""
+    return next((Measure.of(line) for line in lines if "metric" in line), ACCURACY)
 
 
 @dataclass(frozen=True)
