@@ -73,7 +73,7 @@ def test_a_cohort_is_pairs_of_client_and_capacity():
 
 @pytest.mark.parametrize("name", [None, 3, [], {}, "", "FedRolex"])
 def test_an_unknown_method_lists_the_known(name):
-    with pytest.raises(OptionError, match="unknown method .*; allowed: fedavg, fedbrb"):
+    with pytest.raises(OptionError, match="unknown method .*; allowed: fedavg, fedbe, fedbrb"):
         method(name)
 
 

@@ -16,8 +16,8 @@ def combine(choice: Method, rule: Method) -> Method:
     """A method that chooses sub-models as the one says and trains them as the other."""
     if choice.name == rule.name:
         return choice
-    if rule.local is None:
-        trained = [name for name, method in methods().items() if method.local is not None]
+    if rule.local is None or not rule.slices:  # what factors are trained with makes sense for factors alone
+        trained = [name for name, method in methods().items() if method.local is not None and method.slices]
         raise OptionError(f"'{rule.name}' has no local rule to train with; local rules: {', '.join(trained)}")
     if (reason := rule.local.refuses(choice)) is not None:
         raise OptionError(f"'{choice.name}' cannot be trained as '{rule.name}': {reason}")
