@@ -126,7 +126,9 @@ def test_the_command_runs_and_lists(queue, tmp_path, capsys, monkeypatch):
     ]
     assert printed.count("done") == 1
     assert printed.endswith("2 jobs left, about 50 s\n")
-    assert run_command([*command, "--set", "data.name=mnist", "--data", str(tmp_path / "nowhere"), "--only", "both"]) == 1
+    assert (
+        run_command([*command, "--set", "data.name=mnist", "--data", str(tmp_path / "nowhere"), "--only", "both"]) == 1
+    )
     for wrong in (["--seeds", "1"], ["small.toml"], ["--start", "2"]):
         assert run_command([*command, *wrong]) == 2
     assert run_command(["reproduce"]) == 2
