@@ -1,4 +1,4 @@
-"""Everything the page shows about some entries, as one block of data that page and figures are thin_curve from."""
+"""Everything the page shows about some entries, as one block of data that page and figures are drawn from."""
 
 from __future__ import annotations
 
