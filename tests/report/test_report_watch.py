@@ -56,14 +56,15 @@ def test_what_is_remembered_is_what_would_be_made(tmp_path):
 
 
 def test_a_folder_may_appear_be_cleared_and_go(tmp_path):
-    folder = tmp_path / "later"
-    watching = Watch(folder)
+    folder, clock = tmp_path / "later", Clock()
+    watching = Watch(folder, clock=clock)
     assert watching.look()[2]["waiting"] == f"Waiting for a run in {folder}."
     write_run(folder, done=4, finished=False)
     assert rounds(watching.look()[2]) == [4]
     (folder / "metrics.jsonl").unlink()
     assert rounds(watching.look()[2]) == [0]
     write_lines(folder, 2)
+    clock.now += 100 * REST  # coverage of no rounds took its time as well, and rested
     assert watching.look()[2]["coverage"]["views"][0]["rounds"][-1] == 2
     shutil.rmtree(folder)
     assert watching.look()[2]["entries"] == []
