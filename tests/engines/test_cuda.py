@@ -18,6 +18,9 @@ import fedwidth
 import zoo
 from fedwidth.config.read import read_settings
 from fedwidth.data import from_tensors
+from fedwidth.engines import FlatEngine
+from fedwidth.engines.slots.making import make_slot
+from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.experiment import Experiment
 from fedwidth.models import build, example_inputs
 from fedwidth.settings import DataSettings, DeviceSettings, Settings
@@ -74,7 +77,7 @@ def test_the_cuda_engine_repeats_bit_for_bit_and_slots_change_nothing():
         assert all(torch.equal(states[0][n], other[n]) for n in other)
 
 
-def own(model, classes=10, **changes):
+def prepare_own(model, classes=10, **changes):
     """A run of one's own model on random images, or (a vocabulary of 50) on words."""
     draw = torch.Generator().manual_seed(0)
     if classes == 50:
@@ -92,7 +95,12 @@ def own(model, classes=10, **changes):
         devices=DeviceSettings("a1-b1", dynamic=True, per_round=6),
         training=replace(Settings().training, batch_size=5, lr=0.05),  # batches of 5 and 3
     )
-    return Experiment(replace(settings, **changes), model=model, data=data).run().server.state
+    return Experiment(replace(settings, **changes), model=model, data=data)
+
+
+def own(model, classes=10, **changes):
+    """The state after such a run."""
+    return prepare_own(model, classes, **changes).run().server.state
 
 
 def near(one, other, tolerance=2e-4):
@@ -129,11 +137,18 @@ def test_models_with_a_state_of_their_own_are_captured(make, classes):
     assert all(torch.equal(serial[n], states[0][n]) for n in counts)
 
 
-def test_batch_sizes_beyond_the_captured_ones_draw_from_the_same_stream(monkeypatch):
-    model = zoo.TorchTransformer(32, 4, 48).float()
-    captured = own(model, 50, engine="cuda")
-    monkeypatch.setattr("fedwidth.engines.slots.slot.MAX_GRAPHS", 1)
-    assert near(captured, own(model, 50, engine="cuda"))
+def one_graph(*arguments):
+    """A slot that captures the step of one batch size alone."""
+    slot = make_slot(*arguments)
+    slot.max_graphs = 1
+    return slot
+
+
+def test_batch_sizes_beyond_the_captured_ones_draw_from_the_same_stream():
+    run = prepare_own(zoo.TorchTransformer(32, 4, 48).float(), 50, engine="cuda")
+    pool = SlotPool(run.trainer, make_slot=one_graph)
+    found = run.run(engine=FlatEngine(run.trainer, pool, averages_here=True)).server.state
+    assert near(run.run().server.state, found)
 
 
 def test_frozen_parameters_stay():

@@ -77,6 +77,7 @@ def test_in_stacks_up_to_roundings(model, data, monkeypatch):
     runs = experiments(model, torch.float64, engine="vectorised", data=data)
     single = [run.run() for run in runs]
     stacks, train = [], Stack.train
+    # Runs in lockstep make their pool themselves, so that there is no argument to count with.
     monkeypatch.setattr(
         Stack,
         "train",

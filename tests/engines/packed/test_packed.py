@@ -1,62 +1,40 @@
-"""Runs trained as one batch give what they give one by one."""
+"""Runs trained as one batch give what they give one by one, and write it."""
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
+from packed_runs import VARIANTS, experiments
 from torch import nn
 
 from fedwidth.cli.entry import run_command
 from fedwidth.config.read import read_settings
 from fedwidth.core.submodel import state_of
-from fedwidth.data import from_tensors
 from fedwidth.engines.choice import choose_packed
-from fedwidth.engines.packed import clients as packed_clients
-from fedwidth.engines.packed import stacks as packed_stacks
-from fedwidth.engines.stacks.pool import StackPool
-from fedwidth.engines.stacks.stack import Stack
 from fedwidth.errors import OptionError, UpdateError
 from fedwidth.evaluation.packed import PackedEvaluation, stack_states
-from fedwidth.experiment import Experiment, Stopped, build_model
+from fedwidth.experiment import Experiment, Stopped
 from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.run.packing import check_for_packing, group_for_packing
 from fedwidth.training.server import Server
 from small_runs import contents, same, small, write_recipe
 
 
-def experiments(*changes_of_each):
-    base = ["rounds=3", "evaluation.every=1", "model.name=mlp", "model.options={hidden=[16,8]}", "engine=vectorised"]
-    base += ["training.lr=0.05", "data.clients=8", "devices.per_round=6"]
-    found, data = [], None
-    for changes in changes_of_each:
-        settings = read_settings("quickstart", [*base, *changes]).main
-        if data is None:
-            digits = Experiment(settings).data
-            splits = [digits.transform(s.inputs).double() for s in (digits.train, digits.test)]
-            data = from_tensors(splits[0], digits.train.targets, splits[1], digits.test.targets, kind="images")
-        found.append(Experiment(settings, model=build_model(settings, data).double(), data=data))
-    return found
+@cache
+def packed():
+    """What the variants give as one batch."""
+    return run_in_lockstep(experiments(*VARIANTS))
 
 
-VARIANTS = (
-    ["seed=1"],
-    ["seed=2", "method.name=heterofl"],
-    ["seed=3", "method.name=fedminoccurances", "data.partition=dirichlet", "data.partition_options={alpha=1.0}"],
-    ["seed=1", "method.name=fedbrb", "training.lr=0.02"],
-)
-
-
-def test_packed_runs_equal_single_runs(tmp_path):
+def test_packed_runs_equal_single_runs():
     single = [run.run() for run in experiments(*VARIANTS)]
-    together = experiments(*VARIANTS)
-    packed = run_in_lockstep(together, [tmp_path / str(number) for number in range(len(together))])
-    for one, other in zip(single, packed, strict=True):
+    for one, other in zip(single, packed(), strict=True):
         worst = max(float((one.server.state[n] - other.server.state[n]).abs().max()) for n in one.server.state)
         assert worst < 1e-10
         assert one.summary["global_accuracy"] == other.summary["global_accuracy"]
         assert one.summary["capacity_accuracy"] == other.summary["capacity_accuracy"]
-    assert (tmp_path / "2" / "summary.json").exists()
 
 
 def test_validation_samples_are_measured_together_as_one_by_one():
@@ -80,26 +58,6 @@ def test_runs_of_different_length_do_not_wait_for_ever():
     runs = experiments(["rounds=1"], ["rounds=3", "seed=2"])
     results = run_in_lockstep(runs)
     assert [len(result.metrics) for result in results] == [1, 3]
-
-
-def test_no_memory_for_averaging_begins_the_round_again_with_fewer_stacks(monkeypatch):
-    expected = run_in_lockstep(experiments(*VARIANTS))
-    real, calls = packed_stacks.average_runs, []
-
-    def average(*given):
-        calls.append(1)
-        if len(calls) == 2:
-            raise torch.OutOfMemoryError("no room")
-        return real(*given)
-
-    monkeypatch.setattr(
-        StackPool, "_concurrent", property(lambda pool: pool.concurrent)
-    )  # on the CPU there is one at a time
-    monkeypatch.setattr(packed_stacks, "average_runs", average)
-    with pytest.warns(UserWarning, match="the vectorised engine goes on with fewer stacks, 4 at a time"):
-        found = run_in_lockstep(experiments(*VARIANTS))
-    assert len(calls) == 4, "three rounds, one of them twice"
-    assert all(same(one.server.state, other.server.state) for one, other in zip(expected, found, strict=True))
 
 
 def test_a_run_that_fails_fails_the_pack_with_its_error():
@@ -135,34 +93,11 @@ def test_a_model_that_cannot_be_stacked_is_refused():
         run_in_lockstep(own)
 
 
-def test_packed_runs_without_memory_go_on_with_smaller_stacks(monkeypatch):
-    expected = run_in_lockstep(experiments(*VARIANTS[1:3]))
-    make, trained, train = Stack.__init__, [], Stack.train
-
-    def make_small(stack, *arguments, rows, **options):
-        if rows > 2:
-            raise torch.OutOfMemoryError("no room for three rows")
-        make(stack, *arguments, rows=rows, **options)
-
-    def count(stack, starts, clients):
-        trained.append(len(starts))
-        return train(stack, starts, clients)
-
-    monkeypatch.setattr(Stack, "__init__", make_small)
-    monkeypatch.setattr(Stack, "train", count)
-    with pytest.warns(UserWarning, match="out of memory on cpu: the vectorised engine goes on with smaller stacks, "):
-        found = run_in_lockstep(experiments(*VARIANTS[1:3]))
-    assert max(trained) == 2
-    assert sum(trained) == 3 * 6 * 2, "three rounds of six clients of two runs, each trained once"
-    for one, other in zip(expected, found, strict=True):
-        assert max(float((one.server.state[n] - other.server.state[n]).abs().max()) for n in one.server.state) < 1e-10
-        assert [line["train_loss"] for line in one.metrics] == pytest.approx([m["train_loss"] for m in other.metrics])
-
-
 def test_packed_runs_equal_single_runs_with_batch_norm():
     # Only clients with equal batches share a stack then, and states are evaluated one by one.
     changes = ["model.name=preresnet18", "model.options={}", "model.width=1/32", "rounds=2", "evaluation.every=2"]
     changes += ["data.clients=100", "devices.per_round=3", "devices.capacities=a1-b1", "training.lr=0.01"]
+    changes += ["training.steps=2"]
     variants = ([*changes, "seed=1"], [*changes, "seed=2", "method.name=heterofl"])
     single = [run.run() for run in experiments(*variants)]
     for one, other in zip(single, run_in_lockstep(experiments(*variants)), strict=True):
@@ -170,29 +105,14 @@ def test_packed_runs_equal_single_runs_with_batch_norm():
         assert one.summary["global_accuracy"] == other.summary["global_accuracy"]
 
 
-def test_equal_work_is_done_once(monkeypatch):
-    # At full capacity every method is FedAvg; a window of half the layer moves by half of it in FedStack too.
-    half = ["devices.capacities=0.5:1", "data.partition=random_labels", "data.partition_options={per_client=5}"]
-    rolex = ["method.name=fedrolex", "method.options={stagger=true,step=0.5}"]
-    variants = (
-        ["devices.capacities=1:1", "method.name=fedcover"],
-        ["devices.capacities=1:1", "method.name=feddropout"],
-        ["devices.capacities=1:1", "method.name=feddropout", "seed=2"],
-        [*half, "method.name=fedstack"],
-        [*half, *rolex],
-        [*half, "method.name=fedcover"],
-    )
-    rows, train = [], Stack.train
-    monkeypatch.setattr(
-        Stack, "train", lambda stack, starts, clients: rows.append(len(starts)) or train(stack, starts, clients)
-    )
-    packed = run_in_lockstep(experiments(*variants))
-    assert sum(rows) == 3 * 6 * 4, "three rounds of six clients of four runs"
-    first, same, other, stack, window, cover = (result.server.state for result in packed)
-    assert (first is same, first is other, stack is window, stack is cover) == (True, False, True, False)
-    monkeypatch.undo()
+def test_runs_that_do_the_same_end_with_one_state():
+    # At full capacity every method is FedAvg.
+    whole = ["devices.capacities=1:1", "method.name=fedcover"], ["devices.capacities=1:1", "method.name=feddropout"]
+    variants = (*whole, [*whole[1], "seed=2"])
+    first, twin, other = (result.server.state for result in run_in_lockstep(experiments(*variants)))
+    assert (first is twin, first is other) == (True, False)
     alone = experiments(*variants)[1].run()
-    assert all(torch.equal(alone.server.state[name], same[name]) for name in same)
+    assert same(dict(alone.server.state), dict(twin))
 
 
 def test_what_each_run_writes_is_what_it_writes_alone(tmp_path):
@@ -216,7 +136,7 @@ def close(line):
 
 
 def test_a_stopped_pack_goes_on_as_if_it_had_not_been_stopped(tmp_path):
-    whole = run_in_lockstep(experiments(*VARIANTS))
+    whole = packed()
     places = [tmp_path / str(number) for number in range(len(VARIANTS))]
     with pytest.raises(Stopped, match="after round 1 of 3"):
         run_in_lockstep(experiments(*VARIANTS), places, stop=lambda: True)
@@ -289,28 +209,6 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     assert run_command(["sweep", *given, *over, "--packed"]) == 2
     assert "--packed cannot train these runs as one batch: training.batch_size differs" in capsys.readouterr().err
     assert run_command(["sweep", *given, "--over", "method.name=fedrolex,heterofl", "--packed"]) == 0
-
-
-def test_working_ahead_changes_no_bit_and_shuffles_once(monkeypatch):
-    expected = run_in_lockstep(experiments(*VARIANTS))
-    shuffled, hold, draw_order = [], StackPool.load_orders, packed_clients.draw_order
-
-    def as_on_a_gpu(pool, *arguments):
-        found = hold(pool, *arguments)
-        pool._idle = True
-        return found
-
-    def order(*arguments):
-        shuffled.append(arguments)
-        return draw_order(*arguments)
-
-    monkeypatch.setattr(packed_clients, "draw_order", order)
-    run_in_lockstep(experiments(*VARIANTS))
-    once = len(shuffled)
-    monkeypatch.setattr(StackPool, "load_orders", as_on_a_gpu)
-    found = run_in_lockstep(experiments(*VARIANTS))
-    assert len(shuffled) == 2 * once
-    assert all(same(one.server.state, other.server.state) for one, other in zip(expected, found, strict=True))
 
 
 def test_auto_packs_large_steps_in_slots_on_a_gpu_and_stacks_otherwise(tmp_path):

@@ -1,18 +1,26 @@
 """Runs whose clients train side by side in one pool of slots give, bit for bit, what they give one by one."""
 
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
 import pytest
 import torch
 
 from fedwidth.config.read import read_settings
-from fedwidth.engines.slots.slot import Slot
+from fedwidth.engines.packed.clients import RunRound
+from fedwidth.engines.packed.engine import PackedEngine
+from fedwidth.engines.slots.making import make_slot
+from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.errors import OptionError, UpdateError
 from fedwidth.experiment import Experiment, Stopped
-from fedwidth.methods import Method
+from fedwidth.methods import method
 from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.run.packing import explain_packed_engine
+from small_runs import same
 
 BASE = ["rounds=3", "evaluation.every=1", "engine=cuda", "data.clients=8", "devices.per_round=5", "slots=2"]
-BASE += ["devices.capacities=a1-b1-c1", "devices.dynamic=true", "training.batch_size=64"]
+BASE += ["devices.capacities=a1-b1-c1", "devices.dynamic=true", "training.batch_size=64", "evaluation.local=false"]
 MODELS = {
     "mlp": ["model.name=mlp", "model.options={hidden=[16,8]}", "training.lr=0.05"],
     "cnn": ["model.options={widths=[8,8]}", "training.lr=0.05"],
@@ -56,43 +64,67 @@ def test_a_stopped_pack_goes_on_to_the_same_bits(tmp_path):
     assert all(equal(one, other) for one, other in zip(whole, again, strict=True))
 
 
-def test_the_next_round_is_chosen_once(monkeypatch):
+def test_the_next_round_is_chosen_once():
+    settings = read_settings("quickstart", [*BASE, *MODELS["mlp"]]).main
     chosen = []
-    real = Method.assign
 
-    def assign(self, plan, cohort, round, *arguments, **options):
-        chosen.append((self.name, round))
-        return real(self, plan, cohort, round, *arguments, **options)
+    def counted(name):
+        def choose(plan, counts, at):
+            chosen.append((name, at.round, at.client))
+            return method(name).choose(plan, counts, at)
 
-    monkeypatch.setattr(Method, "assign", assign)
-    run_in_lockstep(experiments(*VARIANTS[:2]))
-    assert sorted(chosen) == [(name, round) for name in ("fedrolex", "heterofl") for round in range(3)]
+        return replace(method(name), choose=choose)
 
-
-def test_equal_runs_train_once(monkeypatch):
-    begun = []
-    real = Slot.begin
-    monkeypatch.setattr(Slot, "begin", lambda *a, **o: (begun.append(1), real(*a, **o))[1])
-    one, other = run_in_lockstep(experiments(["seed=1"], ["seed=1"]))
-    assert len(begun) == 3 * 5  # rounds, clients a round
-    assert equal(one, other)
+    first = Experiment(settings, method=counted("feddropout"))
+    run_in_lockstep([first, Experiment(settings, method=counted("fedcover"), data=first.data)])
+    early = Counter(each for each in chosen if each[1] < 2)  # after the last round all capacities are measured
+    names = ("feddropout", "fedcover")
+    assert early == dict.fromkeys(product(names, range(2), range(5)), 1), "two of the rounds, five clients a round"
 
 
-def test_no_memory_for_the_slots_of_all_runs_changes_nothing_but_their_number(monkeypatch):
-    expected = run_in_lockstep(experiments(*VARIANTS[:2]))
-    calls, real = [], Slot.begin
+class Counted:
+    """Makes slots that note their clients, and have no memory for some of them."""
 
-    def begin(*arguments, **options):
-        calls.append(1)
-        if len(calls) == 4:
-            raise torch.OutOfMemoryError("no room")
-        return real(*arguments, **options)
+    def __init__(self, *no_room):
+        self.no_room, self.begun = no_room, 0
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Slot, "begin", begin)
-        with pytest.warns(UserWarning, match="goes on with fewer slots, 2 a width"):
-            found = run_in_lockstep(experiments(*VARIANTS[:2]))
-    assert all(equal(one, other) for one, other in zip(expected, found, strict=True))
+    def make(self, *arguments):
+        slot = make_slot(*arguments)
+        begin = slot.begin
+
+        def counted(*given, **options):
+            self.begun += 1
+            if self.begun in self.no_room:
+                raise torch.OutOfMemoryError("no room")
+            begin(*given, **options)
+
+        slot.begin = counted
+        return slot
+
+    def sums(self, runs):
+        """The sums of a first round."""
+        engine = PackedEngine([run.trainer for run in runs], slots=SlotPool(runs[0].trainer, make_slot=self.make))
+        state = runs[0].first_state
+        rounds = [RunRound(run.trainer, state, run.method.assign(run.plan, run.cohort(0), 0), 0) for run in runs]
+        found = [sums for sums, _ in engine.run(rounds)]
+        engine.close()
+        return found
+
+
+def test_equal_runs_train_once():
+    made = Counted()
+    one, other = made.sums(experiments(["seed=1"], ["seed=1"]))
+    assert made.begun == 5  # clients a round
+    assert one is other
+
+
+def test_no_memory_for_the_slots_of_all_runs_changes_nothing_but_their_number():
+    expected = Counted().sums(experiments(*VARIANTS[:2]))
+    with pytest.warns(UserWarning, match="goes on with fewer slots, 2 a width"):
+        found = Counted(4).sums(experiments(*VARIANTS[:2]))
+    for one, other in zip(expected, found, strict=True):
+        assert [cohort.clients for cohort in one] == [cohort.clients for cohort in other]
+        assert all(same(dict(a.mean), dict(b.mean)) for a, b in zip(one, other, strict=True))
 
 
 def test_a_run_that_fails_is_named():

@@ -10,22 +10,18 @@ from torch.func import functional_call
 
 from fedwidth.config.read import read_settings
 from fedwidth.core.index import Index
-from fedwidth.data import from_tensors
 from fedwidth.engines.flat.layout import Layout, SubLayout
 from fedwidth.engines.flat.vectors import make_vectors, reset
-from fedwidth.engines.stacks import pool as stacks
 from fedwidth.engines.stacks import trial as stack_trial
 from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding
 from fedwidth.engines.stacks.layers import can_stack_layers, clients_per_group, stack_layers
-from fedwidth.errors import UpdateError
-from fedwidth.experiment import Experiment, build_model
+from fedwidth.experiment import Experiment
 from fedwidth.models import StaticBatchNorm2d, build
 from fedwidth.plan.axis import Units
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.optimiser import clip
 from fedwidth.training.rule import PLAIN
 from hand_plans import plan_of
-from small_runs import same
 
 
 def convolutions():
@@ -165,78 +161,6 @@ def test_losses_are_added_up_in_single_precision_where_models_compute_in_half():
     assert torch.allclose(half, precise, rtol=0.02)
 
 
-CHANGES = ["rounds=2", "evaluation.every=2", "devices.dynamic=true", "training.batch_size=20", "data.clients=12"]
-CHANGES += ["model.options={widths=[4,8]}", "devices.capacities=a1-b1", "devices.per_round=9", "engine=vectorised"]
-CHANGES += ["training.steps=3"]  # of equal batches: only such clients share a stack where there is batch norm
-
-
-def run(change=lambda *_: None, *more):
-    """The quick start in double precision; `change` may spoil the inputs."""
-    settings = read_settings("quickstart", [*CHANGES, *more]).main
-    digits = Experiment(settings).data
-    train, test = (digits.transform(split.inputs).double() for split in (digits.train, digits.test))
-    experiment = Experiment(settings, data=digits)
-    change(train, experiment.partition)
-    data = from_tensors(train, digits.train.targets, test, digits.test.targets, kind="images")
-    return Experiment(settings, model=build_model(settings, data).double(), data=data).run()
-
-
-def merging(monkeypatch):
-    """As on a GPU: merged convolutions, two rows a stack, stacks side by side."""
-    real = stacks.StackPool.__init__
-
-    def make(pool, trainer):
-        real(pool, trainer)
-        pool.merges = True
-
-    monkeypatch.setattr(stacks.StackPool, "__init__", make)
-    monkeypatch.setattr(stacks, "stack_rows", lambda shapes: 2)
-
-
-def test_merged_stacks_side_by_side_give_what_one_stack_gives(monkeypatch):
-    expected = run()
-    merging(monkeypatch)
-    found = run()
-    state = expected.server.state
-    assert max(float((state[n] - found.server.state[n]).abs().max()) for n in state) < 1e-10
-    assert expected.metrics[-1]["train_loss"] == pytest.approx(found.metrics[-1]["train_loss"], rel=1e-9)
-
-
-def test_no_memory_for_one_of_them_trains_all_again_with_fewer_at_a_time(monkeypatch):
-    merging(monkeypatch)
-    expected, busy, real = run(), set(), stacks.Stack.train
-
-    def train(stack, *arguments):
-        busy.add(stack)
-        if len(busy) > 2:
-            busy.clear()
-            raise torch.OutOfMemoryError("no room for a third one")
-        return real(stack, *arguments)
-
-    monkeypatch.setattr(stacks.Stack, "train", train)
-    monkeypatch.setattr(stacks.Stack, "join", lambda stack: busy.discard(stack))
-    with pytest.warns(UserWarning, match="the vectorised engine goes on with fewer stacks") as said:
-        found = run()
-    assert len(said) <= 2
-    assert same(expected.server.state, found.server.state)
-
-
-@pytest.mark.parametrize("rows", [2, 9])
-def test_who_sent_what_is_not_finite_is_found_among_merged_neighbours(monkeypatch, rows):
-    merging(monkeypatch)
-    monkeypatch.setattr(stacks, "stack_rows", lambda shapes: rows)
-    alike = "devices.capacities=a1"
-    cohort = [client for client, _ in Experiment(read_settings("quickstart", [*CHANGES, alike]).main).cohort(0)]
-    for culprits in ([cohort[4]], [cohort[1], cohort[2]]):  # the last two in different stacks, if these have two rows
-
-        def spoil(train, partition, culprits=culprits):
-            for culprit in culprits:
-                train[partition[culprit]] = 1e308  # too much for the first convolution
-
-        with pytest.raises(UpdateError, match=f"^client {culprits[0]} sent a value in '.*' that is not finite"):
-            run(spoil, alike)
-
-
 def test_a_norm_that_is_no_number_leaves_nothing_behind():
     cpu = torch.device("cpu")
     plan = plan_of({"w": (Units("g", 4),)})
@@ -254,7 +178,7 @@ def test_a_norm_that_is_no_number_leaves_nothing_behind():
 
 
 def test_a_model_that_is_stacked_with_its_channels_first_only_is_stacked_so(monkeypatch):
-    settings = read_settings("quickstart", CHANGES).main
+    settings = read_settings("quickstart", ["model.options={widths=[4,8]}"]).main
     normed = nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.GroupNorm(1, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
     )
@@ -264,6 +188,7 @@ def test_a_model_that_is_stacked_with_its_channels_first_only_is_stacked_so(monk
     assert stack_trial.try_stack_as(batches, channels_last=True) is None
     on_gpu = replace(groups, device=torch.device("cuda"))
     on_gpu.takes_channels_last = True
+    # There is no GPU here to try it on.
     monkeypatch.setattr(stack_trial, "try_stack_as", lambda _, channels_last: "no" if channels_last else None)
     assert stack_trial.try_stack(on_gpu) is None
     assert not stack_trial.stacks_channels_last(on_gpu)

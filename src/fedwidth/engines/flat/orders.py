@@ -62,7 +62,7 @@ def draw_order(trainer: Trainer, client: int, round: int) -> tuple[Tensor, tuple
 
 
 def shuffle_into_batches(samples: Tensor, settings: TrainingSettings, generator: torch.Generator) -> Tensor:
-    """The batches of `client.batches` as one matrix [steps, batch], short ones filled up with `NO_SAMPLE`.
+    """The batches of `training.batches` as one matrix [steps, batch], short ones filled up with `NO_SAMPLE`.
 
     >>> samples = torch.tensor([7, 8, 9])
     >>> shuffle_into_batches(samples, TrainingSettings(batch_size=2), torch.Generator().manual_seed(0)).tolist()

@@ -21,6 +21,8 @@ from fedwidth.engines.packed.clients import Coming, RunRound, partition_digests
 from fedwidth.engines.packed.limits import why_not_pack
 from fedwidth.engines.packed.slots import PackedSlots
 from fedwidth.engines.packed.stacks import PackedStacks
+from fedwidth.engines.slots.pool import SlotPool
+from fedwidth.engines.stacks.pool import StackPool
 from fedwidth.errors import OptionError
 from fedwidth.training.client import Trainer
 from fedwidth.training.rounds import RoundResult
@@ -39,14 +41,20 @@ class PackedTrainer(Protocol):
 class PackedEngine:
     """Trains several runs in step, as one batch."""
 
-    def __init__(self, trainers: Sequence[Trainer]) -> None:
+    def __init__(
+        self, trainers: Sequence[Trainer], *, slots: SlotPool | None = None, stacks: StackPool | None = None
+    ) -> None:
+        """The runs train in `slots` or `stacks`, whichever suits them; both are made here unless they are given."""
         first = trainers[0]
         reason = why_not_pack(trainers)
         if reason:
             raise OptionError(f"these runs cannot train as one batch: {reason}")
         self.layout = Layout(first.plan, state_of(first.model), next(first.model.parameters()).dtype)
-        in_slots = choose_packed(first) == "cuda"
-        self._trainer: PackedTrainer = (PackedSlots if in_slots else PackedStacks)(trainers, self.layout)
+        self._trainer: PackedTrainer = (
+            PackedSlots(trainers, self.layout, slots)
+            if choose_packed(first) == "cuda"
+            else PackedStacks(trainers, self.layout, stacks)
+        )
         partitions = partition_digests(trainers)
         self._shared = {id(trainer): _what_counts(trainer, partitions[id(trainer.partition)]) for trainer in trainers}
 

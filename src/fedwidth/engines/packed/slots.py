@@ -24,8 +24,8 @@ from fedwidth.training.rounds import RoundResult
 class PackedSlots:
     """Trains a round of several runs in slots."""
 
-    def __init__(self, trainers: Sequence[Trainer], layout: Layout) -> None:
-        self.pool = SlotPool(trainers[0])
+    def __init__(self, trainers: Sequence[Trainer], layout: Layout, pool: SlotPool | None = None) -> None:
+        self.pool = SlotPool(trainers[0]) if pool is None else pool
         self.pool.per_size *= len(trainers)
         layouts = Layouts(layout)
         self._engines = {

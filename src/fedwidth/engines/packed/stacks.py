@@ -43,8 +43,8 @@ MAX_GATHERED = 2**26
 class PackedStacks:
     """Trains a round of several runs as stacks."""
 
-    def __init__(self, trainers: Sequence[Trainer], layout: Layout) -> None:
-        self.pool = StackPool(trainers[0])
+    def __init__(self, trainers: Sequence[Trainer], layout: Layout, pool: StackPool | None = None) -> None:
+        self.pool = StackPool(trainers[0]) if pool is None else pool
         self.device = trainers[0].device
         self._layout = layout
         self._subs: dict[Size, SubLayout] = {}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.core.aggregation import RoundSums, add_share, blend_into
-from fedwidth.core.running_mean import Weight, ratio
+from fedwidth.core.running_mean import Weight, interpolate, ratio
 from fedwidth.engines.flat.layout import FlatState, SubLayout
 from fedwidth.engines.flat.sums import FlatSum, Positions, average_flat
 from fedwidth.engines.packed.clients import PackedClient
@@ -136,8 +136,8 @@ def _blend(stack: StackedUpdates, cohorts: Sequence[_Cohort]) -> None:
     for nth in range(1, max((len(cohort.rows) for cohort in cohorts), default=0)):
         here = [cohort for cohort in cohorts if nth < len(cohort.rows)]
         mean = stack.rows[_row_numbers(stack, [cohort.rows[0] for cohort in here])]
-        shares = _weights_by_row(stack, [cohort.shares[nth - 1] for cohort in here]).to(mean.dtype)
-        mean.lerp_(stack.rows[_row_numbers(stack, [cohort.rows[nth] for cohort in here])], shares)
+        shares = _weights_by_row(stack, [cohort.shares[nth - 1] for cohort in here])
+        interpolate(mean, stack.rows[_row_numbers(stack, [cohort.rows[nth] for cohort in here])], shares)
         stack.rows[_row_numbers(stack, [cohort.rows[0] for cohort in here])] = mean
 
 
