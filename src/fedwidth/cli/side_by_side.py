@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.context import BaseContext
 from threading import Thread
 from typing import Any
 
@@ -20,7 +19,7 @@ from fedwidth.cli.training import Line, RunOptions, Summary, run_one, say_aside
 from fedwidth.engines import choose_engine
 from fedwidth.engines.choice import count_cores
 from fedwidth.engines.processes.shared_memory import count_shared
-from fedwidth.engines.processes.startup import script_hidden
+from fedwidth.engines.processes.startup import script_hidden, worker_context
 from fedwidth.engines.processes.worker import leave_with_parent
 from fedwidth.errors import ClientError
 from fedwidth.experiment import Experiment, Stopped
@@ -78,7 +77,8 @@ def run_side_by_side(
     stop: Callable[[], bool],
 ) -> dict[int, Summary]:
     """Train numbered runs, so many at a time. Where one fails, the others end their round and save it."""
-    context = _context()
+    # Stacked clients import hundreds of modules of PyTorch's compiler.
+    context = worker_context("fedwidth.cli.side_by_side", "torch._dynamo")
     said, halt = context.Queue(), context.Event()
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(at_a_time, mp_context=context, initializer=_begin, initargs=(said, halt))
@@ -142,15 +142,6 @@ def _listen(said: Any, options: RunOptions, display: ProgressDisplay, tell: dict
             warnings.warn(content, stacklevel=2)
         else:
             say_aside(content)
-
-
-def _context() -> BaseContext:
-    known = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
-    if "forkserver" in known:
-        # An optimiser's first step imports hundreds of modules of PyTorch's compiler: once here, not in every process.
-        context.set_forkserver_preload(["fedwidth.cli.side_by_side", "torch._dynamo"])
-    return context
 
 
 def _begin(said: Any, stop: Any) -> None:

@@ -6,7 +6,6 @@ settings) once. Per round a worker is sent the sub-models of its tasks and answe
 
 from __future__ import annotations
 
-import multiprocessing
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from fedwidth.engines.processes.startup import (
     why_not_import,
     why_not_send,
     why_not_share,
+    worker_context,
 )
 from fedwidth.engines.processes.worker import EncodedTask, EncodedUpdate, start_worker, train_encoded
 from fedwidth.engines.serial import add_update
@@ -47,11 +47,7 @@ StartPool = Callable[[Trainer, int], Executor]
 
 def start_pool(trainer: Trainer, workers: int) -> ProcessPoolExecutor:
     """Start so many worker processes for a trainer."""
-    known = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
-    if "forkserver" in known:
-        # An optimiser's first step imports hundreds of modules of PyTorch's compiler: once here, not in every worker.
-        context.set_forkserver_preload(["fedwidth.engines.processes.worker", "torch._dynamo"])
+    context = worker_context("fedwidth.engines.processes.worker")
     return ProcessPoolExecutor(
         workers, mp_context=context, initializer=start_worker, initargs=startup_arguments(trainer)
     )

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ast
 import io
+import multiprocessing
 import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,19 @@ from fedwidth.engines.processes.shared_memory import SHARED_MEMORY, TensorFinder
 from fedwidth.errors import OptionError
 from fedwidth.methods import Reference
 from fedwidth.training.client import Trainer
+
+
+def worker_context(*preload: str) -> BaseContext:
+    """How worker processes start: where that is possible from a clean server process that has these modules imported.
+
+    So what takes long to import is imported once, not in every worker.
+    """
+    known = multiprocessing.get_all_start_methods()
+    if "forkserver" not in known:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    return context
 
 
 def startup_arguments(trainer: Trainer) -> tuple[Any, ...]:
