@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from typer.testing import CliRunner
 
-from fedwidth import files
 from fedwidth.cli.deploy import app
 from fedwidth.errors import OptionError, StateError
 from fedwidth.experiment import Experiment
@@ -83,16 +83,15 @@ def test_killed_on_the_way_back_it_is_one_or_the_other(finished, tmp_path, monke
     class Killed(BaseException):
         pass
 
-    def die(path, content):
-        if path.name.startswith(moment):
+    def die(source, target, replace=os.replace):
+        if target.name.startswith(moment):
             raise Killed
-        files.write_whole(path, content)
+        replace(source, target)
 
-    monkeypatch.setattr(history, "write_whole", die)
-    monkeypatch.setattr("fedwidth.run.folder.write_whole", die)
-    with pytest.raises(Killed):
-        history.go_back(place, 21)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", die)
+        with pytest.raises(Killed):
+            history.go_back(place, 21)
     assert checkpoint.rounds_done(place) == (23 if moment == "checkpoint" else 21)
     again = run(place, resume=True)
     assert same(dict(again.server.state), dict(finished[1].server.state))

@@ -3,8 +3,6 @@
 import errno
 import os
 import threading
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from saving_runs import Killed, beside, due_after, experiment, held, pack, stop_
 from fedwidth.cli.entry import run_command
 from fedwidth.errors import StateError
 from fedwidth.experiment import Stopped
-from fedwidth.run import checkpoint, folder, saving, start
+from fedwidth.run import checkpoint, folder, saving
 from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.run.saving import Saver
 from fedwidth.training.server import Server
@@ -172,33 +170,49 @@ class TestFailed:
 
     def test_of_any_other_kind_too(self, tmp_path, monkeypatch):
         due_after(monkeypatch, 2)
-        monkeypatch.setattr(checkpoint, "checksum", lambda _: 1 / 0)
+        real = os.replace
+        monkeypatch.setattr(os, "replace", lambda *names: 1 / 0 if beside() else real(*names))
         with pytest.raises(ZeroDivisionError):
             experiment().run(tmp_path)
 
 
 def test_metrics_are_on_disk_before_the_checkpoint_that_needs_them(tmp_path, monkeypatch):
     """Also those of packed runs, which write several lines at a time."""
-    synced, seen = {}, []
-    sync, write = folder.Metrics.sync, checkpoint.write_copy
+    synced, seen, fsync, replace = {}, [], os.fsync, os.replace
 
-    def note_sync(self):
-        sync(self)
-        synced[self.path.parent] = len(folder.read_metrics(self.path.parent))
+    def note_sync(descriptor):
+        fsync(descriptor)
+        for path in tmp_path.rglob("metrics.jsonl"):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                synced[path.parent] = len(folder.read_metrics(path.parent))
 
-    def note_write(place, copy, **more):
-        seen.append((place.name, copy.facts["round"]))
-        assert synced[place] >= copy.facts["round"]
-        write(place, copy, **more)
+    def note_write(source, target):
+        replace(source, target)
+        if target.name == checkpoint.NAME:
+            round = checkpoint.rounds_done(target.parent)
+            seen.append((target.parent.name, round))
+            assert synced[target.parent] >= round
 
-    monkeypatch.setattr(folder.Metrics, "sync", note_sync)
-    monkeypatch.setattr(checkpoint, "write_copy", note_write)
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_write)
     due_after(monkeypatch, 1, 3)
     experiment().run(tmp_path / "alone")
     assert seen == [("alone", 1), ("alone", 3), ("alone", 5)]
     seen.clear()
     run_in_lockstep(pack(), [tmp_path / "one", tmp_path / "two"])
     assert sorted(seen) == [(name, round) for name in ("one", "two") for round in (1, 3, 5)]
+
+
+def is_locked(place):
+    try:
+        with folder.locked(place):
+            return False
+    except folder.InUse:
+        return True
+
+
+def saving_threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("save ")]
 
 
 class TestTheLock:
@@ -208,30 +222,21 @@ class TestTheLock:
         ("error", "done"), [(None, 5), (RuntimeError("mine"), 4), (KeyboardInterrupt(), 3), (Killed(), 3)]
     )
     def test_is_given_back_when_all_is_written(self, error, done, tmp_path, monkeypatch):
-        events, locked, replace, join = [], folder.locked, os.replace, saving._join
+        written, free, replace = [], threading.Event(), os.replace
 
-        @contextmanager
-        def watched(place, name=folder.LOCK):
-            with locked(place, name):
-                try:
-                    yield
-                finally:
-                    events.extend(thread.name for thread in threading.enumerate() if thread.name.startswith("save "))
-                    events.append("unlocked")
-
-        def written(source, target):
+        def note(source, target):
+            if beside():
+                assert free.wait(120)
             replace(source, target)
-            events.append(Path(target).name)
+            written.append((target.name, is_locked(tmp_path / "run")))
 
         due_after(monkeypatch, 3)
-        reached, free = held(monkeypatch, checkpoint, "write_copy")
-        monkeypatch.setattr(start, "locked", watched)
-        monkeypatch.setattr(os, "replace", written)
-        monkeypatch.setattr(saving, "_join", lambda thread: (free.set(), join(thread)))
+        monkeypatch.setattr(os, "replace", note)
 
         def after(line):
-            if line["round"] == 4:
-                assert reached.wait(120)
+            if line["round"] == 4:  # the run ends, or goes on, while a save is under way
+                assert saving_threads()
+                threading.Timer(0.3, free.set).start()
                 if error:
                     raise error
 
@@ -240,24 +245,30 @@ class TestTheLock:
         else:
             with pytest.raises(type(error)):
                 experiment().run(tmp_path / "run", on_round=after)
-        assert checkpoint.NAME in events
-        assert events[-1] == "unlocked"
-        assert not any(event.startswith("save ") for event in events)
+        assert not saving_threads()
+        assert not is_locked(tmp_path / "run")
+        assert checkpoint.NAME in [name for name, _ in written]
+        assert all(locked for _, locked in written)
         assert checkpoint.rounds_done(tmp_path / "run") == done
 
-    def test_waits_also_for_one_who_is_impatient(self):
-        class Slow:
-            joins = 0
+    def test_waits_also_for_one_who_is_impatient(self, tmp_path, monkeypatch):
+        made = experiment()
+        saver = Saver(tmp_path, made.settings, rounds=0)
+        reached, free = held(monkeypatch, os, "replace")
+        saver.save(checkpoint.copy_server(made.first_server(), identity=made.identity, extra={}), wait=False)
+        assert reached.wait(120)
 
-            def is_alive(self):
-                return self.joins < 3
+        joins, real = [], threading.Thread.join
 
-            def join(self):
-                self.joins += 1
-                if self.joins < 3:
-                    raise KeyboardInterrupt
+        def join(thread, timeout=None):
+            joins.append(thread)
+            if len(joins) < 3:
+                raise KeyboardInterrupt
+            free.set()
+            real(thread, timeout)
 
-        slow = Slow()
+        monkeypatch.setattr(threading.Thread, "join", join)
         with pytest.raises(KeyboardInterrupt):
-            saving._join(slow)
-        assert not slow.is_alive()
+            saver.check(wait=True)
+        assert not saving_threads()
+        assert (tmp_path / checkpoint.NAME).exists()

@@ -2,15 +2,11 @@
 
 import errno
 import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from saving_runs import Killed, due_after, experiment, pack, raising
+from saving_runs import Killed, due_after, experiment, kill_run, pack, raising
 
 from fedwidth.engines.serial import SerialEngine
 from fedwidth.errors import StateError
@@ -19,9 +15,6 @@ from fedwidth.run import checkpoint, folder, recorder
 from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.run.saving import Saver
 from small_runs import contents, same
-
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -32,56 +25,22 @@ def whole(tmp_path_factory):
     return contents(place)
 
 
-CHILD = """
-import os, signal, sys, threading
-import pytest
-from fedwidth.run import checkpoint, folder
-from saving_runs import due_after, experiment, held
-place, moment, saves = sys.argv[1], sys.argv[2], [int(round) for round in sys.argv[3].split(",")]
-patch = pytest.MonkeyPatch()
-due_after(patch, *saves)
-owners = {"sync": folder.Metrics, "write_copy": checkpoint, "fsync": os, "replace": os}
-# Each save makes one of these calls, but for fsync: metrics, then checkpoint.
-call = len(saves) * (2 if moment == "fsync" else 1)
-reached, _ = held(patch, owners[moment], moment, call=call) if moment in owners else (threading.Event(), None)
-
-def after(line):
-    if line["round"] == 4:
-        if moment in owners:
-            assert reached.wait(120)
-        else:
-            for thread in threading.enumerate():
-                if thread.name.startswith("save "):
-                    thread.join()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-experiment().run(place, on_round=after)
-"""
-
-
 class TestKilled:
     """By SIGKILL, after the fourth round of five; what was saved before it is on disk."""
 
-    def kill(self, place, moment, saves):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests", HERE)))}
-        command = [sys.executable, "-c", CHILD, str(place), moment, saves]
-        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert found.returncode == -signal.SIGKILL, found.stderr
-        assert [line["round"] for line in folder.read_metrics(place)] == [1, 2, 3, 4]
-
-    @pytest.mark.parametrize(("saves", "done"), [("9", 0), ("2", 2), ("1,3", 3)])
+    @pytest.mark.parametrize(("saves", "done"), [((9,), 0), ((2,), 2), ((1, 3), 3)])
     def test_between_saves(self, saves, done, whole, tmp_path):
-        self.kill(tmp_path, "none", saves)
+        kill_run(tmp_path, "", saves)
         assert checkpoint.rounds_done(tmp_path) == done
         experiment().run(tmp_path, resume=True)
         assert contents(tmp_path) == whole
 
-    @pytest.mark.parametrize("moment", ["sync", "write_copy", "fsync", "replace"])
-    @pytest.mark.parametrize(("saves", "done"), [("3", 0), ("1,3", 1)])
+    @pytest.mark.parametrize("moment", ["fsync metrics", "fsync checkpoint", "replace checkpoint"])
+    @pytest.mark.parametrize(("saves", "done"), [((3,), 0), ((1, 3), 1)])
     def test_while_a_save_is_under_way(self, moment, saves, done, whole, tmp_path):
-        self.kill(tmp_path, moment, saves)
+        kill_run(tmp_path, moment, saves)
         assert checkpoint.rounds_done(tmp_path) == done
-        assert (tmp_path / f"{checkpoint.NAME}.partial").exists() == (moment in ("fsync", "replace"))
+        assert (tmp_path / f"{checkpoint.NAME}.partial").exists() == moment.endswith("checkpoint")
         experiment().run(tmp_path, resume=True)
         assert contents(tmp_path) == whole
         assert not list(tmp_path.glob("*.partial"))
@@ -118,18 +77,17 @@ class TestFailingRuns:
             experiment().run(tmp_path, on_round=raising(kind(), 3))
         assert checkpoint.rounds_done(tmp_path) == 0
 
-    def test_metrics_that_cannot_be_written_are_not_tried_again(self, tmp_path, monkeypatch):
+    def test_metrics_that_cannot_be_written_are_not_tried_again(self, tmp_path):
         """They may end in half a line, and a checkpoint would then be ahead of them."""
-        real = folder.Metrics.append
+        metrics, kept = tmp_path / "metrics.jsonl", tmp_path / "kept.jsonl"
 
-        def append(self, *lines):
-            if lines[-1]["round"] == 3:
-                raise StateError("cannot write metrics")
-            real(self, *lines)
+        def hide(line):
+            if line["round"] == 2:
+                metrics.rename(kept)
+                metrics.mkdir()
 
-        monkeypatch.setattr(folder.Metrics, "append", append)
-        with pytest.raises(StateError, match="cannot write metrics"):
-            experiment().run(tmp_path)
+        with pytest.raises(StateError, match=r"cannot write .*metrics\.jsonl: Is a directory"):
+            experiment().run(tmp_path, on_round=hide)
         assert checkpoint.rounds_done(tmp_path) == 0
 
     def test_a_save_that_fails_too_is_a_warning(self, tmp_path, monkeypatch):
@@ -169,7 +127,7 @@ class TestPacks:
         places = [tmp_path / "one", tmp_path / "two"]
         with monkeypatch.context() as patch:
             rounds = {places[0]: (1, 3), places[1]: (1,)}
-            patch.setattr(Saver, "is_due", lambda self, round: round in rounds[self._folder])
+            patch.setattr(Saver, "is_due", lambda self, round: round in rounds[self.folder])
             with pytest.raises(Killed):
                 run_in_lockstep(pack(), places, on_round=lambda _, line: raising(Killed, 4)(line))
         assert [checkpoint.rounds_done(place) for place in places] == [3, 1]
@@ -189,17 +147,16 @@ class TestPacks:
         assert seen == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
     def test_a_save_that_fails_ends_the_pack_and_the_others_are_saved(self, tmp_path, monkeypatch):
-        places = [tmp_path / "one", tmp_path / "two"]
-        real = checkpoint.write_copy
+        folders, real = [tmp_path / "one", tmp_path / "two"], os.replace
 
-        def write(place, copy, **more):
-            if place == places[0]:
-                raise StateError("cannot write one")
-            real(place, copy, **more)
+        def replace(source, target):
+            if target == folders[0] / checkpoint.NAME:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(source, target)
 
         due_after(monkeypatch, 2)
-        monkeypatch.setattr(checkpoint, "write_copy", write)
-        with pytest.raises(StateError, match="cannot write one"):
-            run_in_lockstep(pack(), places)
-        assert checkpoint.rounds_done(places[0]) == 0
-        assert checkpoint.rounds_done(places[1]) >= 2
+        monkeypatch.setattr(os, "replace", replace)
+        with pytest.raises(StateError, match="cannot write .*one.*No space left on device"):
+            run_in_lockstep(pack(), folders)
+        assert checkpoint.rounds_done(folders[0]) == 0
+        assert checkpoint.rounds_done(folders[1]) >= 2

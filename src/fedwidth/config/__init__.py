@@ -1,4 +1,4 @@
-"""Settings and recipes: read, checked, explained, and made into the parts of a run."""
+"""Settings and recipes: read, checked, explained, and made into what a run is built of."""
 
 from fedwidth.config.read import read_settings, recipe_names
 from fedwidth.config.recipe import Recipe, Variant

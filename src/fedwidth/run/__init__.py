@@ -1,1 +1,1 @@
-"""A run from beginning to end: its folder, checkpoints, summary, and several runs in step."""
+"""A run from beginning to end: its start, its folder, what is recorded, checkpoints, and several runs in step."""

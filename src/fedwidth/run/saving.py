@@ -31,7 +31,7 @@ class Saver:
     """Writes the metrics and checkpoints of one run; the caller holds the folder's lock until `check(wait=True)`."""
 
     def __init__(self, folder: Path, settings: Settings, *, rounds: int) -> None:
-        self._folder, self._metrics = folder, Metrics(folder, rounds=rounds)
+        self.folder, self._metrics = folder, Metrics(folder, rounds=rounds)
         self._every, self._seconds = settings.checkpoint_every, settings.checkpoint_seconds
         self._history = settings.checkpoint_history
         self._began = time.monotonic()
@@ -67,7 +67,7 @@ class Saver:
         if wait or self._every:
             self._write(copy)
         else:
-            self._thread = threading.Thread(target=self._write_beside, args=(copy,), name=f"save {self._folder}")
+            self._thread = threading.Thread(target=self._write_beside, args=(copy,), name=f"save {self.folder}")
             self._thread.start()
 
     def check(self, *, wait: bool) -> None:
@@ -89,9 +89,9 @@ class Saver:
     def _write(self, copy: Copy) -> None:
         with self._noticing():
             self._metrics.sync()
-            checkpoint.write_copy(self._folder, copy, also=lambda: history.files_needed(self._folder))
+            checkpoint.write_copy(self.folder, copy, also=lambda: history.files_needed(self.folder))
             if self._history:
-                history.keep(self._folder, copy.facts["round"], self._history)
+                history.keep(self.folder, copy.facts["round"], self._history)
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
