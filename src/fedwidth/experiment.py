@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,41 +11,28 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedwidth.config.build import (
-    build_model,
-    find_device,
-    load_data,
-    plan_model,
-    public_data,
-    set_precision,
-    split_data,
-)
-from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
+from fedwidth.config.build import build_model
 from fedwidth.config.influence import identity
-from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
-from fedwidth.config.objective_settings import name_objective
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, Partition
 from fedwidth.devices.cohorts import Cohorts
-from fedwidth.devices.correlation import correlate
 from fedwidth.devices.time import Speeds
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
 from fedwidth.evaluation.evaluator import Evaluator, Measured
 from fedwidth.methods import Beginning, Method, Task
-from fedwidth.objectives import Objective, objective_of
-from fedwidth.plan import Plan
+from fedwidth.objectives import Objective
 from fedwidth.randomness import torch_seed
 from fedwidth.run.metrics import Line
 from fedwidth.run.recorder import Recorder, Result, Stopped
+from fedwidth.run.setup import set_up
 from fedwidth.run.start import begin
 from fedwidth.run.task_costs import TaskCosts
-from fedwidth.run.warm_start import fits, read_weights, warm_start
 from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
 from fedwidth.training.client_memory import ClientMemory, Files
 from fedwidth.training.gpu import on_gpu
-from fedwidth.training.rounds import Engine, Rounds, compares_updates, run_round
+from fedwidth.training.rounds import Engine, Rounds, run_round
 from fedwidth.training.server import Server
 
 __all__ = ["Experiment", "Line", "Measured", "Recorder", "Result", "Stopped", "build_model"]
@@ -71,54 +57,20 @@ class Experiment:
         objective: Objective | str | None = None,
         public: Data | None = None,
     ) -> None:
-        if method is not None:
-            method = method.with_options()
-            settings = name_method(settings, method)
-        if isinstance(objective, str):
-            settings, objective = replace(settings, objective=replace(settings.objective, name=objective)), None
-        elif objective is not None:
-            settings = name_objective(settings, objective)
-        check_values(settings)
-        if partition is None:
-            check_settings(settings, method, objective)
-        self.method = method or method_of(settings)
-        check_exponent(settings, self.method)
-        self.settings = settings = with_needs(settings, self.method)
-        if self.method.public and partition is None and public is None:
-            self.settings = settings = with_public(settings)
-        if compares_updates(settings.server) and not self.method.slices:
-            raise OptionError(
-                f"server.clip must be 0 and server.screen false with {self.method.title}: its sub-models are no slices"
-                " of the model, and are not compared"
-            )
-        self.device = find_device(settings.device)
-        self.data = data if data is not None else load_data(settings)
-        self.objective = objective or objective_of(settings.objective, self.data)
-        if (reason := self.objective.refuses(self.method)) is not None:
-            raise OptionError(f"{reason}: choose another method or objective")
-        self.settings = settings = with_needs(settings, self.objective)
-        self.partition = partition if partition is not None else split_data(settings, self.data)
-        if settings.devices.per_round > len(self.partition):
-            raise OptionError(
-                f"devices.per_round is {settings.devices.per_round}, but there are only {len(self.partition)} clients"
-            )
-        check_validation(settings, self.partition)
-        devices = settings.devices
-        self.capacities = correlate(
-            check_devices(settings, len(self.partition)),
-            self.partition,
-            devices.correlate,
-            devices.correlate_strength,
-            seed=settings.seed,
+        setup = set_up(
+            settings,
+            model=model,
+            data=data,
+            partition=partition,
+            method=method,
+            objective=objective,
+            public=public,
         )
-        if self.device.type == "cuda":
-            if not self.data.is_on(self.device):  # several runs may share data that is there already
-                self.data = self.data.to(self.device)
-            set_precision(settings.precision)
-        # It is traced on the CPU, wherever a model of the user's own lies.
-        whole = build_model(settings, self.data, self.objective) if model is None else copy.deepcopy(model).cpu()
-        self.model, self.plan = self._with_weights(whole)
-        self.model.to(self.device)
+        self.settings = settings = setup.settings
+        self.method, self.objective, self.device = setup.method, setup.objective, setup.device
+        self.data, self.partition, self.capacities = setup.data, setup.partition, setup.capacities
+        self.model, self.plan = setup.model, setup.plan
+        devices = settings.devices
         self.cohorts = Cohorts(self.capacities, len(self.partition), devices, settings.seed)
         enrolled = self.capacities.enrolled(settings.devices.excluded)
         beginning = Beginning(state_of(self.model), self.plan, enrolled, settings.seed, self.method.values)
@@ -144,7 +96,7 @@ class Experiment:
             clients=len(self.partition),
             enrolled=enrolled,
             model=self.model,
-            public=self._public(public),
+            public=setup.public,
             objective=self.objective,
             device=self.device,
             attends=self.costs.attends if devices.dropout or devices.deadline else None,
@@ -162,29 +114,6 @@ class Experiment:
         )
         if devices.deadline:
             self.costs.check_deadline(self.rounds, self.first_server())
-
-    def _with_weights(self, whole: nn.Module) -> tuple[nn.Module, Plan]:
-        """The model at the width the server holds, and its plan; with the weights that the settings name."""
-        wanted = self.settings.model
-        weights = read_weights(wanted.weights) if wanted.weights else None
-        first = weights is not None and (
-            wanted.width == 1 or fits(whole, weights)
-        )  # or they are as narrow as it will be
-        if weights is not None and first:
-            warm_start(whole, weights, wanted.weights, wanted.fresh)
-        model, plan = plan_model(whole, self.settings, self.data, self.objective)
-        if weights is not None and not first:
-            warm_start(model, weights, wanted.weights, wanted.fresh)
-        return model, plan
-
-    def _public(self, given: Data | None) -> Data | None:
-        """The server's own data: as given, or as the settings say."""
-        found = public_data(self.settings, self.data, self.partition) if given is None else given
-        if found is None and self.method.public:
-            raise OptionError(
-                f"{self.method.title} needs data of the server's own: give public=…, or a partition made with public=…"
-            )
-        return found if found is None or self.device.type == "cpu" else found.to(self.device)
 
     def use_engine(self, engine: str) -> None:
         """Train with this engine where the settings leave the choice; what is saved names it."""

@@ -10,9 +10,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from fedwidth.config.build import plan_model
+from fedwidth.data import Data
 from fedwidth.errors import StateError
+from fedwidth.objectives import Objective
+from fedwidth.plan import Plan
 from fedwidth.plan.trace import tensors_of
 from fedwidth.run import checkpoint
+from fedwidth.settings import Settings
 
 Weights = Mapping[str, Tensor]
 
@@ -68,6 +73,22 @@ def warm_start(model: nn.Module, weights: Weights, source: str, fresh: str = "")
                 shapes = f"{list(tensor.shape)}, in the model {list(own[name].shape)}"
                 raise StateError(f"{source} has another shape for '{name}': {shapes}; is it of another width?")
             own[name].copy_(tensor)
+
+
+def plan_with_weights(model: nn.Module, settings: Settings, data: Data, objective: Objective) -> tuple[nn.Module, Plan]:
+    """The model at the width the server holds, and its plan; with the weights that the settings name.
+
+    Weights of another shape than the whole model's are taken as those of the narrower one.
+    """
+    wanted = settings.model
+    weights = read_weights(wanted.weights) if wanted.weights else None
+    of_whole = wanted.width == 1 or (weights is not None and fits(model, weights))
+    if weights is not None and of_whole:
+        warm_start(model, weights, wanted.weights, wanted.fresh)
+    model, plan = plan_model(model, settings, data, objective)
+    if weights is not None and not of_whole:
+        warm_start(model, weights, wanted.weights, wanted.fresh)
+    return model, plan
 
 
 def _some(names: list[str]) -> str:

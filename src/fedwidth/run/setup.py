@@ -1,0 +1,117 @@
+"""What a run is made of: all that its settings name, or that was given in Python, made and checked together."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from fedwidth.config.build import build_model, find_device, load_data, public_data, set_precision, split_data
+from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
+from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
+from fedwidth.config.objective_settings import name_objective
+from fedwidth.data import Data, Partition
+from fedwidth.devices.capacity import Capacities
+from fedwidth.devices.correlation import correlate
+from fedwidth.errors import OptionError
+from fedwidth.methods import Method
+from fedwidth.objectives import Objective, objective_of
+from fedwidth.plan import Plan
+from fedwidth.run.warm_start import plan_with_weights
+from fedwidth.settings import Settings
+from fedwidth.training.rounds import compares_updates
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a run needs; each thing was checked with the others."""
+
+    settings: Settings
+    """The settings with the names of what was given, and with what the method and the objective need."""
+    method: Method
+    objective: Objective
+    device: torch.device
+    data: Data
+    partition: Partition
+    capacities: Capacities
+    """What each client can afford."""
+    model: nn.Module
+    """The global model, on the device."""
+    plan: Plan
+    public: Data | None
+    """Data of the server's own, where there is some."""
+
+
+def set_up(
+    settings: Settings,
+    *,
+    model: nn.Module | None = None,
+    data: Data | None = None,
+    partition: Partition | None = None,
+    method: Method | None = None,
+    objective: Objective | str | None = None,
+    public: Data | None = None,
+) -> Setup:
+    """What a run needs: what was given, and for the rest what the settings name. Nothing is written."""
+    settings, method, objective = _name(settings, method, objective)
+    check_values(settings)
+    if partition is None:
+        check_settings(settings, method, objective)
+    method = method or method_of(settings)
+    check_exponent(settings, method)
+    settings = with_needs(settings, method)
+    if method.public and partition is None and public is None:
+        settings = with_public(settings)
+    if compares_updates(settings.server) and not method.slices:
+        raise OptionError(
+            f"server.clip must be 0 and server.screen false with {method.title}: its sub-models are no slices of the"
+            " model, and are not compared"
+        )
+    device = find_device(settings.device)
+    data = data if data is not None else load_data(settings)
+    objective = objective or objective_of(settings.objective, data)
+    if (reason := objective.refuses(method)) is not None:
+        raise OptionError(f"{reason}: choose another method or objective")
+    settings = with_needs(settings, objective)
+    partition = partition if partition is not None else split_data(settings, data)
+    capacities = _assign_capacities(settings, partition)
+    if device.type == "cuda":
+        if not data.is_on(device):  # several runs may share data that is there already
+            data = data.to(device)
+        set_precision(settings.precision)
+    # It is traced on the CPU, wherever a model of the user's own lies.
+    whole = build_model(settings, data, objective) if model is None else copy.deepcopy(model).cpu()
+    made, plan = plan_with_weights(whole, settings, data, objective)
+    made.to(device)
+    if public is None:
+        public = public_data(settings, data, partition)
+    if public is None and method.public:
+        raise OptionError(
+            f"{method.title} needs data of the server's own: give public=…, or a partition made with public=…"
+        )
+    public = public if public is None or device.type == "cpu" else public.to(device)
+    return Setup(settings, method, objective, device, data, partition, capacities, made, plan, public)
+
+
+def _name(
+    settings: Settings, method: Method | None, objective: Objective | str | None
+) -> tuple[Settings, Method | None, Objective | None]:
+    """The settings with the names of a method and an objective that were given, so that they say what was run."""
+    if method is not None:
+        method = method.with_options()
+        settings = name_method(settings, method)
+    if isinstance(objective, str):
+        return replace(settings, objective=replace(settings.objective, name=objective)), method, None
+    return settings if objective is None else name_objective(settings, objective), method, objective
+
+
+def _assign_capacities(settings: Settings, partition: Partition) -> Capacities:
+    """The capacities of the clients of a partition, which must suffice for a round."""
+    devices = settings.devices
+    if devices.per_round > len(partition):
+        raise OptionError(f"devices.per_round is {devices.per_round}, but there are only {len(partition)} clients")
+    check_validation(settings, partition)
+    capacities = check_devices(settings, len(partition))
+    return correlate(capacities, partition, devices.correlate, devices.correlate_strength, seed=settings.seed)
