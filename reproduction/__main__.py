@@ -22,7 +22,7 @@ def write_results(
 ) -> None:
     """Write the page that shows finished runs beside the published numbers, its figures, and coverage.json (--results).
 
-    The last one holds what the page says about coverage: measured the first time, which takes a minute, and kept.
+    The last one keeps what the page says about coverage: it is measured the first time, which takes a minute.
     """
     if not results.is_dir():
         raise OptionError(f"there is no folder {results}; give the one of the finished runs as --results")

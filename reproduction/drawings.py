@@ -1,4 +1,4 @@
-"""How the papers' figures are drawn from recorded runs, and which runs each shows."""
+"""How the papers' figures are drawn from recorded runs, and which runs each of them shows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ Tables = Mapping[str, Sequence[Cell]]
 
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "stackoverflow": "Stack Overflow"}
 MIXES = {"a0-e1": "e", "a0-d1-e1": "d", "a0-c1-e1": "c", "a0-b1-e1": "b"}
-"""FedBRB Figure 5: the mix a0-x1-e1 and its x."""
+"""The mixes of devices of FedBRB Figures 5 and 6, a0-x1-e1, and their x."""
 LOCAL = [f"fedrolex/table4-{data}-{kind}" for data in ("cifar10", "cifar100") for kind in ("high", "low")]
-"""FedRolex Figure 5: devices spread as household incomes."""
+"""The recipes of FedRolex Figure 5, in which devices are spread as household incomes."""
 KINDS = ("non-iid-2", "non-iid-5", "iid")
+"""The splits of FedBRB's figures: 2, 5 or all labels per client."""
 ROUNDS, CAPACITY = (32, 128, 512), 0.25
+"""FedBRB Figure 3d: after how many rounds the weights are shown, and the capacity of every client."""
 
 
 def numbered_cells(tables: Tables, recipes: Sequence[str], prefix: str) -> list[Cell]:
@@ -48,14 +50,14 @@ def draw_numbered(tables: Tables, *, recipes: Sequence[str], prefix: str, x: str
         if prefix == "gamma-":
             _add_whole(tables, name, found)
         lines = [_line(position, label, cells) for position, (label, cells) in enumerate(found.items())]
-        plot_lines(plot, [line for line in lines if len(line[2])], log=log, ticks=_whole if log else None)
+        plot_lines(plot, [line for line in lines if len(line[2])], log=log, ticks=_number if log else None)
         plot.set(xlabel=x, ylabel="test accuracy [%]")
         plot.set_title(DATA[name.split("-")[-1]], fontsize=9)
     return figure
 
 
 def _add_whole(tables: Tables, name: str, found: dict[str, dict[float, Cell]]) -> None:
-    """Gamma 1 of Figure 4 is the largest homogeneous run of Table 3."""
+    """Add the point of gamma 1 of Figure 4, which is the largest homogeneous run of Table 3."""
     for line, cells in found.items():
         kind = name.removeprefix("fedrolex/figure4-") + (f"-{line.split('/')[0]}" if "/" in line else "")
         for cell in tables.get(f"fedrolex/table3-{kind}", ()):
@@ -81,7 +83,7 @@ def local_cells(tables: Tables) -> list[Cell]:
 
 
 def local_accuracies(cell: Cell) -> list[float]:
-    """Accuracies of the clients of all seeds of a cell, in percent."""
+    """The accuracies of single clients in percent, all seeds of a cell together."""
     return [100 * accuracy for record in cell.records for accuracy, _ in record.clients or () if accuracy is not None]
 
 
@@ -145,7 +147,7 @@ def _label_mixes(plot: Any, kind: str) -> None:
 
 ALL, WITHOUT = "fedbrb/table4-cifar10-fixed", "fedbrb/figure6-cifar10"
 WAYS = ((-0.1, "/fedbrb", COLOURS[7], "all clients"), (0.1, "", COLOURS[0], "without e"))
-"""FedBRB Figure 6: where to draw, how the runs' labels end, colour and title."""
+"""FedBRB Figure 6 has two kinds of runs: how far beside its mix each is drawn, how its labels end, colour, title."""
 
 
 def excluded_cells(tables: Tables) -> list[Cell]:
@@ -171,9 +173,11 @@ def draw_excluded(tables: Tables) -> Any:
     return figure
 
 
-def trained(plan: Plan, name: str, tensor: str, rounds: Sequence[int]) -> list[NDArray[np.float64]]:
-    """How often each weight of a tensor was trained by a client of capacity 1/4 a round, as shares, after each of these
-    numbers of rounds."""
+def share_trained(plan: Plan, name: str, tensor: str, rounds: Sequence[int]) -> list[NDArray[np.float64]]:
+    """For each of these numbers of rounds, in which share of them each weight of a tensor was trained.
+
+    One client of capacity 1/4 trains in each round.
+    """
     counts = torch.zeros(plan.shapes[tensor][:2])
     found = []
     for round, (task,) in enumerate(replay(method(name), plan, [[(0, CAPACITY)]] * max(rounds))):
@@ -191,7 +195,7 @@ def draw_coverage(tables: Tables) -> Any:
     tensor = [name for name, shape in plan.shapes.items() if shape[:2] == (512, 512)][-1]
     grids, columns = {}, []
     for column, name in enumerate(METHODS):
-        frames = trained(plan, name, tensor, ROUNDS)
+        frames = share_trained(plan, name, tensor, ROUNDS)
         share = float(np.mean(frames[-1] > 0))
         columns.append(f"{method(name).title}, {100 if share == 1 else min(100 * share, 99.9):.3g} %")
         for row, frame in enumerate(frames):
@@ -200,5 +204,5 @@ def draw_coverage(tables: Tables) -> Any:
     return heat_maps(grids, columns, rows, "a 512 × 512 tensor of PreResNet18, one client of width 1/4 a round")
 
 
-def _whole(value: float) -> str:
+def _number(value: float) -> str:
     return f"{value:g}"

@@ -36,7 +36,7 @@ FOLDER = "images/results"
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """A published figure, what it shows, and the runs it needs."""
+    """A published figure: what it shows, how it is drawn, and the runs it needs."""
 
     name: str
     title: str
@@ -44,19 +44,19 @@ class PaperFigure:
     draw: Callable[[Tables], Any]
     needs: Callable[[Tables], list[Cell]] = lambda _: []
     exact: bool = False
-    """It needs no runs."""
+    """Whether it needs no runs."""
 
     @property
     def method(self) -> str:
-        """The paper's own, without which its figures say nothing."""
+        """The name of the paper's own method, without which its figures say nothing."""
         return self.name.partition("-")[0]
 
     def state(self, tables: Tables) -> tuple[int, int]:
-        """(runs that are recorded, runs it needs)"""
+        """How many of the runs it needs are recorded, and how many it needs."""
         return self._count(self.needs(tables))
 
     def own_state(self, tables: Tables) -> tuple[int, int]:
-        """The same, of the runs with the paper's own method."""
+        """How many runs of the paper's own method are recorded, and how many it needs."""
         return self._count([cell for cell in self.needs(tables) if cell.run.settings.method.name == self.method])
 
     def _count(self, cells: Sequence[Cell]) -> tuple[int, int]:
@@ -70,9 +70,9 @@ class PaperFigure:
 
 
 def write_figures(tables: Tables, out: Path, *, figures: Sequence[PaperFigure] | None = None) -> list[Path]:
-    """Draw the figures (else all) whose runs are recorded into the folder `out`; returns the files.
+    """Draw those of the figures (by default all) whose runs are recorded into the folder `out`; returns the files.
 
-    Files of figures that are not drawn, from when their runs were recorded, are removed.
+    Files that are left of figures whose runs are not recorded any more are removed.
     """
     written = []
     for figure in figures or FIGURES:
@@ -85,7 +85,7 @@ def write_figures(tables: Tables, out: Path, *, figures: Sequence[PaperFigure] |
 
 
 def figure_texts(tables: Tables) -> list[str]:
-    """The section of the page: each figure that is drawn, and a list of those that are not and why."""
+    """The paragraphs of the section: each figure that is drawn, and a list of those that are not, with the reason."""
     texts, missing = [], []
     for figure in FIGURES:
         done, needed = figure.state(tables)

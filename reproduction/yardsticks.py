@@ -1,4 +1,4 @@
-"""The yardsticks of recorded runs, found among the recorded runs: columns of the tables of docs/results.md."""
+"""The columns of yardsticks and gains in the tables of docs/results.md; yardsticks are found among recorded runs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ EXPLAINED = (
 
 @dataclass(frozen=True)
 class Measured:
-    """A row of a table: a run, its accuracies by seed, and whether they are those of the best round."""
+    """A run in a row of a table: its settings, and what it reached."""
 
     settings: Settings
     accuracies: Accuracies
     best: bool = False
+    """Whether the accuracies are those of the best round and not of the last."""
 
 
 class Yardsticks:
-    """All recorded runs by what they are a yardstick for."""
+    """All recorded runs, to find the yardsticks of a run among them."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._found: dict[str, dict[int, Record]] = {}
@@ -37,7 +38,7 @@ class Yardsticks:
             self._found.setdefault(yardstick_key(build(Settings, record.settings)), {})[record.seed] = record
 
     def columns(self, rows: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
-        """Titles of the columns that have something to show, and the cells of every row."""
+        """The titles of the columns that have something to show, and for every row its cells in them."""
         found = [self._of(row) for row in rows]
         kinds = [kind for kind in KINDS if any(kind in each for each in found)]
         gains = [find_gain(row.accuracies, each) for row, each in zip(rows, found, strict=True)]
@@ -51,7 +52,7 @@ class Yardsticks:
         return [*kinds, "gain"], [[*mine, gain] for mine, gain in zip(cells, said, strict=True)]
 
     def _of(self, row: Measured) -> Mapping[str, Accuracies]:
-        """The accuracies of a row's yardsticks over its own seeds."""
+        """The accuracies of a run's yardsticks, by kind, over the seeds of the run."""
         found = {}
         for kind, settings in yardsticks(row.settings).items():
             records = self._found.get(yardstick_key(settings), {})

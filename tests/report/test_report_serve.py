@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from subprocess import PIPE
 
 import pytest
 from run_folders import lines, write_run
@@ -210,13 +211,14 @@ def test_bad_input_is_one_line_and_code_2(tmp_path, capsys):
             assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_it_quietly(tmp_path, how):
+def test_ctrl_c_ends_it_quietly(tmp_path):
     write_run(tmp_path / "a", metrics=lines(3))
     command = [sys.executable, "-m", "fedwidth", "view", str(tmp_path), "--port", "0"]
     in_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]  # Ctrl-C ignored, as by a shell's &
-    with subprocess.Popen(in_background, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    signals = (signal.SIGINT, signal.SIGTERM)
+    started = [subprocess.Popen(in_background, stdout=PIPE, stderr=PIPE, text=True) for _ in signals]
+    for process, how in zip(started, signals, strict=True):
         assert process.stdout.readline().startswith("http://127.0.0.1:")
         process.send_signal(how)
         out, error = process.communicate(timeout=30)
-    assert (process.returncode, out, error) == (0, "", "")
+        assert (process.returncode, out, error) == (0, "", "")

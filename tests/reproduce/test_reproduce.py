@@ -181,7 +181,7 @@ def said_of_engines(go):
 
 
 def test_every_run_says_once_what_trains_it_and_the_record_keeps_it(go, tmp_path):
-    auto = ["engine=auto", "training.batch_size=16"]
+    auto = ["engine=auto", "training.lr=0.2"]
     first = go(changes=auto, stop=stop_after(3))
     assert first.done == ()
     (part,) = read_records(tmp_path / "results" / "unfinished", "small")
@@ -192,7 +192,7 @@ def test_every_run_says_once_what_trains_it_and_the_record_keeps_it(go, tmp_path
     assert len(told) == 3, "twice for the run that was stopped"
     assert all(f"engine: {taken} (a step of a client is small" in text for text in told)
     assert {record.settings["engine"] for record in done} == {"auto"}, "the settings stay as they were asked for"
-    assert go(changes=["engine=serial", "training.batch_size=16"]).skipped == 2, "whatever engine: the same experiment"
+    assert go(changes=["engine=serial", "training.lr=0.2"]).skipped == 2, "whatever engine: the same experiment"
     go(only=["heterofl"])
     assert said_of_engines(go)[3:] == ["small heterofl, seed 1: engine: serial (as set)"]
     assert go.records()[-1].engine == "serial"

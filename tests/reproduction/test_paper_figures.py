@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reproduction.drawings import trained
+from reproduction.drawings import share_trained
 from reproduction.figures import FIGURES, figure_texts, write_figures
 from reproduction.page import find_tables
 
@@ -152,7 +152,7 @@ def test_figure_3d_by_hand(plan):
     """At 1/4 of 512: HeteroFL trains 128 x 128; FedRolex the weights between units less than 128 apart around the
     circle, 255/512 of all; FedBRB all."""
     tensor = [name for name, shape in plan.shapes.items() if shape[:2] == (512, 512)][-1]
-    share = {name: trained(plan, name, tensor, (512,))[0] for name in ("heterofl", "fedrolex", "fedbrb")}
+    share = {name: share_trained(plan, name, tensor, (512,))[0] for name in ("heterofl", "fedrolex", "fedbrb")}
     assert (share["heterofl"] > 0).mean() == 1 / 16
     assert (share["fedrolex"] > 0).mean() == 255 / 512
     assert (share["fedbrb"] > 0).mean() == 1

@@ -61,22 +61,17 @@ def test_a_folder_of_results_that_is_not_there_is_refused(tmp_path, capsys):
     assert not (tmp_path / "wrong").exists()
 
 
-def test_a_page_without_any_runs_says_so(tmp_path):
+def test_without_any_runs_the_command_writes_a_page_that_says_so_and_the_figure_that_needs_none(tmp_path, capsys):
     copy(ROOT / "results" / "coverage.json", tmp_path)  # else it is measured, which takes a minute
-    assert main(["--results", str(tmp_path), "--out", str(tmp_path / "page.md"), "--no-figures"]) == 0
-    page = (tmp_path / "page.md").read_text()
-    assert re.search(r"- 0 of \d{4} cells with a published accuracy", page)
-    assert "| `thesis/table3-1` | 125 | 125 | not known |" in page
-    assert "no time is known yet" in page
-    assert "about 0 s" not in page
-
-
-def test_the_command_writes_the_page_and_the_figures_it_shows(tmp_path, capsys):
-    copy(ROOT / "results" / "coverage.json", tmp_path)
     page = tmp_path / "docs" / "results.md"
     page.parent.mkdir()
     assert main(["--results", str(tmp_path), "--out", str(page)]) == 0
-    assert "![FedBRB Figure 3d](images/results/fedbrb-figure3d.png)" in page.read_text()
+    text = page.read_text()
+    assert re.search(r"- 0 of \d{4} cells with a published accuracy", text)
+    assert "| `thesis/table3-1` | 125 | 125 | not known |" in text
+    assert "no time is known yet" in text
+    assert "about 0 s" not in text
+    assert "![FedBRB Figure 3d](images/results/fedbrb-figure3d.png)" in text
     drawn = page.parent / "images" / "results"
     assert capsys.readouterr().out.split() == [
         str(page),

@@ -31,21 +31,21 @@ class TensorCoverage:
     name: str
     shape: tuple[int, ...]
     counts: Tensor
-    """Times trained, on the dimensions that can be sliced (size 1 elsewhere)."""
+    """How often each weight was trained, on the dimensions that can be sliced (size 1 elsewhere)."""
 
     @property
     def share(self) -> float:
-        """Share of its weights trained at least once."""
+        """The share of its weights that were trained at least once."""
         return float((self.counts > 0).double().mean())
 
     @property
     def weights(self) -> int:
-        """Number of weights."""
+        """The number of its weights."""
         return math.prod(self.shape)
 
     @property
     def kind(self) -> str:
-        """vectors, matrices or convolutions."""
+        """What kind of tensor it is: scalars, vectors, matrices or convolutions."""
         return KINDS.get(len(self.shape), "convolutions")
 
 
@@ -61,7 +61,7 @@ class Coverage:
     """Share of all weights trained at least once, after each round."""
 
     def share(self, kind: str | None = None) -> float:
-        """Share of weights trained at least once, of one kind of tensor or overall."""
+        """The share of weights that were trained at least once, of one kind of tensor or overall."""
         chosen = [t for t in self.tensors if kind in (None, t.kind)]
         return sum(t.share * t.weights for t in chosen) / sum(t.weights for t in chosen)
 
@@ -80,14 +80,14 @@ class Coverage:
 
     @property
     def full_after(self) -> int | None:
-        """Rounds after which every weight had been trained, or None."""
+        """After how many rounds every weight had been trained; None where that never was."""
         return next((number + 1 for number, share in enumerate(self.share_by_round) if share == 1.0), None)
 
 
 def measure_coverage(
     plan: Plan, method: Method, capacities: Sequence[float], rounds: int, *, seed: int = 0
 ) -> Coverage:
-    """Let clients of these capacities take part in every round, and count what each weight would be trained."""
+    """Let clients of these capacities take part in every round, and count how often each weight would be trained."""
     check_plan(plan)
     rounds = whole_number("rounds", rounds, least=1)
     if not capacities:

@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 
 HALVINGS = 200
-"""Of the interval in which a quantile lies: far more than a float has digits."""
+"""How often the interval in which a quantile lies is halved: far more often than a float has digits."""
 
 
 def share_within(t: float, freedom: int) -> float:

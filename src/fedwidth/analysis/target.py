@@ -12,13 +12,13 @@ from fedwidth.objectives.metric import measure_of
 
 @dataclass(frozen=True)
 class Reached:
-    """What had been spent when the accuracy was first measured."""
+    """What a run had spent when it first reached an accuracy."""
 
     round: int
     sent: float
-    """Bytes, down and up."""
+    """The bytes sent to clients and back."""
     device_seconds: float | None
-    """None where no device time was simulated."""
+    """The seconds that simulated devices took; None where no device time was simulated."""
 
 
 def reach(lines: Sequence[Mapping[str, Any]], target: float) -> Reached | None:
