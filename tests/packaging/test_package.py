@@ -19,6 +19,7 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -27,9 +28,6 @@ OF_THE_REPOSITORY = {".ci/run", ".gitignore"}
 MADE_BY_SETUPTOOLS = {"PKG-INFO", "setup.cfg"}
 MIN_RECIPES, MIN_METHODS = 40, 15
 SMALL = ("rounds=2", "model.name=mlp", "devices.per_round=2", "training.steps=1")
-EXTRAS = {"cryptography", "fastapi", "flwr", "grpc", "h5py", "httpx", "mlflow", "ray", "uvicorn", "wandb"}
-"""Modules that come with an extra of fedwidth and are not there without it."""
-
 pytestmark = pytest.mark.slow
 
 
@@ -103,8 +101,8 @@ def test_what_is_said_about_the_package(wheel, packed):
     assert about["Requires-Python"] == PROJECT["requires-python"]
     assert about["License-Expression"] == "Apache-2.0"
     assert f"{place}/licenses/LICENSE" in wheel.namelist()
-    required = {line for line in about.get_all("Requires-Dist") if "extra ==" not in line}
-    assert required == set(PROJECT["dependencies"])
+    required = {str(Requirement(line)) for line in about.get_all("Requires-Dist") if "extra ==" not in line}
+    assert required == {str(Requirement(line)) for line in PROJECT["dependencies"]}
     run(sys.executable, "-m", "twine", "check", "--strict", *packed.iterdir(), cwd=packed)
 
 
@@ -145,26 +143,12 @@ def test_the_quick_start_and_its_report_in_an_empty_environment(programs, tmp_pa
         assert (ROOT / "src/fedwidth/report/web" / part).read_text(encoding="utf-8").splitlines()[0] in text
 
 
-def test_every_module_is_there_and_asks_for_nothing_else(programs, wheel, tmp_path):
+def test_every_module_can_be_imported_without_extras(programs, wheel, tmp_path):
+    """All but those of the room for Flower, which say that it is not installed."""
     names = [
         name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for name in wheel.namelist()
-        if name.endswith(".py") and name != "fedwidth/__main__.py"
+        if name.endswith(".py") and not name.startswith(("fedwidth/__main__", "fedwidth/flower/"))
     ]
-    script = """
-import importlib, json, sys
-missing = {}
-for name in json.load(sys.stdin):
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing[name] = error.name
-print(json.dumps(missing))
-"""
-    done = subprocess.run(
-        [programs / "python", "-c", script], input=json.dumps(names), cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    missing = json.loads(done.stdout)
-    assert {name.partition(".")[0] for name in missing.values()} <= EXTRAS, missing
-    assert all(name.startswith("fedwidth.flower") for name in missing), missing
+    assert len(names) > 200
+    run(programs / "python", "-c", "".join(f"import {name}\n" for name in names), cwd=tmp_path)
