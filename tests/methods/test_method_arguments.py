@@ -72,8 +72,8 @@ def test_a_cohort_is_pairs_of_client_and_capacity():
 
 
 @pytest.mark.parametrize("name", [None, 3, [], {}, "", "FedRolex"])
-def test_an_unknown_method_lists_the_known(name):
-    with pytest.raises(OptionError, match="unknown method .*; allowed: fedavg, fedbe, fedbrb"):
+def test_an_unknown_method_lists_known_ones(name):
+    with pytest.raises(OptionError, match=r"unknown method .*allowed: fed\w+, "):
         method(name)
 
 

@@ -219,6 +219,7 @@ class FactoredLayer(nn.Module):
         self.down = _unregularised(weight.new_empty(groups, rank, columns), weight.requires_grad)
         self.bias = bias
         self.reading, self.shape, self.groups = reading, tuple(weight.shape), groups
+        keep_sizes(self, layer)
         convolution: Any = layer
         self.stride: Shape = getattr(convolution, "stride", ())
         self.dilation: Shape = getattr(convolution, "dilation", ())
@@ -248,7 +249,8 @@ class FactoredLayer(nn.Module):
             height, width = kernel
             down = self.down.reshape(self.groups * rank, channels, 1, width)
             up = self.up.reshape(self.groups, outputs // self.groups, height, rank).permute(0, 1, 3, 2)
-            up = up.reshape(outputs, rank, height, 1)
+            # Else convolutions take these strides for channels that lie last, and answer in that layout.
+            up = up.reshape(outputs, rank, height, 1).contiguous()
             narrow = functional.conv2d(
                 inputs, down, None, (1, stride[1]), (0, padding[1]), (1, dilation[1]), self.groups
             )
@@ -260,6 +262,13 @@ class FactoredLayer(nn.Module):
         up = self.up.reshape(outputs, rank, *(1 for _ in kernel))
         narrow = convolve(inputs, down, None, stride, padding, dilation, self.groups)
         return convolve(narrow, up, self.bias, groups=self.groups)
+
+
+def keep_sizes(made: nn.Module, layer: nn.Module) -> None:
+    """Give a layer that takes the place of another its sizes, which models may read in their forward pass."""
+    for name in ("in_features", "out_features", "in_channels", "out_channels", "kernel_size"):
+        if hasattr(layer, name):
+            setattr(made, name, getattr(layer, name))
 
 
 def product_norm(module: nn.Module) -> Tensor:

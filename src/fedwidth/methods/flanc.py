@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedwidth.core.cost import Cost, cost_of
-from fedwidth.core.factors import hidden_layers
+from fedwidth.core.factors import hidden_layers, keep_sizes
 from fedwidth.core.index import Index
 from fedwidth.core.narrow import skeleton
 from fedwidth.core.running_mean import accumulable, interpolate
@@ -247,6 +247,7 @@ class ComposedLayer(nn.Module):
         self.basis = nn.Parameter(weight.new_empty(basis))
         self.coefficients = nn.Parameter(weight.new_empty(weight.shape[0], groups * basis[0]))
         self.bias = bias
+        keep_sizes(self, layer)
         self.convolution: dict[str, Any] = {
             name: getattr(layer, name) for name in ("stride", "dilation", "padding") if hasattr(layer, name)
         }
