@@ -27,7 +27,7 @@ from fedwidth.data import Transform, from_tensors
 from fedwidth.engines import make_engine
 from fedwidth.engines.slots import pool as slots
 from fedwidth.experiment import Experiment
-from fedwidth.training.server import Server
+from fedwidth.training.server.state import Server
 
 TOML = """
 rounds = 100000

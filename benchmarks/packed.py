@@ -20,13 +20,13 @@ import torch
 
 from fedwidth.config.read import read_settings
 from fedwidth.data import Data, Transform, from_tensors
-from fedwidth.engines.packed import stacks as packed_stacks
+from fedwidth.engines.packed import packed_stacks
 from fedwidth.experiment import Recorder, Stopped
 from fedwidth.run.cache import Cache
 from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.run.lockstep.choices import Choices
 from fedwidth.run.lockstep.evaluation import LockstepEvaluation
-from fedwidth.run.packing import group_for_packing
+from fedwidth.run.lockstep.packing import group_for_packing
 from fedwidth.settings import Settings
 
 TABLES = ("thesis/table3-1", "thesis/table3-2")

@@ -33,7 +33,7 @@ from fedwidth.training.client import Trainer
 from fedwidth.training.client_memory import ClientMemory, Files
 from fedwidth.training.gpu import on_gpu
 from fedwidth.training.rounds import Engine, Rounds, run_round
-from fedwidth.training.server import Server
+from fedwidth.training.server.state import Server
 
 __all__ = ["Experiment", "Line", "Measured", "Recorder", "Result", "Stopped", "build_model"]
 

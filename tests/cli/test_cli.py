@@ -16,7 +16,7 @@ import fedwidth
 from fedwidth.cli.entry import run_command
 from fedwidth.data.sets.mnist import FILES
 from fedwidth.experiment import Experiment
-from fedwidth.run import tracking
+from fedwidth.run.tracking import tracker as tracking
 from small_runs import contents, small, write_recipe
 
 CONTRACT = {"method", "rounds", "global_accuracy", "local_accuracy", "seconds", "seed", "version"}

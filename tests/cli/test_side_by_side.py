@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedwidth.cli.entry import run_command
-from fedwidth.cli.planned_run import PlannedRun
-from fedwidth.cli.side_by_side import choose_number
+from fedwidth.cli.runs.planned_run import PlannedRun
+from fedwidth.cli.runs.side_by_side import choose_number
 from fedwidth.engines.processes.shared_memory import count_shared
 from fedwidth.experiment import Experiment
 from small_runs import contents, small, write_recipe

@@ -22,7 +22,6 @@ PATH = "own_method:METHOD"
 MORE_THAN_A_CHOICE = [name for name, each in sorted(methods().items()) if each.local or each.close or each.advance]
 """Methods that change how clients train or how a round is closed, or remember."""
 
-LOCAL_RULES = sorted(name for name, each in methods().items() if each.local is not None)
 MODELS = ["zoo mlp", "cnn", "zoo resnet-bn", "transformer"]
 """With and without norms, with running statistics (which stacks leave to one client at a time), with attention."""
 
@@ -158,7 +157,7 @@ class TestCombinations:
             (
                 "fedrolex",
                 "heterofl",
-                f"'heterofl' has no local rule.*; local rules: {', '.join(LOCAL_RULES)}",
+                "'heterofl' has no local rule.*; local rules: .*fedprox",
             ),
             ("feddropout", "fjord", "its narrower sub-models do not lie inside wider ones"),
             ("fedimportance", "fjord", "depend on the global state, which clients do not hold"),

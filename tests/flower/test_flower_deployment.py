@@ -28,7 +28,7 @@ from fedwidth.flower.access.guard import MAX_REPLY
 from fedwidth.flower.access.keys import make_authority, make_node_key, make_server_certificate
 from fedwidth.flower.deployment.doctor import examine
 from fedwidth.flower.deployment.registration import statuses
-from fedwidth.flower.node.reasons import is_refusal
+from fedwidth.flower.node.connection import is_refusal
 from small_runs import same
 
 pytestmark = pytest.mark.slow

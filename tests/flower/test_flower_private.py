@@ -33,7 +33,7 @@ from fedwidth.flower.access import superlink
 from fedwidth.flower.access.guard import ACTIVATE, KEY, Guard
 from fedwidth.flower.access.keys import make_node_key, make_operator_key
 from fedwidth.flower.access.registered_nodes import registered_in
-from fedwidth.flower.node import device, reasons, supernode
+from fedwidth.flower.node import connection, device, supernode
 
 
 @pytest.fixture
@@ -168,5 +168,5 @@ def test_flowers_exit_codes_mean_what_devices_take_them_for():
         605: "COMMON_TLS_SERVER_CERTIFICATES_INVALID",
         606: "RUNTIME_VERSION_INCOMPATIBLE",
     }
-    assert set(reasons.FINAL) == set(names) - {305}
+    assert set(connection.FINAL) == set(names) - {305}
     assert {number: getattr(ExitCode, name) for number, name in names.items()} == {number: number for number in names}

@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 from fedwidth.flower import versions
 from fedwidth.flower.access.keys import make_authority, make_server_certificate
 from fedwidth.flower.deployment import launch
-from fedwidth.flower.node import device, reasons
+from fedwidth.flower.node import connection, device
 
 FAKE = """#!{python}
 import sys
@@ -122,7 +122,7 @@ def certify(folder: Path, *, hosts=("127.0.0.1",), days=30) -> Path:
 def test_a_device_ends_where_the_servers_certificate_is_no_good(tmp_path, shown, why):
     place = certify(tmp_path / "c", **shown)
     with server(place) as address:
-        found = reasons.why_distrusted(address, str(place / "ca.pem"))
+        found = connection.why_distrusted(address, str(place / "ca.pem"))
     assert found == why if why is None else f"the certificate of the server at {address} is refused" in found
     assert why is None or why in found
 
@@ -130,18 +130,18 @@ def test_a_device_ends_where_the_servers_certificate_is_no_good(tmp_path, shown,
 def test_a_device_ends_where_another_authority_signed(tmp_path):
     place, other = certify(tmp_path / "c"), certify(tmp_path / "other")
     with server(place) as address:
-        assert "is refused" in reasons.why_distrusted(address, str(other / "ca.pem"))
+        assert "is refused" in connection.why_distrusted(address, str(other / "ca.pem"))
 
 
 def test_a_server_that_is_not_there_is_waited_for(tmp_path):
     place = certify(tmp_path / "c")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        assert reasons.why_distrusted(f"127.0.0.1:{taken.getsockname()[1]}", str(place / "ca.pem")) is None
-    assert reasons.why_distrusted("no-such-host.invalid:1", str(place / "ca.pem")) is None
-    assert "is missing" in reasons.why_distrusted("127.0.0.1:1", str(tmp_path / "none.pem"))
+        assert connection.why_distrusted(f"127.0.0.1:{taken.getsockname()[1]}", str(place / "ca.pem")) is None
+    assert connection.why_distrusted("no-such-host.invalid:1", str(place / "ca.pem")) is None
+    assert "is missing" in connection.why_distrusted("127.0.0.1:1", str(tmp_path / "none.pem"))
     (tmp_path / "empty.pem").touch()
-    assert "holds no certificate" in reasons.why_distrusted("127.0.0.1:1", str(tmp_path / "empty.pem"))
+    assert "holds no certificate" in connection.why_distrusted("127.0.0.1:1", str(tmp_path / "empty.pem"))
 
 
 REFUSED = "Exit Code: 305\nFailed to initialize the connection to the SuperLink.\n[code: 2004] Failed to activate"
@@ -206,7 +206,7 @@ def test_what_cannot_heal_ends_a_device_at_once(connect, last, why):
 
 def test_what_watches_over_a_device_leaves_its_memory_to_the_trainer(tmp_path):
     """The files that are copied to devices import neither PyTorch nor fedwidth."""
-    for name in ("device.py", "reasons.py", "trainer_process.py"):
+    for name in ("device.py", "connection.py", "trainer_process.py"):
         (tmp_path / name).write_text(Path(device.__file__).with_name(name).read_text())
     code = "import sys, device; print({'torch', 'numpy', 'fedwidth', 'flwr'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)

@@ -15,7 +15,7 @@ DISTRIBUTIONS = {"sklearn": "scikit-learn"}
 """Modules that are not called as the distribution they come in."""
 WITH_FLOWER = {"fastapi", "grpc", "httpx", "uvicorn"}
 """What Flower brings, and only the room for Flower uses."""
-ON_DEVICES = {"reasons", "trainer_process"}
+ON_DEVICES = {"connection", "trainer_process"}
 """Files that lie beside `device.py` where a device runs it."""
 POSIX = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 """Modules of the standard library that Windows does not have."""

@@ -15,7 +15,7 @@ from fedwidth.experiment import Stopped
 from fedwidth.run import checkpoint, folder, saving
 from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.run.saving import Saver
-from fedwidth.training.server import Server
+from fedwidth.training.server.state import Server
 from small_runs import contents, same, small, write_recipe
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from fedwidth.cli.entry import run_command
 from fedwidth.errors import OptionError
-from fedwidth.run import tracking
 from fedwidth.run.folder import TRACKING, read_metrics
-from fedwidth.run.tracking import check_tracker, make_tracker, numbers
+from fedwidth.run.tracking import tracker as tracking
+from fedwidth.run.tracking.tracker import check_tracker, make_tracker, numbers
 from fedwidth.settings import Settings
 from small_runs import write_recipe
 

@@ -14,10 +14,10 @@ from fedwidth.engines.serial import SerialEngine
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.run.metrics import describe_round
-from fedwidth.training.clipping import clip_updates, cosines, merged
-from fedwidth.training.quarantine import Quarantine
 from fedwidth.training.rounds import Report, Rounds
-from fedwidth.training.server import Server
+from fedwidth.training.server.clipping import clip_updates, cosines, merged
+from fedwidth.training.server.quarantine import Quarantine
+from fedwidth.training.server.state import Server
 from small_runs import TwoUnits, ones, same, small, trainer_of
 
 

@@ -14,7 +14,7 @@ from fedwidth.core.submodel import extract, state_of
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.run.lockstep import run_in_lockstep
-from fedwidth.training.holders import damp
+from fedwidth.training.server.holders import damp
 from small_runs import same, small
 
 MODEL = nn.Sequential(nn.Linear(1, 4, bias=False), nn.Linear(4, 1, bias=False)).double()

@@ -7,7 +7,7 @@ import torch
 
 from fedwidth.experiment import Experiment
 from fedwidth.settings import ServerSettings
-from fedwidth.training.server import Server
+from fedwidth.training.server.state import Server
 from small_runs import same, small
 
 TRAINED = frozenset({"w"})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.analysis.wording import plural, show_time
-from fedwidth.cli.checks import check_engine
+from fedwidth.cli.runs.checks import check_engine
 from fedwidth.cli.tables import print_table
 from fedwidth.reproduce.queue import find_progress, work_through
 from fedwidth.reproduce.queue_file import read_queue

@@ -42,9 +42,9 @@ def reproduce(
     ] = "",
 ) -> int:
     """Run what the results of published tables lack, or what waits in a queue, and record it."""
-    from fedwidth.cli.checks import check_engine
     from fedwidth.cli.queue import list_queue, run_queue
-    from fedwidth.cli.stop import stop_signal
+    from fedwidth.cli.runs.checks import check_engine
+    from fedwidth.cli.runs.stop import stop_signal
     from fedwidth.reproduce.running import reproduce as go
     from fedwidth.reproduce.start import start_tables
     from fedwidth.reproduce.table_runs import list_table_runs

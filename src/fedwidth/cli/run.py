@@ -35,8 +35,8 @@ def run(
 ) -> int:
     """Train a recipe, and the runs it compares itself with."""
     from fedwidth.analysis.yardsticks import missing
-    from fedwidth.cli.all_runs import run_all
-    from fedwidth.cli.planned_run import PlannedRun, folder_names
+    from fedwidth.cli.runs.all_runs import run_all
+    from fedwidth.cli.runs.planned_run import PlannedRun, folder_names
     from fedwidth.config.read import read_settings, recipe_names
     from fedwidth.config.write import explain_settings
     from fedwidth.run.about import About

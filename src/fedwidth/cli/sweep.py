@@ -36,8 +36,8 @@ def sweep(
 ) -> int:
     """Train every combination of the given settings, compared with the best, by validation where there is one."""
     from fedwidth.analysis.yardsticks import missing
-    from fedwidth.cli.all_runs import run_all
-    from fedwidth.cli.planned_run import PlannedRun, folder_names
+    from fedwidth.cli.runs.all_runs import run_all
+    from fedwidth.cli.runs.planned_run import PlannedRun, folder_names
     from fedwidth.config.read import read_settings
     from fedwidth.run.about import About
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedwidth.config.method_settings import check_exponent, method_of
 from fedwidth.config.schema import keys, read
 from fedwidth.data import Partition
-from fedwidth.data.load import options_of
+from fedwidth.data.catalogue import options_of
 from fedwidth.data.partition import PARTITIONS, partition_options
 from fedwidth.devices.capacity import Capacities, describe_mix
 from fedwidth.devices.time import Speeds

@@ -1,6 +1,6 @@
 """Data sets, how they are spread over clients, and a picture of that."""
 
-from fedwidth.data.load import SETS, load, options_of
+from fedwidth.data.catalogue import SETS, load, options_of
 from fedwidth.data.own import from_clients, from_dataset, from_tensors
 from fedwidth.data.partition import PARTITIONS, make_partition, partition_options
 from fedwidth.data.picture import partition_picture

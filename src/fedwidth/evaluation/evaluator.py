@@ -21,7 +21,7 @@ from fedwidth.objectives.metric import ACCURACY
 from fedwidth.plan.plan import Plan
 from fedwidth.settings import Settings
 from fedwidth.training.gpu import autocast
-from fedwidth.training.server import Server
+from fedwidth.training.server.state import Server
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fedwidth.reproduce.table_runs import TableRun, list_table_runs, title_of, w
 from fedwidth.run import folder as folders
 from fedwidth.run.cache import Cache
 from fedwidth.run.lockstep import run_in_lockstep
-from fedwidth.run.packing import check_for_packing, explain_packed_engine, group_for_packing, use_packed_engine
+from fedwidth.run.lockstep.packing import check_for_packing, explain_packed_engine, group_for_packing, use_packed_engine
 from fedwidth.run.provenance import note_fallback
 
 Clock = Callable[[], float]

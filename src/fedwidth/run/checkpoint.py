@@ -17,8 +17,8 @@ from torch import Tensor
 from fedwidth.errors import StateError
 from fedwidth.files import write_whole as write_whole
 from fedwidth.training.client_memory import FOLDER, ClientMemory, Files
-from fedwidth.training.quarantine import Quarantine
-from fedwidth.training.server import Server
+from fedwidth.training.server.quarantine import Quarantine
+from fedwidth.training.server.state import Server
 
 FORMAT = 2
 """Version 0.1 wrote format 1, which is read too: it has no memory but what FedMinOccurances counted."""

@@ -10,7 +10,7 @@ import torch
 from fedwidth.data import IGNORE, Partition
 from fedwidth.evaluation.evaluator import Measured
 from fedwidth.run.summary import finite
-from fedwidth.training.server import Server
+from fedwidth.training.server.state import Server
 
 if TYPE_CHECKING:
     from fedwidth.experiment import Experiment

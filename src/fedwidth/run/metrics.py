@@ -9,7 +9,7 @@ from fedwidth.devices.time import LATE
 from fedwidth.methods import Task
 from fedwidth.training.rounds import Report
 from fedwidth.training.schedule import learning_rate
-from fedwidth.training.server import Server
+from fedwidth.training.server.state import Server
 
 if TYPE_CHECKING:
     from fedwidth.experiment import Experiment

@@ -23,7 +23,7 @@ from fedwidth.run.metrics import Line, describe_round
 from fedwidth.run.saving import Saver
 from fedwidth.run.summary import finite, summarise
 from fedwidth.training.rounds import Report
-from fedwidth.training.server import Server
+from fedwidth.training.server.state import Server
 
 if TYPE_CHECKING:
     from fedwidth.experiment import Experiment

@@ -16,7 +16,7 @@ from fedwidth.run.checkpoint_history import files_needed
 from fedwidth.run.folder import CONFIG, check_folder, clear_folder, locked
 from fedwidth.run.recorder import Recorder
 from fedwidth.training.client_memory import FOLDER, Files, forget_clients
-from fedwidth.training.server import Server
+from fedwidth.training.server.state import Server
 
 if TYPE_CHECKING:
     from fedwidth.experiment import Experiment

@@ -17,7 +17,7 @@ from fedwidth.methods import Task
 from fedwidth.training.batches import count_passes
 from fedwidth.training.client import Trainer
 from fedwidth.training.rounds import Rounds
-from fedwidth.training.server import Server
+from fedwidth.training.server.state import Server
 
 NUMBER_BYTES = 8
 """What a number that is sent beside a sub-model takes."""

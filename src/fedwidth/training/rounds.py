@@ -17,9 +17,9 @@ from fedwidth.methods import Closing, Method, Task
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.plan.plan import Plan
 from fedwidth.settings import ServerSettings
-from fedwidth.training.clipping import FAR, clip_updates, merged
-from fedwidth.training.holders import damp
-from fedwidth.training.server import Server
+from fedwidth.training.server.clipping import FAR, clip_updates, merged
+from fedwidth.training.server.holders import damp
+from fedwidth.training.server.state import Server
 
 if TYPE_CHECKING:
     from fedwidth.data import Data

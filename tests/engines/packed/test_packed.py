@@ -12,13 +12,14 @@ from torch import nn
 from fedwidth.cli.entry import run_command
 from fedwidth.config.read import read_settings
 from fedwidth.core.submodel import state_of
+from fedwidth.data import load
 from fedwidth.engines.choice import choose_packed
 from fedwidth.errors import OptionError, UpdateError
 from fedwidth.evaluation.packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.run.lockstep import run_in_lockstep
-from fedwidth.run.packing import check_for_packing, group_for_packing
-from fedwidth.training.server import Server
+from fedwidth.run.lockstep.packing import check_for_packing, group_for_packing
+from fedwidth.training.server.state import Server
 from small_runs import contents, same, small, write_recipe
 
 
@@ -72,7 +73,7 @@ def test_runs_of_another_shape_are_refused():
     runs = experiments(["seed=1"], ["seed=2", "training.batch_size=8"])
     with pytest.raises(OptionError, match="cannot train as one batch: training.batch_size differs"):
         run_in_lockstep(runs)
-    strangers = experiments(["seed=1"]) + experiments(["seed=2"])
+    strangers = [Experiment(run.settings, data=load("digits")) for run in experiments(["seed=1"], ["seed=2"])]
     with pytest.raises(OptionError, match="they do not share one data set in memory"):
         run_in_lockstep(strangers)
 

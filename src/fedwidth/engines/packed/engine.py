@@ -1,7 +1,7 @@
 """The engine of packed sweeps: many runs of one model train as one batch on one device.
 
 All runs advance in step. The clients of all of them train together: as stacks, which suits small models
-(`packed.stacks`), or side by side in slots, which suits large ones (`packed.slots`). Equal work is done once: two runs
+(`packed_stacks`), or side by side in slots, which suits large ones (`packed_slots`). Equal work is done once: two runs
 with one state that hand the same sub-models to the same clients get one list of sums.
 """
 
@@ -19,8 +19,8 @@ from fedwidth.engines.choice import choose_packed
 from fedwidth.engines.flat.layout import FlatState, Layout
 from fedwidth.engines.packed.clients import Coming, RunRound, partition_digests
 from fedwidth.engines.packed.limits import why_not_pack
-from fedwidth.engines.packed.slots import PackedSlots
-from fedwidth.engines.packed.stacks import PackedStacks
+from fedwidth.engines.packed.packed_slots import PackedSlots
+from fedwidth.engines.packed.packed_stacks import PackedStacks
 from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.engines.stacks.pool import StackPool
 from fedwidth.errors import OptionError

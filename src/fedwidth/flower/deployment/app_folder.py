@@ -25,7 +25,7 @@ PRIVATE = ("certificates", "operator", "enrolled", "flower", "state", "nodes", "
 """Folders that nobody but their owner may look into."""
 SCRIPTS = ("superlink.sh", "register.sh", "run.sh", "flwr.sh")
 """The commands of a deployment, on the server's machine."""
-COPIED = ("device.py", "device_key.py", "reasons.py", "supernode.py", "trainer_process.py")
+COPIED = ("device.py", "device_key.py", "connection.py", "supernode.py", "trainer_process.py")
 """The files of `node/` that are copied into a device's folder, because they run without importing fedwidth."""
 AUTHORITY_DAYS = 3650
 """How long an authority is valid at least: devices know it, and the server's certificate is renewed under it."""

@@ -24,10 +24,10 @@ from pathlib import Path
 from types import FrameType
 
 if __package__:
-    from fedwidth.flower.node.reasons import is_reachable, is_refusal, why_distrusted, why_final
+    from fedwidth.flower.node.connection import is_reachable, is_refusal, why_distrusted, why_final
     from fedwidth.flower.node.trainer_process import TrainerProcess
 else:  # in a device's folder, where importing fedwidth would bring in PyTorch
-    from reasons import is_reachable, is_refusal, why_distrusted, why_final  # type: ignore[import-not-found,no-redef]
+    from connection import is_reachable, is_refusal, why_distrusted, why_final  # type: ignore[import-not-found,no-redef]
     from trainer_process import TrainerProcess  # type: ignore[import-not-found,no-redef]
 
 FLOWERS = ("1.41", "1.42")

@@ -14,7 +14,7 @@ from fedwidth.evaluation.packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Experiment
 from fedwidth.models.static_norm import norms_of
 from fedwidth.run.recorder import Recorder
-from fedwidth.training.server import Server
+from fedwidth.training.server.state import Server
 
 
 class LockstepEvaluation:

@@ -25,12 +25,12 @@ from fedwidth.experiment import Experiment, Line, Result, Stopped
 from fedwidth.methods import Memory
 from fedwidth.run.lockstep.choices import Choices
 from fedwidth.run.lockstep.evaluation import LockstepEvaluation
-from fedwidth.run.packing import use_packed_engine
+from fedwidth.run.lockstep.packing import use_packed_engine
 from fedwidth.run.recorder import Recorder
 from fedwidth.run.start import begin
 from fedwidth.training.gpu import on_gpu
 from fedwidth.training.rounds import Report
-from fedwidth.training.server import Server
+from fedwidth.training.server.state import Server
 
 
 def run_in_lockstep(

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from fedwidth.cli.checks import check_engine, check_folders, check_runs
-from fedwidth.cli.planned_run import PlannedRun
-from fedwidth.cli.progress import ProgressDisplay, show_progress
-from fedwidth.cli.results import compare_runs, print_results, write_results
-from fedwidth.cli.side_by_side import choose_number, run_side_by_side
-from fedwidth.cli.stop import stop_signal
-from fedwidth.cli.training import RunOptions, Summary, once, run_in_turn, run_pack, say_aside
+from fedwidth.cli.runs.checks import check_engine, check_folders, check_runs
+from fedwidth.cli.runs.planned_run import PlannedRun
+from fedwidth.cli.runs.progress import ProgressDisplay, show_progress
+from fedwidth.cli.runs.results import compare_runs, print_results, write_results
+from fedwidth.cli.runs.side_by_side import choose_number, run_side_by_side
+from fedwidth.cli.runs.stop import stop_signal
+from fedwidth.cli.runs.training import RunOptions, Summary, once, run_in_turn, run_pack, say_aside
 from fedwidth.engines.packed.limits import why_not_pack
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment, Stopped
@@ -22,8 +22,8 @@ from fedwidth.report import write_report
 from fedwidth.run.about import About
 from fedwidth.run.cache import Cache
 from fedwidth.run.folder import GROUP_LOCK, clear_folder, holds_run, locked
-from fedwidth.run.packing import check_for_packing, group_for_packing, use_packed_engine
-from fedwidth.run.tracking import check_tracker
+from fedwidth.run.lockstep.packing import check_for_packing, group_for_packing, use_packed_engine
+from fedwidth.run.tracking.tracker import check_tracker
 
 Pack = tuple[Sequence[int], Sequence[Experiment]]
 """Numbers of runs that train as one batch, and their experiments."""

@@ -21,7 +21,7 @@ from fedwidth.run.checkpoint import write_whole
 from fedwidth.settings import Settings
 
 if TYPE_CHECKING:
-    from fedwidth.cli.planned_run import PlannedRun
+    from fedwidth.cli.runs.planned_run import PlannedRun
 
 Summary = Mapping[str, Any]
 

@@ -13,9 +13,9 @@ from concurrent.futures.process import BrokenProcessPool
 from threading import Thread
 from typing import Any
 
-from fedwidth.cli.planned_run import PlannedRun
-from fedwidth.cli.progress import ProgressDisplay
-from fedwidth.cli.training import Line, RunOptions, Summary, run_one, say_aside
+from fedwidth.cli.runs.planned_run import PlannedRun
+from fedwidth.cli.runs.progress import ProgressDisplay
+from fedwidth.cli.runs.training import Line, RunOptions, Summary, run_one, say_aside
 from fedwidth.engines import choose_engine
 from fedwidth.engines.choice import count_cores
 from fedwidth.engines.processes.shared_memory import count_shared
@@ -78,7 +78,7 @@ def run_side_by_side(
 ) -> dict[int, Summary]:
     """Train numbered runs, so many at a time. Where one fails, the others end their round and save it."""
     # Stacked clients import hundreds of modules of PyTorch's compiler.
-    context = worker_context("fedwidth.cli.side_by_side", "torch._dynamo")
+    context = worker_context("fedwidth.cli.runs.side_by_side", "torch._dynamo")
     said, halt = context.Queue(), context.Event()
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(at_a_time, mp_context=context, initializer=_begin, initargs=(said, halt))

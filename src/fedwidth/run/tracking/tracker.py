@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from fedwidth.errors import OptionError, unknown
 from fedwidth.run.checkpoint import write_whole
 from fedwidth.run.folder import TRACKING, read_metrics
-from fedwidth.run.loggers import BACKENDS, Backend
+from fedwidth.run.tracking.loggers import BACKENDS, Backend
 from fedwidth.settings import Settings
 
 Line = dict[str, Any]

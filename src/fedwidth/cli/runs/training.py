@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedwidth.cli.planned_run import PlannedRun
-from fedwidth.cli.progress import ProgressDisplay
+from fedwidth.cli.runs.planned_run import PlannedRun
+from fedwidth.cli.runs.progress import ProgressDisplay
 from fedwidth.core.cost import count_bytes
 from fedwidth.engines import choose_engine
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.run.lockstep import run_in_lockstep
-from fedwidth.run.packing import explain_packed_engine
-from fedwidth.run.tracking import make_tracker
+from fedwidth.run.lockstep.packing import explain_packed_engine
+from fedwidth.run.tracking.tracker import make_tracker
 from fedwidth.settings import Settings
 
 Summary = dict[str, Any]

@@ -34,10 +34,10 @@ def load(
 ) -> Data:
     """Load a data set by name: looked for in `root`, else $FEDWIDTH_DATA, then the cache; else downloaded.
 
-    Each set's options are the keyword arguments of its loader (`fedwidth.data.load.SETS`). The name may also be that of
-    a function of yours, `package.module:function`: it gets the options, and `root` where it asks for it, and returns
-    `Data` or two map-style data sets, one to train with and one to test with. Those are read into memory, or with
-    `cache` when they are asked for, at most so many MiB being held (see `from_dataset`).
+    Each set's options are the keyword arguments of its loader (`fedwidth.data.catalogue.SETS`). The name may also be
+    that of a function of yours, `package.module:function`: it gets the options, and `root` where it asks for it, and
+    returns `Data` or two map-style data sets, one to train with and one to test with. Those are read into memory, or
+    with `cache` when they are asked for, at most so many MiB being held (see `from_dataset`).
 
     >>> data = load("digits")
     >>> data.shape, data.classes, len(data.train), len(data.test)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedwidth.methods import Memory
 from fedwidth.settings import ServerSettings
 from fedwidth.training.client_memory import ClientMemory
-from fedwidth.training.quarantine import Quarantine
+from fedwidth.training.server.quarantine import Quarantine
 
 
 @dataclass(frozen=True)

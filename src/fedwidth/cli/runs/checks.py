@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedwidth.cli.planned_run import PlannedRun
+from fedwidth.cli.runs.planned_run import PlannedRun
 from fedwidth.config.build import find_device
 from fedwidth.config.method_settings import method_of
 from fedwidth.devices.capacity import Capacities

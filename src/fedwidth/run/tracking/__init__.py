@@ -1,0 +1,1 @@
+"""What a run sends to TensorBoard, MLflow and Weights & Biases; each is an extra."""
