@@ -60,7 +60,7 @@ def build(name):
 
 
 @cache
-def experiment(name, method="fedrolex", per_round=3, device="cpu", **training):
+def experiment(name, method="fedrolex", per_round=3, device="cpu", options=(), **training):
     """A run of this model on random samples; made (and traced) once for all engines."""
     model, example = build(name)
     draw = torch.Generator().manual_seed(3)
@@ -76,7 +76,7 @@ def experiment(name, method="fedrolex", per_round=3, device="cpu", **training):
     settings = Settings(
         rounds=20,
         device=device,
-        method=MethodSettings(method),
+        method=MethodSettings(method, options=dict(options)),
         data=DataSettings(clients=CLIENTS),
         devices=DeviceSettings("1:1 1/2:1 1/4:1", dynamic=True, per_round=per_round),
         training=replace(TRAINING, **training),

@@ -8,19 +8,17 @@ import torch
 from torch import nn
 
 import fedwidth
-from fedwidth.core.factors import (
+from fedwidth.core.decomposition import (
     CHANNELS,
     SEPARABLE,
-    FactoredLayer,
-    Factors,
     decompose,
-    factor_names,
     from_matrices,
     hidden_layers,
     matrix_shape,
-    product_norm,
     to_matrices,
 )
+from fedwidth.core.factored_layer import FactoredLayer, product_norm
+from fedwidth.core.factors import Factors, factor_names
 
 READINGS = (SEPARABLE, CHANNELS)
 LAYERS = {

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import fedwidth
-from fedwidth.core.factors import Factors, product_norm
+from fedwidth.core.factored_layer import product_norm
+from fedwidth.core.factors import Factors
 from fedwidth.core.index import Index
 from fedwidth.methods import Closing, Task
 

@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn import functional
 
 import fedwidth
+from fedwidth.core.composed_layer import ComposedLayer, compose, orthogonal, skewness
 from fedwidth.methods import Beginning, Closing, Task, under
-from fedwidth.methods.flanc import ComposedLayer, basis_shape, compose, composed, orthogonal, skewness
+from fedwidth.methods.flanc import basis_shape, composed
 
 BASIS = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
 FLANC = fedwidth.method("flanc")

@@ -80,7 +80,7 @@ def average_tensor(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan
         if isinstance(weight, Tensor):
             weight = weight.expand([n if total.shape[d] > 1 else 1 for d, n in enumerate(mean.shape)])
         _average_part(result, total, mean, weight, index, name)
-    return _back(result, old)
+    return in_dtype_of(result, old)
 
 
 def _average_part(result: Tensor, total: Tensor, mean: Tensor, weight: Weight, index: Index, name: str) -> None:
@@ -150,7 +150,7 @@ def weight_shape(plan: Plan, name: str) -> list[int]:
     ]
 
 
-def _back(result: Tensor, old: Tensor) -> Tensor:
+def in_dtype_of(result: Tensor, old: Tensor) -> Tensor:
     """The average in the dtype of the old value; integers that did not change keep bits that a float cannot hold."""
     if result.dtype == old.dtype or old.is_floating_point() or old.is_complex():
         return result.to(old.dtype)

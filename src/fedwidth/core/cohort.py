@@ -47,6 +47,11 @@ class CohortSum:
         """The total weight of the updates so far, by the name of the tensor."""
         return self._weight
 
+    @property
+    def total_weight(self) -> float:
+        """What its clients weigh together: where rows of classes are weighed one by one, in the rows that all have."""
+        return max(float(w.max()) if isinstance(w, Tensor) else w for w in self.weight.values())
+
     def add(self, update: Update, *, copy: bool = True) -> None:
         """Add one client's update. An update that is refused leaves the sum as it was.
 
@@ -58,7 +63,7 @@ class CohortSum:
         plan = self.index.plan
         for name, tensor in update.sub.items():
             if plan.tied.get(name) not in update.sub:
-                self._add(name, tensor.detach(), _label_weight(name, update, plan), copy=copy)
+                self._add(name, tensor.detach(), label_weight(name, update, plan), copy=copy)
         for kind, tensors in update.reports.items():
             total = self.reports.setdefault(kind, CohortSum(self.index))
             for name, tensor in tensors.items():
@@ -122,7 +127,7 @@ def sum_cohorts(
     return list(sums.values())
 
 
-def _label_weight(name: str, update: Update, plan: Plan) -> Weight:
+def label_weight(name: str, update: Update, plan: Plan) -> Weight:
     """What an update weighs in one tensor: one number, or one for each class where its labels say which it has."""
     dims = [dim for tensor, dim in plan.label_axes if tensor == name]
     if update.labels is None or not dims:

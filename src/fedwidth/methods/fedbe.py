@@ -20,10 +20,8 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel
 
-from fedwidth.core.cohort import CohortSum
 from fedwidth.methods import fedavg
-from fedwidth.methods.definition import Closing, Method, Option, choice, is_number, is_share
-from fedwidth.methods.feddf import whole_number
+from fedwidth.methods.definition import Closing, Method, above_zero, at_least_zero, choice, count, share
 from fedwidth.methods.shared.distillation import Lesson, teach
 from fedwidth.methods.shared.width_models import filled, teachers, tensors_of
 from fedwidth.randomness import numpy_generator
@@ -32,16 +30,11 @@ TINY = 1e-5
 """The least variance of unit steps, as published."""
 
 
-def weight_of(one: CohortSum) -> float:
-    """What a client weighs."""
-    return max(float(w.max()) if isinstance(w, Tensor) else w for w in one.weight.values())
-
-
 def draw(closing: Closing, mean: Mapping[str, Tensor], generator: np.random.Generator) -> dict[str, Tensor]:
     """A model from the distribution over clients' models; buffers are those of the average."""
     names = [name for name in mean if name in closing.plan.parameters and mean[name].is_floating_point()]
     models: Sequence[Mapping[str, Tensor]] = [one.mean for one in closing.sums]
-    shares = np.array([weight_of(one) for one in closing.sums])
+    shares = np.array([one.total_weight for one in closing.sums])
     shares = shares / shares.sum()
     kind, found = closing.options["distribution"], dict(mean)
     if kind == "dirichlet":
@@ -134,13 +127,13 @@ METHOD = Method(
     choose=fedavg.choose,
     options={
         "distribution": choice("gaussian", "published", "dirichlet", help="what models are drawn from"),
-        "samples": Option(10, "a whole number of at least 0", whole_number, "models drawn in a round"),
-        "alpha": Option(1.0, "a number above 0", lambda v: is_number(v) and v > 0, "of the Dirichlet distribution"),
-        "sharpening": Option(0.5, "a number above 0", lambda v: is_number(v) and v > 0, "temperature of the mean"),
-        "steps": Option(100, "a whole number of at least 0", whole_number, "batches the average is taught in a round"),
-        "batch_size": Option(128, "a whole number above 0", lambda v: whole_number(v) and v > 0, "public samples each"),
-        "rate": Option(1e-3, "a number of at least 0", is_number, "of SGD with momentum 0.9"),
-        "average_from": Option(0.5, "a share from 0 to 1", is_share, "steps before models are averaged (SWA)"),
+        "samples": count(10, "models drawn in a round"),
+        "alpha": above_zero(1.0, "of the Dirichlet distribution"),
+        "sharpening": above_zero(0.5, "temperature of the mean"),
+        "steps": count(100, "batches the average is taught in a round"),
+        "batch_size": count(128, "public samples each", least=1),
+        "rate": at_least_zero(1e-3, "of SGD with momentum 0.9"),
+        "average_from": share(0.5, "steps before models are averaged (SWA)"),
     },
     shared=lambda _: True,
     close=close,

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from fedwidth.methods.definition import Closing, Method, Option, choice, is_number
+from fedwidth.methods.definition import Closing, Method, above_zero, at_least_zero, choice, count
 from fedwidth.methods.shared.distillation import Lesson, teach
 from fedwidth.methods.shared.width_models import (
     averages,
@@ -34,11 +34,6 @@ from fedwidth.methods.shared.width_models import (
 
 CLIP = 5.0
 """The largest norm of a gradient in distillation, as published."""
-
-
-def whole_number(value: object) -> bool:
-    """A whole number of at least 0."""
-    return type(value) is int and value >= 0
 
 
 def ensemble(logits: Tensor, average: str, temperature: float) -> Tensor:
@@ -94,10 +89,10 @@ METHOD = Method(
     equation="Algorithm 3",
     choose=choose,
     options={
-        "steps": Option(100, "a whole number of at least 0", whole_number, "batches a student is taught in a round"),
-        "batch_size": Option(128, "a whole number above 0", lambda v: whole_number(v) and v > 0, "public samples each"),
-        "rate": Option(1e-3, "a number of at least 0", is_number, "Adam's learning rate, along a cosine"),
-        "temperature": Option(1.0, "a number above 0", lambda v: is_number(v) and v > 0, "T"),
+        "steps": count(100, "batches a student is taught in a round"),
+        "batch_size": count(128, "public samples each", least=1),
+        "rate": at_least_zero(1e-3, "Adam's learning rate, along a cosine"),
+        "temperature": above_zero(1.0, "T"),
         "average": choice("logits", "probabilities", help="of what the teachers' mean is taken"),
     },
     slices=False,

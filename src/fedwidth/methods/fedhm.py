@@ -25,9 +25,21 @@ from torch import Tensor
 
 from fedwidth.core.aggregation import finalise
 from fedwidth.core.cohort import CohortSum
-from fedwidth.core.factors import SEPARABLE, Factors, hidden_layers, matrix_shape, product_norm
+from fedwidth.core.decomposition import SEPARABLE, hidden_layers, matrix_shape
+from fedwidth.core.factored_layer import product_norm
+from fedwidth.core.factors import Factors
 from fedwidth.core.index import Index
-from fedwidth.methods.definition import ClientPass, Closing, Local, Method, Moment, Option, choice, is_number
+from fedwidth.methods.definition import (
+    ClientPass,
+    Closing,
+    Local,
+    Method,
+    Moment,
+    above_zero,
+    at_least_zero,
+    choice,
+    count,
+)
 from fedwidth.plan.plan import Plan
 
 
@@ -69,17 +81,11 @@ def close(closing: Closing) -> dict[str, Tensor]:
     sums = [scaled(cohort, factor) for cohort, factor in zip(closing.sums, factors.values(), strict=True)]
     if all(factor > 1 for factor in factors.values()):
         clients = sum(cohort.clients for cohort in closing.sums)
-        plain = (max(float(weight_of(w)) for w in cohort.weight.values()) for cohort in closing.sums)
-        own = sum(plain) / clients  # what a client of the round weighs on average
+        own = sum(cohort.total_weight for cohort in closing.sums) / clients  # what a client weighs on average
         state = {name: tensor for name, tensor in closing.state.items() if name not in closing.plan.tied}
         weights = dict.fromkeys(state, own * scale(1.0))
         sums.append(CohortSum.of(Index.whole(closing.plan), state, weights, 1))
     return finalise(closing.state, sums, closing.plan)
-
-
-def weight_of(weight: float | Tensor) -> float:
-    """A weight that may differ from row to row, as the largest."""
-    return float(weight.max()) if isinstance(weight, Tensor) else weight
 
 
 METHOD = Method(
@@ -90,16 +96,14 @@ METHOD = Method(
     choose=choose,
     options={
         "rank": choice("factor", "parameters", help="rank = outputs * capacity, or capacity^2 of a layer's weights"),
-        "keep_first": Option(
-            0, "a whole number of at least 0", lambda v: type(v) is int and v >= 0, "inner layers that stay whole"
-        ),
-        "decay": Option(1e-4, "a number of at least 0", is_number, "weight decay of products of factors"),
+        "keep_first": count(0, "inner layers that stay whole"),
+        "decay": at_least_zero(1e-4, "weight decay of products of factors"),
         "weights": choice("equal", "rank", help="what clients weigh: alike, or by the softmax of -1/capacity"),
-        "temperature": Option(1.0, "a number above 0", lambda v: is_number(v) and v > 0, "of that softmax"),
+        "temperature": above_zero(1.0, "of that softmax"),
     },
     slices=False,
     additive=False,
     shared=lambda _: True,
-    local=Local(loss=loss),
+    local=Local(loss=loss, steady=True),
     close=close,
 )

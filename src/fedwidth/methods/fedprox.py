@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedwidth.methods import fedavg
-from fedwidth.methods.definition import Local, LocalMoment, Method, Option, Sent, is_number
+from fedwidth.methods.definition import Local, LocalMoment, Method, Sent, at_least_zero
 
 
 def gradient(g: Tensor, w: Tensor, start: Tensor, sent: Sent, at: LocalMoment) -> Tensor:
@@ -25,7 +25,7 @@ METHOD = Method(
     paper="Li et al. 2020",
     equation="Eq. 2",
     choose=fedavg.choose,
-    options={"mu": Option(0.01, "a number of at least 0", is_number, "how strongly clients are held to what was sent")},
+    options={"mu": at_least_zero(0.01, "how strongly clients are held to what was sent")},
     shared=lambda _: True,
     local=Local(gradient=gradient),
 )

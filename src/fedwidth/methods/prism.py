@@ -18,18 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwidth.core.factors import (
-    CHANNELS,
-    Factors,
-    FactorSum,
-    decompose,
-    factor_names,
-    from_matrices,
-    hidden_layers,
-    matrix_shape,
-)
+from fedwidth.core.decomposition import CHANNELS, decompose, from_matrices, hidden_layers, matrix_shape
+from fedwidth.core.factors import Factors, FactorSum, factor_names
 from fedwidth.core.index import Index
-from fedwidth.methods.definition import Closing, Local, Method, Moment, Option, choice, is_number
+from fedwidth.methods.definition import Closing, Local, Method, Moment, at_least_zero, choice, count
 from fedwidth.methods.fedhm import loss
 from fedwidth.plan.plan import Plan
 from fedwidth.randomness import numpy_generator
@@ -93,9 +85,9 @@ def mean_product(old: Tensor, weight: str, sums: Sequence[FactorSum], plan: Plan
     for cohort in sums:
         numbers = torch.tensor(cohort.part.components[weight], device=up.device)
         one, other = (cohort.factors[name].double() for name in factor_names(weight))
-        ups[:, :, numbers] += one * cohort.total
-        downs[:, numbers] += other * cohort.total
-        total[numbers] += cohort.total
+        ups[:, :, numbers] += one * cohort.total_weight
+        downs[:, numbers] += other * cohort.total_weight
+        total[numbers] += cohort.total_weight
     held = total > 0
     up = torch.where(held, ups / total.clamp(min=1e-300), up)
     down = torch.where(held[:, None], downs / total.clamp(min=1e-300)[:, None], down)
@@ -111,17 +103,12 @@ METHOD = Method(
     options={
         "size": choice("components", "parameters", help="capacity of the components, or capacity^2 of the weights"),
         "draw": choice("power", "softmax", "uniform", "top", help="odds of a component by its singular value"),
-        "kappa": Option(2.5, "a number of at least 0", is_number, "the power of singular values"),
-        "warmup": Option(
-            0,
-            "a whole number of at least 0",
-            lambda v: type(v) is int and v >= 0,
-            "rounds with the top components first",
-        ),
-        "decay": Option(1e-4, "a number of at least 0", is_number, "weight decay of products of factors"),
+        "kappa": at_least_zero(2.5, "the power of singular values"),
+        "warmup": count(0, "rounds with the top components first"),
+        "decay": at_least_zero(1e-4, "weight decay of products of factors"),
     },
     slices=False,
     reads=("state",),
-    local=Local(loss=loss),
+    local=Local(loss=loss, steady=True),
     close=close,
 )

@@ -34,11 +34,10 @@ from fedwidth.methods.definition import (
     Memory,
     Method,
     Need,
-    Option,
     Sending,
     Sent,
+    at_least_zero,
     choice,
-    is_number,
     named,
     under,
 )
@@ -100,7 +99,7 @@ METHOD = Method(
     choose=fedavg.choose,
     options={
         "option": choice("II", "I", help="how a client's control variate is renewed"),
-        "server_rate": Option(1.0, "a number of at least 0", is_number, "the server's step towards the mean"),
+        "server_rate": at_least_zero(1.0, "the server's step towards the mean"),
     },
     shared=lambda _: True,
     local=Local(

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedwidth.core.index import Index
 from fedwidth.core.part import Part
 from fedwidth.core.submodel import take
 from fedwidth.core.updates import Update, check_finite, weigh
 from fedwidth.data import Data, Partition
+from fedwidth.devices.capacity import Capacities
 from fedwidth.methods import Beginning, Method, Sending, Task
 from fedwidth.models import set_scaler
 from fedwidth.objectives import CLASSIFICATION, Objective
@@ -129,6 +131,18 @@ class Trainer:
         memory = self.method.first_memory(Beginning(state, self.plan, options=self.method.values))
         at = Sending(0, 0, self.settings.seed, len(self.partition), self.method.values)
         return self.rule.local.sends(memory, {}, at)
+
+    def example_part(self, state: State) -> Part:
+        """What a client may hold in the first round, to find out whether an engine can train it: the whole model, or
+        where sub-models are no slices that of the smallest device."""
+        if self.method.slices:
+            return Index.whole(self.plan)
+        devices = self.settings.devices
+        enrolled = Capacities.parse(devices.capacities).enrolled(devices.excluded)
+        beginning = Beginning(state, self.plan, enrolled, self.settings.seed, self.method.values)
+        memory = self.method.first_memory(beginning)
+        found: Part = self.method.select(self.plan, capacity=min(enrolled), memory=memory, state=state)
+        return found
 
     def _weights(self, pass_: ModulePass, sent: Mapping[str, State | float], rate: float) -> Weights:
         """The sub-model in the skeleton, as the step takes it."""

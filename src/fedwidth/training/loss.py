@@ -27,6 +27,8 @@ class Pass:
     options: Mapping[str, Any]
     capacity: float
     objective: Objective
+    module: nn.Module
+    """The module that holds the client's sub-model."""
 
     def logits(self, inputs: Any) -> Any:
         """What counts of the model's answer."""
@@ -45,8 +47,8 @@ class Pass:
         raise NotImplementedError("a rule whose loss asks for narrower sub-models must not be called steady")
 
     def network(self) -> nn.Module:
-        """Only clients that train one at a time have a module of their own."""
-        raise NotImplementedError("a rule whose loss looks at the client's module must not be called steady")
+        """The module that holds the client's sub-model."""
+        return self.module
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Only clients that train one at a time draw."""

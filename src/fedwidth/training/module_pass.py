@@ -28,7 +28,6 @@ class ModulePass(Pass):
     """A client's pass through the module in a skeleton."""
 
     trainer: Trainer
-    module: nn.Module
     task: Task
     round: int
     names: list[str]
@@ -43,11 +42,7 @@ class ModulePass(Pass):
         trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         options, capacity = trainer.method.values, task.capacity
         found = list(trained), list(trained.values())
-        return cls(module, absent, mask, options, capacity, trainer.objective, trainer, module, task, round, *found)
-
-    def network(self) -> nn.Module:
-        """The module the client trains."""
-        return self.module
+        return cls(module, absent, mask, options, capacity, trainer.objective, module, trainer, task, round, *found)
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Randomness of this client, round and purpose alone; it goes on from step to step."""

@@ -44,7 +44,7 @@ def optimise(weights: Weights, used: list[int], settings: TrainingSettings) -> N
         if weights.undecayed:
             kept = [place for place, number in enumerate(used) if number not in weights.undecayed]
             decayed, moved = [values[place] for place in kept], [changes[place] for place in kept]
-        held = decayed if weights.trainable is None else _times(decayed, weights.trainable, scratch)
+        held = decayed if weights.decaying is None else _times(decayed, weights.decaying, scratch)
         if settings.optimiser == "adamw" and not isinstance(rate, Tensor):
             _apply("mul_", decayed, 1 - rate * decay)
         elif settings.optimiser == "adamw":

@@ -52,8 +52,10 @@ class Weights:
     rows: bool = False
     """Whether each row is a client of its own."""
     trainable: Tensor | None = None
-    """In a vector: 0 for buffers and for parameters the loss does not depend on, which weight decay must not move. None
-    where there are none."""
+    """In a vector: 0 for buffers and for parameters the loss does not depend on, which no rule may move. None where
+    there are none."""
+    decaying: Tensor | None = None
+    """In a vector: the same, and 0 also for parameters that weight decay leaves alone."""
     undecayed: frozenset[int] = frozenset()
     """Numbers of the tensors that weight decay leaves alone."""
     elements: Tensor | None = None
@@ -77,5 +79,5 @@ class Weights:
                 return {name: [change(tensor) for tensor in tensors] for name, tensors in value.items()}
             return [change(tensor) for tensor in value] if isinstance(value, list) else value
 
-        shared = ("trainable", "elements")
+        shared = ("trainable", "decaying", "elements")
         return replace(self, **{f.name: each(getattr(self, f.name)) for f in fields(self) if f.name not in shared})

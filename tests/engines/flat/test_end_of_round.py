@@ -84,7 +84,7 @@ def test_an_average_made_beforehand_is_not_taken_for_other_sums():
     run = experiment("cuda")
     made = make_engine(run.trainer)
     tasks = run.method.assign(run.plan, [(client, 0.5 if client % 2 else 1.0) for client in range(4)], 0)
-    state = made._flatten(run.first_state)
+    state = made.cutter.flatten(run.first_state)
     sums, _ = made.run(state, tasks, 0)
     assert len(sums) == 2
     assert sums.is_averaged(state)

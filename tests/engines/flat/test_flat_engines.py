@@ -51,6 +51,19 @@ def test_it_agrees_with_the_serial_engine_in_double_precision(name, optimiser, l
     assert one.metrics[-1]["train_loss"] == pytest.approx(many.metrics[-1]["train_loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize("engine", ["cuda", "vectorised"])
+@pytest.mark.parametrize("name", ["fedhm", "prism", "flanc"])
+def test_parts_that_are_no_slices_agree_where_clients_lack_classes(name, engine):
+    changes = ["rounds=3", "evaluation.every=3", f"method.name={name}", "training.batch_size=20", "training.steps=3"]
+    changes += ["devices.dynamic=true", "model.options={widths=[8,16]}", "training.weight_decay=0.01"]
+    one, many = (run(each, *changes) for each in ("serial", engine))
+    assert worst(one, many) < 1e-10
+    assert one.server.memory.keys() == many.server.memory.keys()
+    for tensor in one.server.memory:
+        torch.testing.assert_close(many.server.memory[tensor], one.server.memory[tensor], rtol=0, atol=1e-10)
+    assert one.metrics[-1]["train_loss"] == pytest.approx(many.metrics[-1]["train_loss"], rel=1e-9)
+
+
 def test_parameters_that_are_frozen_or_unused_stay_as_they_are():
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     data = fedwidth.data.from_tensors(x, (x[:, 0] > 0).long(), x, (x[:, 0] > 0).long())

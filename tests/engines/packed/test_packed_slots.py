@@ -55,6 +55,15 @@ def test_packed_runs_equal_single_runs_bit_for_bit(model):
             assert [line[name] for line in one.metrics] == [line[name] for line in other.metrics]
 
 
+@pytest.mark.parametrize("name", ["fedhm", "prism", "flanc", "feddf"])
+def test_parts_that_are_no_slices_train_in_the_slots_of_a_pack(name):
+    taught = ["method.options={steps=2}"] if name == "feddf" else []
+    once = [f"method.name={name}", "rounds=2", "evaluation.capacities=[]", *taught]
+    changes = [[*once, f"seed={seed}"] for seed in (1, 2)]
+    single, packed = [run.run() for run in experiments(*changes)], run_in_lockstep(experiments(*changes))
+    assert all(equal(one, other) for one, other in zip(single, packed, strict=True))
+
+
 def test_a_stopped_pack_goes_on_to_the_same_bits(tmp_path):
     places = [tmp_path / str(number) for number in range(len(VARIANTS))]
     whole = run_in_lockstep(experiments(*VARIANTS))

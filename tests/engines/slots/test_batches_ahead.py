@@ -74,7 +74,8 @@ def flat_tasks_of(run, clients, round):
     tasks = run.method.assign(run.plan, [(client, 1.0) for client in clients], round)
     orders = draw_orders(run.trainer, tasks, round)
     nothing = [torch.zeros(0)] * len(tasks)
-    return make_flat_tasks(run.trainer, tasks, nothing, nothing, orders=orders, round=round)
+    starts = [(torch.zeros(0), {})] * len(tasks)
+    return make_flat_tasks(run.trainer, tasks, nothing, starts, orders=orders, round=round)
 
 
 def equal(found, expected):

@@ -166,7 +166,8 @@ def test_a_norm_that_is_no_number_leaves_nothing_behind():
     plan = plan_of({"w": (Units("g", 4),)})
     layout = Layout(plan, {"w": torch.zeros(4)}, torch.float32)
     sub = SubLayout(layout, Index.whole(plan), cpu)
-    weights = make_vectors((2, 4), sub, ["w"], PLAIN, TrainingSettings(), dtype=torch.float32, device=cpu)
+    module = nn.ParameterDict({"w": torch.zeros(4)})
+    weights = make_vectors((2, 4), sub, module, PLAIN, TrainingSettings(), device=cpu)
     (gradient,) = weights.gradients
     gradient[0, 0] = 3.0
     gradient[1, 0] = torch.nan  # the rest may be gaps, which nothing writes to

@@ -9,16 +9,13 @@ vector sub[n], and which of the N positions it holds follows from a small table 
 constant and pointers depend only on the size (made once); the table has a few thousand entries and is made anew when
 the index changes. So a cut is `theta[positions]`, whatever the model.
 
-Every tensor begins at a multiple of `ALIGNED` elements, because libraries read several numbers at once and some fail
-where these straddle an address they expect. The gaps belong to nobody: they are 0 in every vector, and the gaps of a
-sub-model all point at one spare element at the end of theta.
+The gaps between tensors (`tensor_layout`) of a sub-model all point at one spare element at the end of theta.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -26,10 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedwidth.core.index import Index
+from fedwidth.engines.flat.tensor_layout import ALIGNED, TensorLayout, aligned, offsets_of
 from fedwidth.plan.plan import Plan
-
-ALIGNED = 16
-"""Every tensor begins at a multiple of so many elements: 64 bytes in single precision."""
 
 
 class FlatState(dict[str, Tensor]):
@@ -54,7 +49,7 @@ class Layout:
         self.names = [name for name in own if state[name].dtype == dtype]
         self.others = [name for name in own if state[name].dtype != dtype]
         sizes = [math.prod(plan.shapes[n]) for n in self.names]
-        *offsets, end = _offsets(map(_aligned, sizes))
+        *offsets, end = offsets_of(map(aligned, sizes))
         self.offsets = dict(zip(self.names, offsets, strict=True))
         self.size = end + ALIGNED
         self.spare = end
@@ -83,28 +78,19 @@ class Layout:
         return FlatState(flat, self, {n: state[n] for n in self.others})
 
 
-class SubLayout:
+class SubLayout(TensorLayout):
     """Where each tensor of the sub-models of one size lies in their vectors, and how these come out of the full one.
 
-    With `channels_last`, tensors of four dimensions lie in that order (their views have the usual shape): convolutions
-    on GPUs are fastest so, and the gather costs the same in any order.
+    The gather costs the same in any order, so channels may as well lie last.
     """
 
     def __init__(self, layout: Layout, index: Index, device: torch.device, *, channels_last: bool = True) -> None:
-        self.layout, self.channels_last = layout, channels_last
-        self.shapes = {n: index.shapes[n] for n in layout.names}
+        super().__init__({n: index.shapes[n] for n in layout.names}, layout.dtype, channels_last=channels_last)
+        self.layout = layout
         self.sliced = {n: index.sliced(n) for n in layout.names}
-        sizes = [math.prod(self.shapes[n]) for n in layout.names]
-        *offsets, self.size = _offsets(map(_aligned, sizes))
-        self.offsets = dict(zip(layout.names, offsets, strict=True))
         axes = dict(layout.plan.label_axes)
         self._class_axes = {name: axes[name] for name in layout.names if name in axes}
         self._make_gather(device)
-
-    def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The narrow tensors as views of a sub-model's vector [n], or of many [clients, n]."""
-        ends = {name: self.offsets[name] + math.prod(shape) for name, shape in self.shapes.items()}
-        return {name: self._view(name, flat[..., self.offsets[name] : end]) for name, end in ends.items()}
 
     @cached_property
     def classes(self) -> Tensor:
@@ -146,14 +132,7 @@ class SubLayout:
     def labelled_views(self, values: Tensor) -> dict[str, Tensor]:
         """The narrow tensors with a class axis as views of what `take_labelled` gives."""
         parts = zip(self._class_axes, self.labelled_parts_of(values), strict=True)
-        return {name: self._view(name, part) for name, part in parts}
-
-    def mark(self, names: Collection[str], *, gaps: float = 1.0) -> Tensor:
-        """1 for the elements of these tensors, 0 for other tensors, and a number for the gaps between them."""
-        marked = torch.full((self.size,), gaps, dtype=self.layout.dtype)
-        for name, view in self.views(marked).items():
-            view.fill_(float(name in names))
-        return marked
+        return {name: self.view(name, part) for name, part in parts}
 
     def positions(self, index: Index) -> Tensor:
         """The position in the full vector of every element of the sub-model at an index."""
@@ -175,20 +154,12 @@ class SubLayout:
         self.put_labelled(found, self.classes)
         return found
 
-    def _view(self, name: str, part: Tensor) -> Tensor:
-        """A tensor's elements, which lie in the last dimension of `part`, in the tensor's own shape."""
-        shape = self.shapes[name]
-        order = [0, 2, 3, 1] if self.channels_last and len(shape) == 4 else list(range(len(shape)))
-        before = part.dim() - 1
-        laid = torch.unflatten(part, -1, [shape[dim] for dim in order]) if shape else part.squeeze(-1)
-        return laid.permute([*range(before), *(before + order.index(dim) for dim in range(len(shape)))])
-
     def _make_gather(self, device: torch.device) -> None:
         """Make the constant and the pointers that `positions_of` adds up."""
         full, layout = self.layout.plan.shapes, self.layout
         self.sliced_axes = [(n, dim) for n in layout.names for dim in self.sliced[n]]
         lengths = [self.shapes[n][dim] for n, dim in self.sliced_axes]
-        *firsts, nowhere = _offsets(lengths)  # the table's last entry is 0, for elements with fewer sliced dimensions
+        *firsts, nowhere = offsets_of(lengths)  # the table's last entry is 0, for elements with fewer sliced dimensions
         starts = dict(zip(self.sliced_axes, firsts, strict=True))
         strides = [_stride(full[n], dim) for n, dim in self.sliced_axes]
         each = torch.tensor(lengths, dtype=torch.long)
@@ -225,17 +196,3 @@ def cut_sent(value: Mapping[str, Tensor] | float, layout: Layout, positions: Ten
 def _stride(shape: Sequence[int], dim: int) -> int:
     """How many elements lie between two neighbours along a dimension of a contiguous tensor."""
     return math.prod(shape[dim + 1 :])
-
-
-def _aligned(size: int) -> int:
-    """A size rounded up to the next multiple of `ALIGNED`."""
-    return -(-size // ALIGNED) * ALIGNED
-
-
-def _offsets(sizes: Iterable[int]) -> list[int]:
-    """The offset of each of several neighbours in memory, and at last their end.
-
-    >>> _offsets([2, 3])
-    [0, 2, 5]
-    """
-    return [0, *itertools.accumulate(sizes)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from fedwidth.core.index import Index
 from fedwidth.engines.flat.orders import Order
 from fedwidth.engines.flat.tasks import FlatTask, FlatUpdate
+from fedwidth.engines.flat.tensor_layout import Shapes
 from fedwidth.engines.memory import Shrinkable
 from fedwidth.training.client import Trainer
 
@@ -15,8 +15,8 @@ from fedwidth.training.client import Trainer
 class Pool(Shrinkable, Protocol):
     """Trains the clients of a round whose sub-models are vectors."""
 
-    channels_last: Callable[[Index], bool]
-    """Whether the channels of convolutions lie last in the memory of sub-models with the size of an index."""
+    channels_last: Callable[[Shapes], bool]
+    """Whether the channels of convolutions lie last in the memory of sub-models whose tensors have these shapes."""
 
     def train(
         self, flat_tasks: Sequence[FlatTask], meanwhile: Callable[[], None] | None = None

@@ -17,6 +17,7 @@ from fedwidth.core.index import Index
 from fedwidth.core.running_mean import Weight, interpolate, ratio
 from fedwidth.engines.faults import error_context
 from fedwidth.engines.flat.layout import FlatState, Layout, SubLayout
+from fedwidth.engines.flat.tensor_layout import TensorLayout
 from fedwidth.errors import UpdateError
 from fedwidth.methods import Task
 
@@ -189,7 +190,7 @@ def _add_weight(cohort: FlatSum, after: Tensor) -> Weight:
     return share
 
 
-def check_finite(vectors: Sequence[Tensor], subs: Sequence[SubLayout], clients: Sequence[int]) -> None:
+def check_finite(vectors: Sequence[Tensor], subs: Sequence[TensorLayout], clients: Sequence[int]) -> None:
     """Refuse vectors with values that are not finite, naming client and tensor; the device is asked once for all."""
     # A sum is finite only if all its values are: a quick look first. It may overflow where they are: then a closer one.
     if bool(torch.isfinite(torch.stack([vector.sum() for vector in vectors])).all()):
@@ -205,7 +206,7 @@ def check_finite(vectors: Sequence[Tensor], subs: Sequence[SubLayout], clients: 
     )
 
 
-def check_rows(rows: Tensor, sub: SubLayout, tasks: Sequence[Task], round: int | None = None) -> None:
+def check_rows(rows: Tensor, sub: TensorLayout, tasks: Sequence[Task], round: int | None = None) -> None:
     """Refuse rows of a matrix with values that are not finite, naming client, tensor and, where it is given, round."""
     if not bool(torch.isfinite(rows.sum(1)).all()):
         for row, task in zip(rows, tasks, strict=True):

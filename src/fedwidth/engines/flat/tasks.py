@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedwidth.engines.flat.layout import SubLayout
 from fedwidth.engines.flat.orders import Order
+from fedwidth.engines.flat.tensor_layout import TensorLayout
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer
 from fedwidth.training.schedule import learning_rate
 
-Size = tuple[float, tuple[tuple[str, int], ...]]
-"""A capacity and the units kept per group. The capacity counts because the scaler's rate is part of a captured step."""
+Size = tuple[float, Hashable]
+"""A capacity and the size of a part. The capacity counts because the scaler's rate is part of a captured step."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class FlatTask:
 
     trainer: Trainer
     task: Task
-    sub: SubLayout
+    sub: TensorLayout
     start: Tensor
     """The sub-model as a vector, which several clients may share: it must not be written to."""
+    others: Mapping[str, Tensor]
+    """The tensors that training may change beside the vector (counts of batches)."""
     order: Order
     learning_rate: float
     round: int
-    others: Mapping[str, Tensor] = field(default_factory=dict)
-    """The tensors that training may change beside the vector (counts of batches)."""
     sent: Mapping[str, Tensor] = field(default_factory=dict)
     """What the client was sent beside its sub-model, as vectors like it or numbers."""
     run: str = ""
@@ -56,23 +56,23 @@ class FlatUpdate:
 
 
 def size_of(task: Task) -> Size:
-    """The capacity of a task and the units its index keeps per group."""
-    return task.capacity, task.index.size
+    """The capacity of a task and the size of its part."""
+    return task.capacity, task.part.size
 
 
 def make_flat_tasks(
     trainer: Trainer,
     tasks: Sequence[Task],
-    subs: Sequence[SubLayout],
-    starts: Sequence[Tensor],
+    subs: Sequence[TensorLayout],
+    starts: Sequence[tuple[Tensor, Mapping[str, Tensor]]],
     *,
     orders: Sequence[Order],
     round: int,
 ) -> list[FlatTask]:
-    """A flat task for every task, in the same order."""
+    """A flat task for every task, in the same order; a start is a vector and the tensors beside it."""
     settings = trainer.settings
     rate = learning_rate(settings.training, round, settings.rounds)
     return [
-        FlatTask(trainer, task, sub, start, order, rate, round)
+        FlatTask(trainer, task, sub, *start, order, rate, round)
         for task, sub, start, order in zip(tasks, subs, starts, orders, strict=True)
     ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedwidth.engines.flat.layout import SubLayout
+from fedwidth.engines.flat.tensor_layout import TensorLayout
 from fedwidth.errors import OptionError
 from fedwidth.models import StaticBatchNorm2d
 from fedwidth.settings import TrainingSettings
@@ -17,24 +17,23 @@ from fedwidth.training.weights import Number, Weights
 
 def make_vectors(
     shape: tuple[int, ...],
-    sub: SubLayout,
-    names: Sequence[str],
+    sub: TensorLayout,
+    module: nn.Module,
     rule: Rule,
     settings: TrainingSettings,
     *,
-    dtype: torch.dtype,
     device: torch.device,
 ) -> Weights:
-    """New vectors for sub-models of one layout, of which the parameters `names` are trained.
+    """New vectors for sub-models of one layout, which take turns in a module.
 
     All keep their addresses from then on, so that a step on them can be captured.
     """
 
     def zeros(*sizes: int) -> Tensor:
-        return torch.zeros(sizes, dtype=dtype, device=device)
+        return torch.zeros(sizes, dtype=sub.dtype, device=device)
 
     each = (shape[0], 1) if len(shape) == 2 else ()
-    trainable = sub.mark(names)
+    names = trained_names(module)
     weights = Weights(
         [zeros(*shape)],
         [zeros(*shape)],
@@ -47,11 +46,28 @@ def make_vectors(
         local_steps=zeros(*each),
         share=zeros(*each),
         rows=len(shape) == 2,
-        trainable=None if bool(trainable.all()) else trainable.to(device),
+        trainable=mask_of(sub, names, device),
+        decaying=mask_of(sub, decaying_names(module), device),
         elements=sub.mark(names, gaps=0.0).to(device) if rule.keeps_start else None,
     )
     weights.make_moments(settings)
     return weights
+
+
+def trained_names(module: nn.Module) -> list[str]:
+    """The names of a module's parameters that are trained."""
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def decaying_names(module: nn.Module) -> list[str]:
+    """The names of those that weight decay moves."""
+    return [name for name in trained_names(module) if getattr(module.get_parameter(name), "decays", True)]
+
+
+def mask_of(sub: TensorLayout, names: Sequence[str], device: torch.device) -> Tensor | None:
+    """1 for the elements of these tensors and for gaps, 0 for others; None where all are 1."""
+    marked = sub.mark(names)
+    return None if bool(marked.all()) else marked.to(device)
 
 
 def changed_by_steps(weights: Weights) -> list[Tensor]:

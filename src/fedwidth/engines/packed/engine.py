@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from fedwidth.core.index import Index
 from fedwidth.core.submodel import state_of
 from fedwidth.engines.choice import choose_packed
 from fedwidth.engines.flat.layout import FlatState, Layout
@@ -78,8 +79,16 @@ class PackedEngine:
 
     def _key(self, round: RunRound) -> object:
         """What the outcome of a round depends on. States are compared as objects: equal work leaves one object."""
-        tasks = tuple((task.client, task.capacity, task.cohort, _sent_key(task.sends)) for task in round.tasks)
+        tasks = tuple(
+            (task.client, task.capacity, task.cohort, _held_key(task.part), _sent_key(task.sends))
+            for task in round.tasks
+        )
         return id(round.state), round.round, self._shared[id(round.trainer)], tasks
+
+
+def _held_key(part: Any) -> object:
+    """What a part holds beside slices of the state; other kinds may hold anything, and are compared as objects."""
+    return None if isinstance(part, Index) else id(part)
 
 
 def _sent_key(sends: Mapping[str, Mapping[str, Tensor] | float]) -> object:

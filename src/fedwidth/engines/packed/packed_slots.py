@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from fedwidth.engines.flat.engine import FlatEngine, Layouts
+from fedwidth.engines.flat.cohorts import Layouts
+from fedwidth.engines.flat.engine import FlatEngine
 from fedwidth.engines.flat.layout import Layout
 from fedwidth.engines.flat.pool import wait_for_all
 from fedwidth.engines.memory import if_memory_allows, run_within_memory

@@ -117,7 +117,7 @@ class PackedStacks:
         """The sub-models of clients of one size, one in each row, cut out of the states of their runs."""
         task, size = clients[0].task, size_of(clients[0].task)
         if size not in self._subs:
-            last = self.pool.channels_last(task.index)
+            last = self.pool.channels_last(task.index.shapes)
             self._subs[size] = SubLayout(self._layout, task.index, self.device, channels_last=last)
         sub = self._subs[size]
         indexes = {client.task.index.key: client.task.index for client in clients}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from fedwidth.core.index import Index
-from fedwidth.core.narrow import skeleton
-from fedwidth.engines.flat.layout import SubLayout
+from fedwidth.core.part import Part
+from fedwidth.engines.flat.tensor_layout import Shapes, TensorLayout
 from fedwidth.engines.slots.slot import Slot
 from fedwidth.models import set_scaler
 from fedwidth.training.client import Trainer
@@ -16,17 +13,17 @@ MAX_CHANNELS_FIRST = 128
 PreResNet18 at 1/16 of its width by a fifth, at 1/8 by an eighth, at 1/4 by a sixteenth."""
 
 
-def channels_last(trainer: Trainer, index: Index) -> bool:
-    """Whether the channels of convolutions lie last in the memory of sub-models with the size of an index."""
+def channels_last(trainer: Trainer, shapes: Shapes) -> bool:
+    """Whether the channels of convolutions lie last in the memory of sub-models whose tensors have these shapes."""
     if trainer.device.type == "cuda" and trainer.settings.precision != "bf16":
-        widest = max((max(shape[:2]) for shape in index.shapes.values() if len(shape) == 4), default=0)
+        widest = max((max(shape[:2]) for shape in shapes.values() if len(shape) == 4), default=0)
         return widest > MAX_CHANNELS_FIRST and trainer.takes_channels_last
     return trainer.takes_channels_last
 
 
-def make_slot(trainer: Trainer, counts: Mapping[str, int], sub: SubLayout, rate: float) -> Slot:
-    """A slot for sub-models that keep so many units of each group."""
-    module = skeleton(trainer.model, trainer.plan, counts).to(trainer.device)
+def make_slot(trainer: Trainer, part: Part, sub: TensorLayout, rate: float) -> Slot:
+    """A slot for sub-models of the size of a part."""
+    module = part.module(trainer.model, trainer.plan).to(trainer.device)
     set_scaler(module, rate if trainer.settings.training.scaler else 1.0)
     return Slot(
         module,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import torch
 
-from fedwidth.core.index import Index
+from fedwidth.core.part import Part
 from fedwidth.engines.faults import error_context
-from fedwidth.engines.flat.layout import SubLayout
 from fedwidth.engines.flat.orders import Order
 from fedwidth.engines.flat.sums import check_finite
 from fedwidth.engines.flat.tasks import FlatTask, FlatUpdate, Size
+from fedwidth.engines.flat.tensor_layout import Shapes, TensorLayout
 from fedwidth.engines.memory import free_memory, out_of_memory
 from fedwidth.engines.slots.batches import Batches, BatchesAhead
 from fedwidth.engines.slots.making import channels_last, make_slot
@@ -36,8 +36,8 @@ LAUNCH_THREADS = 10
 Wave = list[tuple[FlatTask, Slot]]
 """Clients that train at the same time, each with its slot."""
 
-MakeSlot = Callable[[Trainer, Mapping[str, int], SubLayout, float], Slot]
-"""Makes a slot for sub-models that keep so many units of each group, see `make_slot`."""
+MakeSlot = Callable[[Trainer, Part, TensorLayout, float], Slot]
+"""Makes a slot for sub-models of the size of a part, see `make_slot`."""
 
 
 class TrainedSlot(NamedTuple):
@@ -56,7 +56,7 @@ class SlotPool:
         self, trainer: Trainer, *, make_slot: MakeSlot = make_slot, batches_ahead: BatchesAhead | None = None
     ) -> None:
         self.trainer, self.device, self._make_slot = trainer, trainer.device, make_slot
-        self.channels_last: Callable[[Index], bool] = partial(channels_last, trainer)
+        self.channels_last: Callable[[Shapes], bool] = partial(channels_last, trainer)
         self.per_size = trainer.settings.slots
         """The largest number of slots of one size."""
         self.in_all = sys.maxsize
@@ -145,7 +145,7 @@ class SlotPool:
         if number == len(slots):
             self._make_room(used)
             task = flat_task.task
-            slots.append(self._make_slot(self.trainer, task.index.counts, flat_task.sub, task.capacity))
+            slots.append(self._make_slot(self.trainer, task.part, flat_task.sub, task.capacity))
         return slots[number]
 
     def _make_room(self, used: dict[Size, int]) -> None:

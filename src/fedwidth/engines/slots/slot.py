@@ -16,8 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.engines.capture import GraphStream, capture_graph
-from fedwidth.engines.flat.layout import SubLayout
-from fedwidth.engines.flat.vectors import changed_by_steps, fill, make_vectors, reset, start_from
+from fedwidth.engines.flat.tensor_layout import TensorLayout
+from fedwidth.engines.flat.vectors import (
+    changed_by_steps,
+    decaying_names,
+    fill,
+    make_vectors,
+    mask_of,
+    reset,
+    start_from,
+    trained_names,
+)
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.slots.generators import drawing_from
 from fedwidth.objectives import Objective
@@ -37,7 +46,7 @@ class Slot:
     def __init__(
         self,
         module: nn.Module,
-        sub: SubLayout,
+        sub: TensorLayout,
         settings: TrainingSettings,
         rule: Rule,
         *,
@@ -49,14 +58,14 @@ class Slot:
     ) -> None:
         self.module, self.sub, self.settings, self.precision = module.train(), sub, settings, precision
         self.rule, self.device = rule, device
-        self.names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self.names = trained_names(module)
         self.unused: list[str] = []
-        dtype = sub.layout.dtype
-        self.weights = make_vectors((sub.size,), sub, self.names, rule, settings, dtype=dtype, device=device)
+        dtype = sub.dtype
+        self.weights = make_vectors((sub.size,), sub, module, rule, settings, device=device)
         self.flat = self.weights.values[0]
         self.loss_sum = torch.zeros((), dtype=dtype, device=device)
         self.absent = torch.zeros(classes, dtype=torch.bool, device=device)
-        self.client = Pass(self.module, self.absent, settings.mask, rule.options, capacity, objective)
+        self.client = Pass(self.module, self.absent, settings.mask, rule.options, capacity, objective, module)
         views = sub.views(self.flat)
         _make_views(module, views)
         self.others = {name: buffer for name, buffer in module.named_buffers() if name not in views}
@@ -215,8 +224,11 @@ class Slot:
         unused = [name for name, gradient in zip(self.names, found, strict=True) if gradient is None]
         if unused != self.unused:  # in the first step; a captured one finds the mark it needs
             self.unused = unused
-            used = [name for name in self.names if name not in unused]
-            self.weights.trainable = self.sub.mark(used).to(self.device)
+            decaying = decaying_names(self.module)
+            self.weights.trainable, self.weights.decaying = (
+                mask_of(self.sub, [name for name in names if name not in unused], self.device)
+                for names in (self.names, decaying)
+            )
         return [torch.zeros_like(own) if new is None else new for own, new in zip(self.gradients, found, strict=True)]
 
     def _drawing(self) -> AbstractContextManager[None]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 import torch
 
-from fedwidth.core.index import Index
 from fedwidth.core.submodel import state_of
-from fedwidth.engines.flat.layout import Layout, SubLayout, cut_sent
-from fedwidth.engines.flat.vectors import changed_by_training
+from fedwidth.engines.flat.parts import PartCohort, PartLayout
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.slots.making import channels_last, make_slot
 from fedwidth.training.client import Trainer
@@ -15,7 +16,7 @@ from fedwidth.training.gpu import on_gpu
 
 
 def try_capture(trainer: Trainer) -> str | None:
-    """Capture one step of the whole model on a GPU; the reason why that does not work, or None."""
+    """Capture one step of what clients may hold on a GPU; the reason why that does not work, or None."""
     if trainer.device.type != "cuda":
         return None
     try:
@@ -29,19 +30,19 @@ def try_capture(trainer: Trainer) -> str | None:
 
 def _try_capture(trainer: Trainer) -> str | None:
     """Capture one step on the trainer's device; the reason why that does not work, or None."""
-    state = state_of(trainer.model)
-    index = Index.whole(trainer.plan)
-    layout = Layout(trainer.plan, state, next(trainer.model.parameters()).dtype)
-    sub = SubLayout(layout, index, trainer.device, channels_last=channels_last(trainer, index))
+    state, device = state_of(trainer.model), trainer.device
+    part = trainer.example_part(state)
+    sub = PartLayout(part, trainer, partial(channels_last, trainer))
+    start, others = PartCohort(part, sub).cut(state, trainer)
     inputs = trainer.data.example()
     targets = trainer.data.train.targets[: len(inputs)].long()
-    slot = make_slot(trainer, index.counts, sub, rate=1.0)
+    slot = make_slot(trainer, part, sub, rate=1.0)
     with slot.stream.queue():
-        others = {name: state[name] for name in changed_by_training(trainer.model, layout.others)}  # positions, counts
-        positions = sub.positions(index)
-        sent = {name: cut_sent(value, layout, positions) for name, value in trainer.example_sends(state).items()}
-        start = layout.flatten(state).flat[positions]
+        sent = {
+            name: sub.vector(value, device) if isinstance(value, Mapping) else start.new_tensor(float(value))
+            for name, value in trainer.example_sends(state).items()
+        }
         slot.begin(start, learning_rate=0.0, absent=None, others=others, sent=sent)
         reason = slot.why_not_capture(inputs, targets)
-    torch.cuda.synchronize(trainer.device)
+    torch.cuda.synchronize(device)
     return reason

@@ -46,17 +46,12 @@ def gradients_of(
     The forward pass runs within `forward` (autocast, which is not for backward passes).
     """
 
-    every = client or Pass(module, None, "none", rule.options, 1.0, CLASSIFICATION)
+    every = client or Pass(module, None, "none", rule.options, 1.0, CLASSIFICATION, module)
 
     def loss(own: Tensors, rest: Tensors, x: Tensor, y: Tensor, lacks: Tensor | None) -> Tensor:
-        def answer(x: Tensor) -> Tensor:
-            logits: Tensor = functional_call(module, {**own, **rest}, (x,))
-            # Autocast would do so for one model; a stacked loss is broken up into parts that it does not know.
-            return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-
         # Attention in parts: fused kernels cannot be stacked, or do not see that there will be a backward pass.
         with sdpa_kernel(SDPBackend.MATH), forward or nullcontext():
-            return loss_of(rule, replace(every, forward=answer, absent=lacks), x, y)
+            return loss_with({**own, **rest}, replace(every, absent=lacks), rule, x, y)
 
     axes = (0, 0, 0, 0, None if absent is None else 0)
     if not has_stacked_layers(module):
@@ -65,6 +60,30 @@ def gradients_of(
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
     losses = vmap(loss, in_dims=axes)(leaves, rest, inputs, targets, absent)
     return list(torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)), losses.detach()
+
+
+def loss_with(tensors: Tensors, client: Pass, rule: Rule, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of a client whose module holds these tensors: also while the rule looks at the module itself."""
+    named = {f"module.{name}": tensor for name, tensor in tensors.items()}
+    found: Tensor = functional_call(_Loss(client, rule), named, (inputs, targets))
+    return found
+
+
+class _Loss(nn.Module):
+    """The loss of a client as a function of the tensors of its module."""
+
+    def __init__(self, client: Pass, rule: Rule) -> None:
+        super().__init__()
+        self.module, self.rule = client.module, rule
+        self.client = replace(client, forward=self._answer)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return loss_of(self.rule, self.client, inputs, targets)
+
+    def _answer(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.module(inputs)
+        # Autocast would do so for one model; a stacked loss is broken up into parts that it does not know.
+        return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 def client_channels_last(images: Tensor) -> Tensor:

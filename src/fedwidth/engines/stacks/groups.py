@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedwidth.engines.flat.layout import SubLayout
 from fedwidth.engines.flat.tasks import Size
+from fedwidth.engines.flat.tensor_layout import TensorLayout
 from fedwidth.methods import Task
 
 StackShape = tuple[Size, tuple[int, ...] | None]
@@ -61,7 +61,7 @@ class ShapeGroup:
     """All clients of one shape, with their vectors, which training changes in place."""
 
     shape: StackShape
-    sub: SubLayout
+    sub: TensorLayout
     rows: Tensor
     clients: StackClients
     losses: Tensor
@@ -70,7 +70,7 @@ class ShapeGroup:
     """What each client reports beside its sub-model, once it has trained: rows like those of the vectors."""
 
     @classmethod
-    def of(cls, shape: StackShape, sub: SubLayout, rows: Tensor, clients: StackClients) -> ShapeGroup:
+    def of(cls, shape: StackShape, sub: TensorLayout, rows: Tensor, clients: StackClients) -> ShapeGroup:
         """A group of clients that have not trained yet."""
         return cls(shape, sub, rows, clients, torch.empty(len(rows), dtype=rows.dtype, device=rows.device), {})
 

@@ -19,12 +19,11 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 import torch
 from torch import Tensor, nn
 
-from fedwidth.core.index import Index
 from fedwidth.engines.faults import error_context
-from fedwidth.engines.flat.layout import SubLayout
 from fedwidth.engines.flat.orders import Order
 from fedwidth.engines.flat.sums import check_rows
 from fedwidth.engines.flat.tasks import FlatTask, FlatUpdate, Size
+from fedwidth.engines.flat.tensor_layout import Shapes, TensorLayout
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.stacks.groups import GroupSegment, ShapeGroup, StackClients, StackResult, StackShape
 from fedwidth.engines.stacks.layers import can_stack_layers, stack_rows
@@ -59,7 +58,7 @@ class StackPool:
         self.coupled = couples_samples(trainer.model)
         self.samples = TrainingSamples(trainer)
         last = stacks_channels_last(trainer)
-        self.channels_last: Callable[[Index], bool] = lambda _: last
+        self.channels_last: Callable[[Shapes], bool] = lambda _: last
         suited = self.device.type == "cuda" and can_stack_layers(trainer.model)
         self.merges = suited if merges is None else merges
         """Whether narrow convolutions of neighbours are merged (`stacks.layers`)."""
@@ -175,7 +174,7 @@ class StackPool:
         with suppress(RuntimeError):  # what broke the device was said already
             self._store.clear()
 
-    def _room(self, size: Size, sub: SubLayout, clients: int) -> int:
+    def _room(self, size: Size, sub: TensorLayout, clients: int) -> int:
         """The number of rows of a stack, where a group has so many clients."""
         most = max(1, MAX_ELEMENTS[self.device.type] // sub.size)
         if self.merges:  # the same for any cohort, so that captured steps serve the next one

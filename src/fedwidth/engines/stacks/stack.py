@@ -15,10 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedwidth.core.narrow import skeleton
 from fedwidth.engines.capture import GraphStream, capture_graph
-from fedwidth.engines.flat.layout import SubLayout, copy_to_device
-from fedwidth.engines.flat.vectors import changed_by_steps, make_vectors, reset, start_from
+from fedwidth.engines.flat.layout import copy_to_device
+from fedwidth.engines.flat.tensor_layout import TensorLayout
+from fedwidth.engines.flat.vectors import changed_by_steps, make_vectors, reset, start_from, trained_names
 from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding
 from fedwidth.engines.stacks.groups import StackClients, StackResult
 from fedwidth.engines.stacks.layers import stack_layers
@@ -42,7 +42,7 @@ class Stack:
         self,
         trainer: Trainer,
         task: Task,
-        sub: SubLayout,
+        sub: TensorLayout,
         samples: TrainingSamples,
         *,
         rows: int,
@@ -53,16 +53,14 @@ class Stack:
         self.settings, self.device, self.samples = trainer.settings.training, trainer.device, samples
         self.rule, self.capacity, self.objective = trainer.rule, task.capacity, trainer.objective
         self.precision = trainer.settings.precision
-        module = skeleton(trainer.model, trainer.plan, task.index.counts).to(self.device).train()
+        module = task.part.module(trainer.model, trainer.plan).to(self.device).train()
         self.module = stack_layers(module, merge=merge) if stacked_layers else module
         set_scaler(self.module, task.capacity if self.settings.scaler else 1.0)
-        self.names = [name for name, tensor in trainer.model.named_parameters() if tensor.requires_grad]
+        self.names = trained_names(module)
         self.constants = trainer.plan.scale_buffers
         self.sub, self.rows = sub, rows
-        dtype = sub.layout.dtype
-        self.weights = make_vectors(
-            (rows, sub.size), sub, self.names, self.rule, self.settings, dtype=dtype, device=self.device
-        )
+        dtype = sub.dtype
+        self.weights = make_vectors((rows, sub.size), sub, module, self.rule, self.settings, device=self.device)
         self.loss_sum = torch.zeros(rows, dtype=dtype, device=self.device)
         self.rates = torch.zeros(rows, 1, dtype=dtype, device=self.device)
         self.absent = torch.zeros(rows, trainer.data.classes, dtype=torch.bool, device=self.device)
@@ -182,7 +180,7 @@ class Stack:
             inputs,
             targets,
             absent=absent,
-            client=Pass(self.module, None, mask, self.rule.options, self.capacity, self.objective),
+            client=Pass(self.module, None, mask, self.rule.options, self.capacity, self.objective, self.module),
             rule=self.rule,
             forward=forward,
         )

@@ -5,16 +5,14 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torch.func import functional_call
 
-from fedwidth.core.narrow import skeleton
 from fedwidth.core.submodel import state_of
 from fedwidth.engines.memory import out_of_memory
-from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding
+from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding, loss_with
 from fedwidth.engines.stacks.layers import can_stack_layers, has_stacked_layers, stack_layers
 from fedwidth.training.client import Trainer
 from fedwidth.training.gpu import autocast
-from fedwidth.training.loss import Pass, loss_of
+from fedwidth.training.loss import Pass
 
 
 def try_stack(trainer: Trainer) -> str | None:
@@ -31,19 +29,21 @@ def stacks_channels_last(trainer: Trainer) -> bool:
 
 def try_stack_as(trainer: Trainer, *, channels_last: bool) -> str | None:
     """Take the gradient of two stacked copies with images in one memory format; the reason why not, or None."""
-    module = skeleton(trainer.model, trainer.plan, {}).to(trainer.device).train()
+    state = state_of(trainer.model)
+    part = trainer.example_part(state)
+    module = part.module(trainer.model, trainer.plan).to(trainer.device).train()
     if trainer.device.type == "cuda" and can_stack_layers(module):
         stack_layers(module, merge=True)
-    state = state_of(trainer.model)
+    held = part.cut(state, trainer.plan)
     names = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
-    twice = {name: torch.stack([state[name]] * 2) for name in state if name not in trainer.plan.tied}
+    twice = {name: torch.stack([held[name]] * 2) for name in held if name not in trainer.plan.tied}
     own = {name: twice.pop(name) for name in names}
     inputs = trainer.data.example().to(trainer.device)
     targets = trainer.data.train.targets[: len(inputs)].long().to(trainer.device)
     x, y = torch.stack([inputs] * 2), torch.stack([targets] * 2)
     if channels_last and x.dim() == 5:
         x = client_channels_last(x)
-    client = Pass(module, None, "none", trainer.rule.options, 1.0, trainer.objective)
+    client = Pass(module, None, "none", trainer.rule.options, 1.0, trainer.objective, module)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         ignore_restriding()
@@ -64,8 +64,7 @@ def try_stack_as(trainer: Trainer, *, channels_last: bool) -> str | None:
     if not has_stacked_layers(module):  # `torch.func.grad` gives zeros for what it does not find
         alone = {name: tensor[0].detach().requires_grad_() for name, tensor in own.items()}
         tensors = {**alone, **{name: tensor[0] for name, tensor in twice.items()}}
-        client.forward = lambda inputs: functional_call(module, tensors, (inputs,))
-        loss = loss_of(trainer.rule, client, x[0], y[0])
+        loss = loss_with(tensors, client, trainer.rule, x[0], y[0])
         found = list(torch.autograd.grad(loss, list(alone.values()), allow_unused=True))
     unused = [name for name, gradient in zip(own, found, strict=True) if gradient is None]
     return f"the loss does not depend on '{unused[0]}', and weight decay would move it all the same" if unused else None

@@ -17,7 +17,18 @@ from fedwidth.methods.definition.local import (
     under,
 )
 from fedwidth.methods.definition.method import Method, Need
-from fedwidth.methods.definition.options import ROUNDING, Option, choice, is_number, is_share, switch
+from fedwidth.methods.definition.options import (
+    ROUNDING,
+    Option,
+    above_zero,
+    at_least_zero,
+    choice,
+    count,
+    is_number,
+    is_share,
+    share,
+    switch,
+)
 from fedwidth.methods.definition.task import Task
 
 __all__ = [
@@ -37,11 +48,15 @@ __all__ = [
     "Sending",
     "Sent",
     "Task",
+    "above_zero",
+    "at_least_zero",
     "choice",
+    "count",
     "is_number",
     "is_share",
     "named",
     "per_group",
+    "share",
     "switch",
     "under",
 ]

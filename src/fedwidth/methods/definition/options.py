@@ -41,4 +41,24 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
+def at_least_zero(default: float, help: str) -> Option:
+    """An option whose value is a number of at least 0."""
+    return Option(default, "a number of at least 0", is_number, help)
+
+
+def above_zero(default: float, help: str) -> Option:
+    """An option whose value is a number above 0."""
+    return Option(default, "a number above 0", lambda value: is_number(value) and value > 0, help)
+
+
+def share(default: float, help: str) -> Option:
+    """An option whose value is a share from 0 to 1."""
+    return Option(default, "a share from 0 to 1", is_share, help)
+
+
+def count(default: int, help: str, *, least: int = 0) -> Option:
+    """An option whose value is a whole number."""
+    return Option(default, f"a whole number of at least {least}", lambda v: type(v) is int and v >= least, help)
+
+
 ROUNDING = choice(*ROUNDINGS, help="how capacity * size becomes units")

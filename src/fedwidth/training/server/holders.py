@@ -27,7 +27,7 @@ def damp(
     """The new state where the average over holders is `average`; buffers take the average as it is."""
     if exponent == 1.0:
         return dict(average)
-    everyone = sum(_heaviest(cohort) for cohort in sums)
+    everyone = sum(cohort.total_weight for cohort in sums)
     result = dict(average)
     for name in (name for name in average if name in plan.parameters and name not in plan.tied):
         step = (held(name, state[name], sums, plan) / everyone) ** (1.0 - exponent)
@@ -45,8 +45,3 @@ def held(name: str, tensor: Tensor, sums: Sequence[CohortSum], plan: Plan) -> Te
             weight = weight.expand([n if total.shape[dim] > 1 else 1 for dim, n in enumerate(cohort.mean[name].shape)])
         put(total, take(total, cohort.index, name) + weight, cohort.index, name)
     return total
-
-
-def _heaviest(cohort: CohortSum) -> float:
-    """The weight of a cohort's clients: that of a tensor no label is missing for, else of its commonest label."""
-    return max(float(w.max()) if isinstance(w, Tensor) else float(w) for w in cohort.weight.values())
