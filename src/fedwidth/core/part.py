@@ -2,7 +2,8 @@
 
 An `Index` is the kind of part every method of the papers on partial training hands out: positions of every tensor. A
 method may hand out parts of its own (factors of some rank, another network); whatever has these few attributes will do.
-Engines that work on vectors know indexes only, and leave other parts to the plain loop.
+Engines that work on vectors cut and average indexes in a few kernels; other parts cut and add up by themselves there
+too.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Method:
     options: Mapping[str, Option] = field(default_factory=dict)
     """The options a recipe may set, by name."""
     slices: bool = True
-    """False if `choose` gives parts that are no indexes. Only engines that train one client at a time take those."""
+    """False if `choose` gives parts that are no indexes: those are cut and added up one by one."""
     reads: Sequence[str] = ()
     """Which of "state" and "memory" `choose` looks at. A choice that looks at neither can be made before the last round
     has ended."""
