@@ -1,4 +1,5 @@
-"""`python -m reproduction`, from the top of the repository: writes docs/results.md and its figures (`make results`)."""
+"""`python -m reproduction`, from the top of the repository: writes docs/results.md, its figures, and the tables of
+docs/benchmark.md (`make results`)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import typer
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.files import write_whole
 from fedwidth.reproduce.records import read_all
+from reproduction.benchmark.page import SETS, per_seed, write_benchmark
 from reproduction.figures import FOLDER, write_figures
 from reproduction.page import find_tables, write_page
 
@@ -28,8 +30,17 @@ def write_results(
         raise OptionError(f"there is no folder {results}; give the one of the finished runs as --results")
     write_whole(out, write_page(results))
     print(out)
+    records = read_all(results)
+    benchmark = out.with_name("benchmark.md")
+    if benchmark.exists():
+        write_whole(benchmark, write_benchmark(benchmark.read_text(encoding="utf-8"), records))
+        print(benchmark)
+        for name in SETS:
+            path = results / "benchmark" / f"{name}.csv"
+            write_whole(path, per_seed(name, records))
+            print(path)
     if figures:
-        for path in write_figures(find_tables(read_all(results)), out.parent / FOLDER):
+        for path in write_figures(find_tables(records), out.parent / FOLDER):
             print(path)
 
 

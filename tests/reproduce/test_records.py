@@ -25,6 +25,18 @@ def test_a_record_holds_what_is_needed_to_repeat_and_to_plot_it(tmp_path):
     assert read_records(tmp_path, "table") == [made]
 
 
+def test_a_record_says_what_was_spent_until_each_evaluation():
+    costs = {"bytes_down": 10, "bytes_up": 5, "macs": 7, "seconds": 1.0}
+    lines = [{"round": number, **costs} for number in (1, 2, 3)]
+    lines[1]["global_accuracy"] = 0.25
+    lines[2] |= {"global_accuracy": 0.5, "capacity_accuracy": {"1.0": 0.5, "0.5": 0.25}}
+    made = make_record("table", "run", small(), changes=[], metrics=lines, steps=1)
+    assert made.spent == [[30, 14], [45, 21]]
+    assert made.capacity_accuracy == {"1.0": 0.5, "0.5": 0.25}
+    del lines[0]["macs"]
+    assert make_record("table", "run", small(), changes=[], metrics=lines, steps=1).spent is None
+
+
 def clients(folder, rows):
     folder.mkdir(exist_ok=True)
     names = ("accuracy", "capacity")

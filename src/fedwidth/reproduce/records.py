@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ class Record:
     """The commit of the source, with a plus where files were changed since; earlier records do not say."""
     samples: str = "test"
     """What the global accuracies were measured on: test, or validation where the test set was not looked at."""
+    spent: list[list[float]] | None = None
+    """For each evaluation, what all clients had sent and received until then (bytes) and computed (multiply-adds);
+    earlier records do not say."""
+    capacity_accuracy: dict[str, float | None] | None = None
+    """The accuracy of the last round's sub-model of each capacity; earlier records do not say."""
 
     @cached_property
     def key(self) -> str:
@@ -129,6 +135,8 @@ def make_record(
         fell_back=fell_back,
         commit=commit,
         samples=samples.name,
+        spent=_spent(lines, measured),
+        capacity_accuracy=measured[-1].get("capacity_accuracy"),
     )
 
 
@@ -187,6 +195,18 @@ def hardware(device: str) -> str:
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def _spent(lines: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]) -> list[list[float]] | None:
+    """Bytes and multiply-adds of all rounds up to each that was measured; None where lines do not say."""
+    if not all({"bytes_down", "bytes_up", "macs"} <= set(line) for line in lines):
+        return None
+    sent = accumulate(line["bytes_down"] + line["bytes_up"] for line in lines)
+    until = {
+        line["round"]: [*sums]
+        for line, *sums in zip(lines, sent, accumulate(line["macs"] for line in lines), strict=True)
+    }
+    return [until[line["round"]] for line in measured]
 
 
 def _short(value: float | None) -> float | None:

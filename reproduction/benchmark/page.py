@@ -1,0 +1,88 @@
+"""docs/benchmark.md: its text is written by hand, and what stands between two marks is made from the recorded runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from fedwidth.methods import methods
+from fedwidth.reproduce.records import Record
+from reproduction.benchmark.standings import MIXES, Standings, late_accuracy
+from reproduction.benchmark.tables import (
+    BYTES,
+    OPERATIONS,
+    accuracy_table,
+    budget_table,
+    gain_table,
+    weak_table,
+    worst_share,
+)
+from reproduction.benchmark.tuning import find_trials, tuning_table
+from reproduction.markdown import folded
+
+MARK = re.compile(r"(<!-- made by `make results`: (?P<kind>\w+) of (?P<set>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+NOTHING = "Nothing has been run yet."
+SETS = ("cifar10", "cifar100")
+YARDSTICK_TITLES = {
+    "exclude": "*exclude*",
+    "smallest": "*smallest for all*",
+    "quarter": "*smallest for all*",
+    "full": "*full for all*",
+}
+
+
+def write_benchmark(page: str, records: Sequence[Record]) -> str:
+    """The page with all that is between marks made anew."""
+    titles = {name: method.title for name, method in methods().items()} | YARDSTICK_TITLES
+    made = {"tuning": tuning_text, "gains": gains_text, "details": details_text}
+
+    def fill(found: re.Match[str]) -> str:
+        text = made[found["kind"]](found["set"], records, titles)
+        return f"{found[1]}\n{text}\n\n{found[4]}"
+
+    return MARK.sub(fill, page)
+
+
+def tuning_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
+    """The trials of a data set."""
+    return tuning_table(find_trials(f"benchmark/{name}-tuning", records), titles)
+
+
+def gains_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
+    """What every method gained in every mix."""
+    standings = Standings.of(name, records)
+    return gain_table(standings, titles) if standings.runs else NOTHING
+
+
+def details_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
+    """Mix by mix: accuracies, the worst served clients, and accuracies at equal cost, each folded away."""
+    standings = Standings.of(name, records)
+    parts = []
+    for mix in (mix for mix in MIXES if standings.methods(mix)):
+        tables = [
+            accuracy_table(standings, mix, titles),
+            weak_table(standings, mix, titles),
+            budget_table(standings, mix, titles, BYTES),
+            budget_table(standings, mix, titles, OPERATIONS),
+        ]
+        parts.append(folded(MIXES[mix][0].upper() + MIXES[mix][1:], "\n\n".join(tables)))
+    return "\n\n".join(parts) or NOTHING
+
+
+def per_seed(name: str, records: Sequence[Record]) -> str:
+    """Every reported run of a data set as a line of CSV."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["run", "seed", "accuracy", "worst_tenth", "bytes", "multiply_adds", "commit"])
+    for label, runs in sorted(Standings.of(name, records).runs.items()):
+        writer.writerows(_lines(label, runs.values()))
+    return out.getvalue()
+
+
+def _lines(label: str, runs: Iterable[Record]) -> Iterator[list[str]]:
+    for record in runs:
+        worst, spent = worst_share(record), record.spent[-1] if record.spent else ["", ""]
+        shown = "" if worst is None else f"{worst:.3f}"
+        yield [label, str(record.seed), f"{late_accuracy(record):.3f}", shown, *map(str, spent), record.commit]

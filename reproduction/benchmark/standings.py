@@ -1,0 +1,72 @@
+"""What each method reached in each mix of devices, and the yardsticks it has to beat there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import mean
+
+from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, FULL, SMALLEST, Accuracies, Gain, find_gain
+from fedwidth.reproduce.records import Record
+
+LAST_EVALUATIONS = 5
+"""How many evaluations at the end of a run are averaged."""
+MIXES = {
+    "five-sizes": "five sizes",
+    "weak-classes": "weak devices hold classes of their own",
+    "no-full-width": "no full width",
+    "all-quarter": "all at 1/4",
+}
+"""The mixes of devices by the label that the recipes' columns have."""
+CAP = "capped"
+"""The column with the runs whose server model is as wide as the widest device of `no-full-width`."""
+YARDSTICKS = {
+    "five-sizes": {EXCLUDE: "exclude/five-sizes", SMALLEST: "smallest", FULL: "full"},
+    "weak-classes": {EXCLUDE: "exclude/weak-classes", SMALLEST: "smallest", FULL: "full"},
+    "no-full-width": {SMALLEST: "smallest", FULL: "full"},
+    "all-quarter": {SMALLEST: "quarter", FULL: "full"},
+}
+"""The labels of the yardsticks' runs. Who trains the whole model needs none of the sizes, so mixes share them."""
+
+Runs = dict[int, Record]
+"""Runs of one experiment, by seed."""
+
+
+def late_accuracy(record: Record) -> float:
+    """The mean accuracy of the last evaluations, in percent."""
+    return 100 * mean(float(row[1]) for row in record.evaluations[-LAST_EVALUATIONS:] if row[1] is not None)
+
+
+@dataclass(frozen=True)
+class Standings:
+    """All reported runs of one data set, by label and seed."""
+
+    runs: dict[str, Runs]
+
+    @classmethod
+    def of(cls, name: str, records: Iterable[Record]) -> Standings:
+        """The runs of the recipes `benchmark/NAME` and `benchmark/NAME-yardsticks`."""
+        found: dict[str, Runs] = {}
+        for record in records:
+            if record.recipe in (f"benchmark/{name}", f"benchmark/{name}-yardsticks"):
+                found.setdefault(record.label, {})[record.seed] = record
+        return cls({label: dict(sorted(runs.items())) for label, runs in found.items()})
+
+    def methods(self, mix: str) -> list[str]:
+        """The methods that were run in a mix."""
+        return [label.partition("/")[0] for label in self.runs if label.endswith(f"/{mix}") and "exclude" not in label]
+
+    def accuracies(self, label: str) -> Accuracies:
+        """What a run reached, by seed."""
+        return {seed: late_accuracy(record) for seed, record in self.runs.get(label, {}).items()}
+
+    def yardsticks(self, method: str, mix: str) -> dict[str, Accuracies]:
+        """What the yardsticks of a method reached, by kind; those that were not run are left out."""
+        labels = dict(YARDSTICKS[mix])
+        if mix == "no-full-width":
+            labels[CAPPED] = f"{method}/{CAP}"
+        return {kind: found for kind, label in labels.items() if (found := self.accuracies(label))}
+
+    def gain(self, method: str, mix: str) -> Gain | None:
+        """How much better a method is than the best of its yardsticks; None before one was run."""
+        return find_gain(self.accuracies(f"{method}/{mix}"), self.yardsticks(method, mix))

@@ -1,0 +1,119 @@
+"""The tables of the reported runs: gains, accuracies, ranks, the worst served clients, and accuracies at equal cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import mean
+
+from fedwidth.analysis.difference import correct
+from fedwidth.analysis.wording import over_seeds
+from fedwidth.analysis.yardsticks import FULL, TO_BEAT
+from fedwidth.reproduce.records import Record
+from reproduction.benchmark.standings import LAST_EVALUATIONS, MIXES, YARDSTICKS, Standings, late_accuracy
+from reproduction.markdown import make_table
+
+NOT_RUN = "–"
+WORST = 0.1
+"""The share of clients that are worst served."""
+BYTES, OPERATIONS = 0, 1
+"""The places of both costs in `Record.spent`."""
+
+Titles = Mapping[str, str]
+
+
+def gain_table(standings: Standings, titles: Titles) -> str:
+    """The gain of every method in every mix, with its interval; the mean of its ranks last, the best first."""
+    begun = [mix for mix in MIXES if standings.methods(mix)]
+    gains = {
+        (method, mix): gain
+        for mix in begun
+        for method in standings.methods(mix)
+        if (gain := standings.gain(method, mix)) is not None
+    }
+    corrected = dict(zip(gains, correct([gain.difference for gain in gains.values()]), strict=True))
+    ranks = mean_ranks(standings)
+    rows = []
+    for method in sorted(ranks, key=lambda method: (ranks[method], method)):
+        cells = [str(corrected[method, mix]) if (method, mix) in corrected else NOT_RUN for mix in begun]
+        rows.append([titles[method], *cells, f"{ranks[method]:.1f}"])
+    return make_table(["", *(MIXES[mix] for mix in begun), "mean rank"], rows)
+
+
+def mean_ranks(standings: Standings) -> dict[str, float]:
+    """The rank of every method by its accuracy, averaged over the mixes it was run in; 1 is the best."""
+    places: dict[str, list[int]] = {}
+    for mix in MIXES:
+        methods = standings.methods(mix)
+        reached = {method: mean(standings.accuracies(f"{method}/{mix}").values()) for method in methods}
+        for method in methods:
+            places.setdefault(method, []).append(1 + sum(other > reached[method] for other in reached.values()))
+    return {method: mean(found) for method, found in places.items()}
+
+
+def accuracy_table(standings: Standings, mix: str, titles: Titles) -> str:
+    """Accuracies in one mix: methods, the best first, then what they have to beat, then the upper end of the scale."""
+    return _table(standings, mix, titles, "accuracy", lambda runs: over_seeds(_late(runs).values(), 1))
+
+
+def weak_table(standings: Standings, mix: str, titles: Titles) -> str:
+    """The mean accuracy of the worst served tenth of the clients, each on its own data."""
+
+    def worst(runs: Mapping[int, Record]) -> str:
+        found = [worst_share(record) for record in runs.values()]
+        return over_seeds([each for each in found if each is not None], 1) if None not in found else NOT_RUN
+
+    return _table(standings, mix, titles, "worst tenth of the clients", worst)
+
+
+def worst_share(record: Record) -> float | None:
+    """The mean accuracy in percent of the clients that the final model serves worst; None where it is not recorded."""
+    if record.clients is None:
+        return None
+    known = sorted(100 * accuracy for accuracy, _ in record.clients if accuracy is not None)
+    return mean(known[: max(1, round(WORST * len(known)))]) if known else None
+
+
+def budget_table(standings: Standings, mix: str, titles: Titles, cost: int) -> str:
+    """Accuracies within the cost of the run that spends least: the last evaluations that the others made until then."""
+    found = [record for label in _labels(standings, mix) for record in standings.runs[label].values()]
+    totals = [record.spent[-1][cost] for record in found if record.spent]
+    budget = min(totals, default=0.0)
+    title = f"accuracy within {budget:.3g} {'bytes' if cost == BYTES else 'multiply-adds'}"
+
+    def within(runs: Mapping[int, Record]) -> str:
+        reached = [accuracy_within(record, cost, budget) for record in runs.values()]
+        return over_seeds([each for each in reached if each is not None], 1) if None not in reached else NOT_RUN
+
+    return _table(standings, mix, titles, title, within)
+
+
+def accuracy_within(record: Record, cost: int, budget: float) -> float | None:
+    """The mean of the last evaluations that a run made within a budget, in percent; None where it made none."""
+    if record.spent is None:
+        return None
+    made = [row[1] for row, spent in zip(record.evaluations, record.spent, strict=True) if spent[cost] <= budget]
+    last = [100 * float(value) for value in made[-LAST_EVALUATIONS:] if value is not None]
+    return mean(last) if last else None
+
+
+def _late(runs: Mapping[int, Record]) -> Mapping[int, float]:
+    return {seed: late_accuracy(record) for seed, record in runs.items()}
+
+
+def _labels(standings: Standings, mix: str) -> list[str]:
+    """The runs of a mix: its methods, the best first, and the yardsticks all of them share."""
+    methods = sorted(
+        (f"{method}/{mix}" for method in standings.methods(mix)),
+        key=lambda label: -mean(standings.accuracies(label).values()),
+    )
+    return [*methods, *(label for kind in (*TO_BEAT, FULL) if (label := YARDSTICKS[mix].get(kind)) in standings.runs)]
+
+
+def _table(
+    standings: Standings, mix: str, titles: Titles, title: str, show: Callable[[Mapping[int, Record]], str]
+) -> str:
+    rows = []
+    for label in _labels(standings, mix):
+        runs = standings.runs[label]
+        rows.append([titles[label.partition("/")[0]], show(runs), ", ".join(str(seed) for seed in runs)])
+    return make_table(["", title, "seeds"], rows)

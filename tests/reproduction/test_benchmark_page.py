@@ -1,0 +1,123 @@
+"""The tables of docs/benchmark.md: by hand from a few made-up runs, and up to date in the repository."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from reproduction.benchmark.page import SETS, YARDSTICK_TITLES, per_seed, write_benchmark
+from reproduction.benchmark.standings import CAP, MIXES, YARDSTICKS, Standings, late_accuracy
+from reproduction.benchmark.tables import BYTES, accuracy_table, accuracy_within, gain_table, mean_ranks, worst_share
+from reproduction.benchmark.tuning import find_best, find_trials, training_of, tuning_table
+
+from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, SMALLEST
+from fedwidth.config.read import read_settings, recipe_names
+from fedwidth.reproduce.records import read_all
+from recorded_runs import record
+from small_runs import small
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = read_all(ROOT / "results")
+TITLES = {"one": "One", "two": "Two", **YARDSTICK_TITLES}
+
+
+def run(label, *late, seed=1, recipe="benchmark/set", **fields):
+    """A run that measured these accuracies in its last evaluations."""
+    rows = [[20 * (place + 1), value, None, None] for place, value in enumerate([0.1, *late])]
+    return replace(record(small(f"seed={seed}"), label=label), recipe=recipe, label=label, evaluations=rows, **fields)
+
+
+def reached(label, *by_seed, **fields):
+    """Runs with the seeds 1, 2, … that measured one accuracy five times."""
+    return [run(label, *[value] * 5, seed=seed, **fields) for seed, value in enumerate(by_seed, start=1)]
+
+
+def test_the_page_in_the_repository_is_up_to_date():
+    page = (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    assert page == write_benchmark(page, RECORDS), "run `make results`"
+    for name in SETS:
+        assert (ROOT / "results" / "benchmark" / f"{name}.csv").read_text() == per_seed(name, RECORDS)
+
+
+def test_the_last_five_evaluations_count():
+    assert late_accuracy(run("one/five-sizes", 0.9, 0.5, 0.6, 0.7, 0.8, 0.4)) == pytest.approx(60.0)
+
+
+def test_the_gain_is_over_the_best_yardstick_of_the_mix():
+    standings = Standings.of(
+        "set",
+        [
+            *reached("one/five-sizes", 0.50, 0.54),
+            *reached("exclude/five-sizes", 0.48, 0.50, recipe="benchmark/set-yardsticks"),
+            *reached("smallest", 0.30, 0.30, recipe="benchmark/set-yardsticks"),
+            *reached("one/no-full-width", 0.45, 0.45),
+            *reached("one/capped", 0.40, 0.44),
+            *reached("one/all-quarter", 0.45, 0.45),
+            *reached("two/five-sizes", 0.9, recipe="benchmark/other"),
+        ],
+    )
+    gain = standings.gain("one", "five-sizes")
+    assert gain.kind == EXCLUDE
+    assert gain.difference.values == pytest.approx((2.0, 4.0))
+    gain = standings.gain("one", "no-full-width")
+    assert gain.kind == CAPPED
+    assert gain.difference.values == pytest.approx((5.0, 1.0))
+    assert set(standings.yardsticks("one", "no-full-width")) == {SMALLEST, CAPPED}
+    assert standings.gain("one", "all-quarter") is None
+    assert standings.methods("five-sizes") == ["one"]
+
+
+def test_tables_put_the_best_first():
+    runs = [*reached("one/five-sizes", 0.5), *reached("two/five-sizes", 0.6), *reached("one/all-quarter", 0.7)]
+    runs += [*reached("two/all-quarter", 0.65), *reached("full", 0.8), *reached("smallest", 0.55)]
+    standings = Standings.of("set", runs)
+    assert mean_ranks(standings) == {"one": 1.5, "two": 1.5}
+    assert accuracy_table(standings, "five-sizes", TITLES).splitlines()[2:] == [
+        "| Two | 60.0 | 1 |",
+        "| One | 50.0 | 1 |",
+        "| *smallest for all* | 55.0 | 1 |",
+        "| *full for all* | 80.0 | 1 |",
+    ]
+    table = gain_table(standings, TITLES)
+    assert "| One | −5.0 | – | 1.5 |" in table
+    assert "| Two | +5.0 | – | 1.5 |" in table
+
+
+def test_within_a_budget_only_what_was_measured_in_it_counts():
+    made = run("one/five-sizes", 0.2, 0.3, spent=[[10, 1], [20, 2], [30, 3]])
+    assert accuracy_within(made, BYTES, 20) == pytest.approx(15.0)
+    assert accuracy_within(made, BYTES, 9) is None
+    assert accuracy_within(replace(made, spent=None), BYTES, 20) is None
+
+
+def test_the_worst_tenth_of_the_clients():
+    clients = [[0.5, 0]] * 18 + [[0.1, 4], [0.2, 4], [None, 1]]
+    assert worst_share(run("one/five-sizes", 0.5, clients=clients)) == pytest.approx(15.0)
+    assert worst_share(run("one/five-sizes", 0.5, clients=None)) is None
+
+
+def test_a_row_is_tuned_when_all_its_trials_are_there():
+    trials = {"one": {"adam-1e-3": run("one/adam-1e-3"), "sgd-0.1": None}}
+    assert find_best(trials) == {}
+    assert tuning_table(trials, TITLES).splitlines()[2] == "| One | 50.0 | – |"
+    trials["one"]["sgd-0.1"] = replace(run("one/sgd-0.1"), final_accuracy=0.75)
+    assert find_best(trials) == {"one": "sgd-0.1"}
+    assert tuning_table(trials, TITLES).splitlines()[2] == "| One | 50.0 | **75.0** |"
+
+
+@pytest.mark.parametrize("name", [name for name in SETS if f"benchmark/{name}" in recipe_names()])
+def test_reported_runs_are_trained_as_their_trials_chose(name):
+    trials = find_trials(f"benchmark/{name}-tuning", RECORDS)
+    chosen = {row: training_of(trials[row][column]) for row, column in find_best(trials).items()}
+    for recipe in (f"benchmark/{name}", f"benchmark/{name}-yardsticks"):
+        for each in read_settings(recipe).runs:
+            training = {key: getattr(each.settings.training, key) for key in ("optimiser", "lr")}
+            assert training == chosen[each.label.partition("/")[0]], each.label
+
+
+@pytest.mark.parametrize("name", [name for name in SETS if f"benchmark/{name}" in recipe_names()])
+def test_the_recipes_have_the_runs_that_the_tables_look_for(name):
+    methods = read_settings(f"benchmark/{name}").runs
+    assert {each.label.partition("/")[2] for each in methods} == {*MIXES, CAP}
+    yardsticks = {each.label for each in read_settings(f"benchmark/{name}-yardsticks").runs}
+    assert yardsticks <= {label for of_mix in YARDSTICKS.values() for label in of_mix.values()}
+    assert {"exclude/five-sizes", "exclude/weak-classes", "smallest", "full"} <= yardsticks
