@@ -67,6 +67,8 @@ def _serve(
         settings = replace(settings, evaluation=replace(settings.evaluation, local=False))
     data, partition = load_parts(settings, config.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
+    if not experiment.method.slices:
+        raise OptionError(f"{experiment.method.title} sends other parts than slices, which Flower's devices do not take")
     experiment.costs.memory_travels = True
 
     enrolment = EnrolmentFolder(Path(config.enrolled), each_file=True) if config.enrolled else None

@@ -114,15 +114,24 @@ def run_in_turn(
 
 def explain_memory(experiment: Experiment) -> str:
     """What clients may come to remember in all, in words; empty where they remember nothing."""
-    local = experiment.method.local
-    if local is None or not local.own:
+    local, clients = experiment.method.local, len(experiment.partition)
+    if local is None or not (local.own or local.answers):
         return ""
     parameters = dict(experiment.model.named_parameters(remove_duplicate=False))
-    each, clients = len(local.own) * count_bytes(experiment.plan, {}, parameters), len(experiment.partition)
+    each = len(local.own) * count_bytes(experiment.plan, {}, parameters)
+    if local.answers:  # each keeps its model, the widest of them all
+        each = largest_own_model(experiment)
     where = "in memory; client_memory=disk keeps it in files"
     if experiment.settings.client_memory == "disk":
         where = "in files"
     return f"clients remember up to {each * clients / 1e9:.2g} GB ({clients} of {each / 1e6:.3g} MB), kept {where}"
+
+
+def largest_own_model(experiment: Experiment) -> int:
+    """Bytes of the largest model that a client keeps."""
+    rounds, enrolled = experiment.rounds, experiment.rounds.enrolled
+    tasks = rounds.assign(experiment.first_server(), list(enumerate(enrolled)))
+    return max(int(cost.bytes + cost.buffer_bytes) for cost in map(experiment.costs.of, tasks))
 
 
 def say_aside(text: str) -> None:
