@@ -68,7 +68,9 @@ def _serve(
     data, partition = load_parts(settings, config.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
     if not experiment.method.slices:
-        raise OptionError(f"{experiment.method.title} sends other parts than slices, which Flower's devices do not take")
+        raise OptionError(
+            f"{experiment.method.title} sends other parts than slices, which Flower's devices do not take"
+        )
     experiment.costs.memory_travels = True
 
     enrolment = EnrolmentFolder(Path(config.enrolled), each_file=True) if config.enrolled else None
