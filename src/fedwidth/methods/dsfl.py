@@ -29,12 +29,12 @@ from fedwidth.methods.definition import (
     Memory,
     Method,
     Moment,
-    Option,
     Sending,
+    above_zero,
+    at_least_zero,
     choice,
-    is_number,
+    count,
 )
-from fedwidth.methods.feddf import whole_number
 from fedwidth.methods.shared.distillation import MAX_ANSWERED, Lesson, divergence, teach
 from fedwidth.methods.shared.own_models import OwnModel, first_models, own_model
 from fedwidth.methods.shared.width_models import filled, tensors_of
@@ -135,14 +135,12 @@ METHOD = Method(
     equation="entropy reduction averaging",
     choose=choose,
     options={
-        "samples": Option(
-            1000, "a whole number above 0", lambda v: whole_number(v) and v > 0, "public samples that clients answer"
-        ),
-        "temperature": Option(0.1, "a number above 0", lambda v: is_number(v) and v > 0, "T of entropy reduction"),
+        "samples": count(1000, "public samples that clients answer in a round", least=1),
+        "temperature": above_zero(0.1, "T of entropy reduction"),
         "average": choice("era", "mean", help="whether the mean of answers has its entropy reduced (ERA) or not (SA)"),
-        "epochs": Option(5, "a whole number of at least 0", whole_number, "times a model is taught all samples"),
-        "batch_size": Option(100, "a whole number above 0", lambda v: whole_number(v) and v > 0, "public samples each"),
-        "rate": Option(0.1, "a number of at least 0", is_number, "of SGD in teaching, on clients and server"),
+        "epochs": count(5, "times a model is taught all samples of a round"),
+        "batch_size": count(100, "public samples each", least=1),
+        "rate": at_least_zero(0.1, "of SGD in teaching, on clients and server"),
     },
     slices=False,
     reads=("memory", "own"),
