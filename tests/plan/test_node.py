@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.plan.node import Node, Unaligned, concat, cut, find, freeze, kept, leaves, product, regroup, unify, use
+from fedwidth.plan.node import Node, Unaligned, concat, find, freeze, kept, leaves, product, use
+from fedwidth.plan.restructure import cut, regroup, unify
 
 
 def layout(node: Node, names: dict[Node, str]) -> list[tuple[tuple[str, int], ...]]:

@@ -5,9 +5,10 @@ contracts run over all cases.
 """
 
 from zoo.case import Build, Case, build, doubled, run
-from zoo.cases import EVERY, ZOO
+from zoo.cases import EVERY, PLANNED, ZOO
 from zoo.convolutional import MLP, FlatCNN
 from zoo.hugging_face import HUGGING_FACE
+from zoo.problem_cases import PROBLEMS
 from zoo.residual import ResNet
 from zoo.sequences import Recurrent, TiedLM, TorchTransformer
 from zoo.traced import traced
@@ -16,6 +17,8 @@ __all__ = [
     "EVERY",
     "HUGGING_FACE",
     "MLP",
+    "PLANNED",
+    "PROBLEMS",
     "ZOO",
     "Build",
     "Case",

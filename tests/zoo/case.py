@@ -35,6 +35,10 @@ class Case:
     silent: tuple[str, ...] = ()
     """Tensors the output does not depend on (a key bias shifts all scores of a softmax alike)."""
     output: Callable[[Any], Any] | None = None
+    stacks: bool = True
+    """Whether no shape in its forward pass depends on values, so that several may run as one batch or be captured."""
+    stays: str = ""
+    """Why more than .34 of the parameters are left at half width, where that is so."""
 
 
 def images(size: int = 8) -> Callable[[], Tensor]:

@@ -8,6 +8,7 @@ from torch import nn
 from zoo.case import Case, images, words
 from zoo.convolutional import MLP, DenseNet, FlatCNN, FlatCNNChannelsLast, ShuffleNet, SqueezeExcite, UNet
 from zoo.hugging_face import HUGGING_FACE
+from zoo.problem_cases import MORE_PROBLEMS, PROBLEMS
 from zoo.residual import ConvNeXt, MobileNetV2, PreResNet18, ResNet, ResNeXt, group_norm
 from zoo.sequences import Mixture, Recurrent, ScaledLM, TiedEncoder, TiedLM, TorchTransformer, ViT
 
@@ -116,6 +117,9 @@ ZOO: dict[str, Case] = {
         whole_groups=[4, 20, 24],
         couplings=1,
     ),
+    **PROBLEMS,
 }
 
 EVERY = ZOO | HUGGING_FACE
+PLANNED = EVERY | MORE_PROBLEMS
+"""Cases for the tests of plans and of narrow modules; the contracts leave out further forms of the same."""

@@ -10,7 +10,7 @@ from torch import nn
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import trace
 from zoo.case import build, doubled
-from zoo.cases import EVERY
+from zoo.cases import PLANNED
 from zoo.hugging_face import HUGGING_FACE
 
 
@@ -18,6 +18,6 @@ def traced(name: str, heads: str = "within") -> tuple[nn.Module, Plan, Any]:
     """The model of a case, its plan, and its example inputs; skips the test where transformers is not installed."""
     if name in HUGGING_FACE:
         pytest.importorskip("transformers")
-    case = EVERY[name]
+    case = PLANNED[name]
     model, inputs = build(case.full), doubled(case.inputs())
     return model, trace(model, inputs, heads=heads, output=case.output), inputs

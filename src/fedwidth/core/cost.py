@@ -57,6 +57,8 @@ def cost(
     rounding: str = "floor",
 ) -> list[Cost]:
     """The cost of the sub-model of each capacity, in the order given."""
+    if isinstance(capacities, (str, int, float, Fraction)):
+        raise OptionError(f"capacities are a list, such as [1, 0.5], not {capacities!r}")
     full = count_parameters(plan, {})
     return [cost_at(model, plan, example_inputs, plan.counts(c, rounding), capacity=c, full=full) for c in capacities]
 

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import check_index, take
 from fedwidth.errors import PlanError
-from fedwidth.plan.attributes import Attribute, read
+from fedwidth.plan.attributes import Attribute
 from fedwidth.plan.check import check_fit
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import tensors_of
+from fedwidth.plan.watching.held import holder_of
 
 
 def narrow(model: nn.Module, plan: Plan, index: Index) -> nn.Module:
@@ -86,6 +87,8 @@ def check_counts(plan: Plan, counts: Mapping[str, int]) -> None:
             raise PlanError(f"the plan has no width group '{name}'; it has: {', '.join(plan.groups)}")
         if not 1 <= count <= plan.groups[name].size:
             raise PlanError(f"group '{name}' can keep 1 to {plan.groups[name].size} units, not {count}")
+        if count % plan.groups[name].multiple:
+            raise PlanError(f"group '{name}' can keep multiples of {plan.groups[name].multiple} units, not {count}")
     for coupling in plan.couplings:
         whole = counts.get(coupling.whole, plan.groups[coupling.whole].size)
         part = counts.get(coupling.part, plan.groups[coupling.part].size)
@@ -106,16 +109,18 @@ def _blank(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _rewrite(modules: Mapping[str, nn.Module], attribute: Attribute, value: int | float) -> None:
     module = modules.get(attribute.module)
-    if module is None or not hasattr(module, attribute.name):
+    fields, name = holder_of(module, attribute.name) if module is not None else (None, "")
+    if fields is None or name not in fields:
         raise PlanError(f"the model does not fit the plan: it has no attribute '{attribute}'")
-    if read(module, attribute.name, attribute.place) != attribute.value:
+    held = fields[name] if attribute.place is None else fields[name][attribute.place]
+    if held != attribute.value:
         raise PlanError(f"the model does not fit the plan: '{attribute}' is not {attribute.value}")
     if attribute.place is not None:
-        items = list(getattr(module, attribute.name))
+        items = list(fields[name])
         items[attribute.place] = value
-        setattr(module, attribute.name, type(getattr(module, attribute.name))(items))
+        fields[name] = type(fields[name])(items)
     else:
-        setattr(module, attribute.name, value)
+        fields[name] = value
 
 
 def _rewrite_buffer(modules: Mapping[str, nn.Module], attribute: Attribute, value: int | float) -> None:

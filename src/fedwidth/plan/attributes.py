@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
@@ -85,9 +84,3 @@ def described(model: nn.Module, axes: Mapping[str, list[Node]]) -> Iterator[Equa
                 per_group = Binary("*", per_group, Held(path, "groups"))
             yield Held(path, whole), Length(weight[0])
             yield Held(path, part), per_group
-
-
-def read(module: nn.Module, name: str, place: int | None) -> Any:
-    """The present value of an attribute."""
-    value = getattr(module, name)
-    return value if place is None else value[place]

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+KEPT = "kept whole as asked"
+"""The reason of dimensions that the caller keeps whole."""
+
 
 @dataclass(frozen=True)
 class Units:

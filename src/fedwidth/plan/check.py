@@ -15,9 +15,9 @@ from fedwidth.errors import PlanError, StateError
 from fedwidth.plan.isolation import at_least_two, call, picked, seed_everything, set_mode, untouched
 from fedwidth.plan.permutation import PermutationLaw, changed
 from fedwidth.plan.plan import Plan
-from fedwidth.plan.recording import tensors_in
 from fedwidth.plan.shaken import Shaken
 from fedwidth.plan.trace import tensors_of
+from fedwidth.plan.watching.recording import tensors_in
 
 FEW = 6
 """A group of fewer units has so few orders that two groups may come to move alike by chance."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedwidth.errors import PlanError
 from fedwidth.plan import axis as finished
@@ -13,13 +13,14 @@ from fedwidth.plan.attributes import Attribute
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units
 from fedwidth.plan.formulas import Formula, Held, Length, replace
 from fedwidth.plan.layers import plain_layers
-from fedwidth.plan.naming import name_groups
+from fedwidth.plan.multiples import find_multiples
 from fedwidth.plan.node import LEAF, PRODUCT, Node, find
-from fedwidth.plan.passes import Passed
 from fedwidth.plan.plan import Coupling, Group, Plan
-from fedwidth.plan.recording import Recording
 from fedwidth.plan.scales import Scales
 from fedwidth.plan.solve import Solution, groups_in
+from fedwidth.plan.watching.passes import Passed
+from fedwidth.plan.watching.recording import Recording
+from fedwidth.plan.work import Terms, terms
 
 
 class Finish:
@@ -33,11 +34,12 @@ class Finish:
         values: dict[Held, int],
         solution: Solution,
         scales: Scales,
+        names: Mapping[Node, str],
     ) -> None:
         self.model, self.axes, self.tied, self.values, self.solution = model, axes, tied, values, solution
         self.scales = scales
         self.parameters = frozenset(dict(model.named_parameters(remove_duplicate=False)))
-        self.names = name_groups(model, axes, solution.groups, self.parameters)
+        self.names = {leaf: name for leaf, name in names.items() if leaf in set(solution.groups)}
 
     def plan(self, recording: Recording, passes: Sequence[Passed]) -> Plan:
         """The plan of what the passes showed, the first of them in evaluation mode."""
@@ -48,10 +50,17 @@ class Finish:
                 for group in finished.groups_of(tensor_axis):
                     members[group].append((name, dim))
         if not members:
-            raise PlanError(f"the model has nothing to slice: {_why(axes)}")
+            several = "; it returns several tensors, and all of them stay whole: output= says which of them counts"
+            raise PlanError(
+                f"the model has nothing to slice: {_why(axes)}{several if len(passes[0].outputs) > 1 else ''}"
+            )
+        multiples = find_multiples(recording.multiples, self.names)
         return Plan(
             axes=axes,
-            groups={name: Group(name, leaf.size, tuple(members[name])) for leaf, name in self.names.items()},
+            groups={
+                name: Group(name, leaf.size, tuple(members[name]), multiples.get(leaf, 1))
+                for leaf, name in self.names.items()
+            },
             tied=self.tied,
             parameters=self.parameters,
             optional=_unsaved_buffers(self.model) | {name for name in self.scales.widths if isinstance(name, str)},
@@ -65,6 +74,7 @@ class Finish:
             unknown_operators=dict(recording.unknown),
             looks_at_values=recording.looked,
             training_passes=len(passes) - 1,
+            work=recording.tally.work(self.axis, *self.bytes(), passes[0].samples, passes[-1].samples),
         )
 
     def axis(self, node: Node) -> Axis:
@@ -79,6 +89,15 @@ class Finish:
             reason = next(leaf.reason for leaf in finished.leaves(parts[0]) if isinstance(leaf, Fixed))
             return Fixed(node.size, reason)
         return Product(parts) if node.kind == PRODUCT else Concat(parts)
+
+    def bytes(self) -> tuple[Terms, Terms]:
+        """The bytes of parameters and of buffers at any width, tied ones once."""
+        own = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        weights, buffers = (
+            terms((tensor.element_size(), map(self.axis, self.axes[name])) for name, tensor in tensors.items())
+            for tensors in own
+        )
+        return weights, buffers
 
     def formula(self, formula: Formula) -> Formula:
         """The formula over the plan's axes in place of nodes."""
@@ -99,11 +118,11 @@ class Finish:
         order = {name: place for place, (name, _) in enumerate(self.model.named_modules())}
         return sorted(found, key=lambda attribute: (order[attribute.module], attribute.name))
 
-    def label_axes(self, recording: Recording, outputs: list[Tensor]) -> tuple[tuple[str, int], ...]:
+    def label_axes(self, recording: Recording, outputs: Sequence[list[Node]]) -> tuple[tuple[str, int], ...]:
         """Where the classes of the first output are: tensors that share its class axis, and input vocabularies."""
         of_weights = {node for nodes in self.axes.values() for node in nodes if node.size > 1}
-        for tensor in outputs:
-            nodes = [find(node) for node in recording.axes(tensor)]
+        for axes in outputs:
+            nodes = [find(node) for node in axes]
             # [batch, class], [batch, position, class] or [batch, class, height, width]
             usual = nodes[1:2] if len(nodes) > 3 else nodes[-1:]
             classes = next((node for node in [*usual, *nodes] if node in of_weights), None)

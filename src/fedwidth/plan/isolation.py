@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -75,14 +75,14 @@ def seed_everything(seed: int) -> None:
 
 
 @contextmanager
-def plain_operators(model: nn.Module) -> Iterator[None]:
-    """No gradients, and simple operators in place of fused ones that have no rules."""
+def plain_operators(model: nn.Module, *, fused_attention: bool = False) -> Iterator[None]:
+    """No gradients, and simple operators in place of fused ones; of these, rules know attention alone."""
     # The public context managers for the last two also set, and warn about, flags that are not meant here.
     before = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     simple = not any(isinstance(module, nn.RNNBase) for module in model.modules())
     _set_fused(False, simple and before[1], simple and before[2])
     try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with torch.no_grad(), nullcontext() if fused_attention else sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         _set_fused(*before)

@@ -9,11 +9,9 @@ from torch import nn
 from fedwidth.plan.node import Node, leaves
 
 
-def name_groups(
-    model: nn.Module, axes: Mapping[str, list[Node]], groups: Sequence[Node], parameters: frozenset[str]
-) -> dict[Node, str]:
+def name_groups(model: nn.Module, axes: Mapping[str, list[Node]], groups: Sequence[Node]) -> dict[Node, str]:
     """A distinct name for each group, in the order in which the model's tensors first produce them."""
-    wanted = set(groups)
+    wanted, parameters = set(groups), frozenset(dict(model.named_parameters(remove_duplicate=False)))
     names: dict[Node, str] = {}
     taken: dict[str, int] = {}
     for stem, node in _producers(model, axes, parameters):

@@ -20,9 +20,9 @@ from fedwidth.errors import PlanError
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units, groups_of, positions
 from fedwidth.plan.isolation import picked, seed_everything, set_mode, untouched
 from fedwidth.plan.plan import Plan
-from fedwidth.plan.recording import tensors_in
 from fedwidth.plan.shaken import Shaken
 from fedwidth.plan.trace import tensors_of
+from fedwidth.plan.watching.recording import tensors_in
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest relative change of the output that rounding explains (some models compute parts in float32)."""

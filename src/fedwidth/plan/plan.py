@@ -21,6 +21,7 @@ from fedwidth.errors import PlanError, StateError
 from fedwidth.plan.attributes import Attribute
 from fedwidth.plan.axis import Axis, Fixed, groups_of, kept, leaves
 from fedwidth.plan.units import check_capacity, check_rounding, count_units
+from fedwidth.plan.work import Work
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,13 @@ class Group:
     size: int
     members: tuple[tuple[str, int], ...]
     """(tensor, dimension) pairs that contain the group, in the order of the model's state."""
+    multiple: int = 1
+    """How many units are kept is a multiple of this, because an operator takes no other numbers."""
+
+    def count(self, capacity: float | Fraction, rounding: str = "floor", step: int = 1) -> int:
+        """How many units a device of this capacity keeps: a multiple of `step`, too."""
+        step = math.lcm(step, self.multiple)
+        return step * count_units(self.size // step, capacity, rounding)
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Coupling:
     """
 
     whole: str
-    factor: int
+    factor: int | Fraction
     part: str
 
 
@@ -75,6 +83,8 @@ class Plan:
     that the example inputs took."""
     training_passes: int = 1
     """How often the model was run in training mode: several times where it draws at random which way it goes."""
+    work: Work = field(default_factory=Work)
+    """What a pass multiplies and keeps, at any width."""
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -96,17 +106,20 @@ class Plan:
     def counts(self, capacity: float | Fraction, rounding: str = "floor") -> dict[str, int]:
         """How many units of each group a device of this capacity keeps: floor(capacity * size), at least one.
 
-        Groups tied by a coupling are rounded together, so that e.g. heads * head size == embedding width holds.
+        Groups tied by a coupling are rounded together, so that e.g. heads * head size == embedding width holds, and a
+        group of which only multiples can be kept is rounded to one.
         """
         check_capacity(capacity)
         check_rounding(rounding)
-        counts = {name: count_units(group.size, capacity, rounding) for name, group in self.groups.items()}
+        counts = {name: group.count(capacity, rounding) for name, group in self.groups.items()}
         for whole in dict.fromkeys(coupling.whole for coupling in self.couplings):
             parts = [coupling for coupling in self.couplings if coupling.whole == whole]
-            step = math.lcm(*(coupling.factor for coupling in parts))
-            counts[whole] = step * count_units(self.groups[whole].size // step, capacity, rounding)
+            step = math.lcm(
+                *((coupling.factor * Fraction(self.groups[coupling.part].multiple)).numerator for coupling in parts)
+            )
+            counts[whole] = self.groups[whole].count(capacity, rounding, step)
             for coupling in parts:
-                counts[coupling.part] = counts[whole] // coupling.factor
+                counts[coupling.part] = int(counts[whole] / Fraction(coupling.factor))
         return counts
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from fedwidth.plan.evidence import EMBEDDING, PRODUCT_OF_ACTIVATIONS, SUM, Evidence, Scaling
 from fedwidth.plan.formulas import Constraints, Held
 from fedwidth.plan.node import Node, find, leaves
+from fedwidth.plan.watching.evidence import EMBEDDING, PRODUCT_OF_ACTIVATIONS, SUM, Evidence, Scaling
 
 ROOT, PLAIN = "a root", "a plain number"
 

@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from fedwidth.plan.formulas import Binary, Equation, Formula, Held, Length, Number, atoms, evaluate, invert, replace
 from fedwidth.plan.node import LEAF, PRODUCT, Node, factors, find, freeze, kept, leaves
@@ -22,8 +23,14 @@ class Relation:
     """Leaf `whole` keeps `factor` times as many units as leaf `part`."""
 
     whole: Node
-    factor: int
+    factor: int | Fraction
     part: Node
+
+    @classmethod
+    def between(cls, whole: Node, part: Node) -> Relation:
+        """Both keep the same share of their units."""
+        ratio = Fraction(whole.size, part.size)
+        return cls(whole, ratio.numerator if ratio.denominator == 1 else ratio, part)
 
 
 @dataclass
@@ -105,10 +112,18 @@ def _attribute_formulas(
     def unknowns(formula: Formula) -> set[Held]:
         return {atom for atom in atoms(formula) if isinstance(atom, Held)}
 
+    def constant(formula: Formula, but: Held | None = None) -> Formula:
+        return replace(formula, lambda a: Number(values[a]) if isinstance(a, Held) and a != but else a)
+
     def take(mine: Formula, its: Formula, constants: bool) -> bool:
         mine, its = resolve(mine), resolve(its)
         if constants:
-            its = replace(its, lambda atom: Number(values[atom]) if isinstance(atom, Held) else atom)
+            its = constant(its)
+            if len(unknowns(mine)) > 1 and not unknowns(its) and groups_in(its, groups):
+                # `channels // paths == size of an axis`: the width among them is a multiple of the axis's size.
+                size = evaluate(its, lambda axis: find(axis).size)
+                wide = [attribute for attribute in unknowns(mine) if values[attribute] % size == 0]
+                mine = constant(mine, wide[0]) if len(wide) == 1 else mine
         if len(unknowns(mine)) != 1 or unknowns(its):
             return False
         (attribute,) = unknowns(mine)
@@ -145,7 +160,7 @@ def _first_conflict(solution: Solution, equations: Sequence[Equation], values: M
         involved = groups_in(Binary("+", *equation), groups)
         if involved and not _holds(equation, involved, []):
             conflicts.append((original, equation, involved))
-    found = [relation for _, equation, involved in conflicts if (relation := _relation(equation, involved))]
+    found = [relation for _, equation, involved in conflicts for relation in _relations(equation, involved)]
     solution.relations = _stars(found, solution.groups)
     for original, equation, involved in conflicts:
         # Under all relations: `heads * (width // heads) == width` holds for widths that heads divides.
@@ -188,19 +203,24 @@ def _couple(counts: dict[Node, int], relations: Sequence[Relation], draw: random
     for whole in dict.fromkeys(relation.whole for relation in relations):
         parts = [relation for relation in relations if relation.whole is whole]
         if whole in counts or any(relation.part in counts for relation in parts):
-            step = math.lcm(*(relation.factor for relation in parts))
+            step = _step(parts)
             counts[whole] = step * draw.randint(1, whole.size // step)
-            counts.update({relation.part: counts[whole] // relation.factor for relation in parts})
+            counts.update({relation.part: int(counts[whole] / Fraction(relation.factor)) for relation in parts})
 
 
-def _relation(equation: Equation, involved: Sequence[Node]) -> Relation | None:
-    """The whole factor between two groups under which the equation holds, if there is one."""
-    if len(involved) != 2:
-        return None
-    part, whole = sorted(involved, key=lambda leaf: leaf.size)
-    factor, rest = divmod(whole.size, part.size)
-    relation = Relation(whole, factor, part)
-    return relation if not rest and _holds(equation, involved, [relation]) else None
+def _step(relations: Iterable[Relation]) -> int:
+    """The number of units of which the whole of these relations keeps a multiple."""
+    return math.lcm(*(Fraction(relation.factor).numerator for relation in relations))
+
+
+def _relations(equation: Equation, involved: Sequence[Node]) -> list[Relation]:
+    """Relations under which the equation holds: all its groups keep the same share. None if that must be all."""
+    if len(involved) < 2:
+        return []
+    whole = max(involved, key=lambda leaf: leaf.size)
+    relations = [Relation.between(whole, part) for part in involved if part is not whole]
+    narrower = whole.size > _step(relations)
+    return relations if narrower and _holds(equation, involved, relations) else []
 
 
 def _stars(found: Sequence[Relation], order: list[Node]) -> list[Relation]:
@@ -222,11 +242,8 @@ def _stars(found: Sequence[Relation], order: list[Node]) -> list[Relation]:
                     queue.append(leaf)
         seen.update(connected)
         whole = max(sorted(connected, key=order.index), key=lambda leaf: leaf.size)
-        # Every relation is a ratio of full sizes, so ratios to the largest follow; where one is not whole, the
-        # equation behind it is left unmet and its groups are frozen.
-        stars += [
-            Relation(whole, whole.size // part.size, part)
-            for part in sorted(connected, key=order.index)
-            if part is not whole and whole.size % part.size == 0
-        ]
+        # Every relation is a ratio of full sizes, so the ratios to the largest follow.
+        star = [Relation.between(whole, part) for part in sorted(connected, key=order.index) if part is not whole]
+        if whole.size > _step(star):  # otherwise the equations are left unmet, and the groups are frozen
+            stars += star
     return stars

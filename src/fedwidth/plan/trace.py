@@ -6,7 +6,7 @@ sees the Python calls and follows the integers in them (`follow`). `solve` then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,12 +17,14 @@ from fedwidth.errors import OptionError, PlanError
 from fedwidth.plan.attributes import described
 from fedwidth.plan.finish import Finish
 from fedwidth.plan.formulas import Equation, Held, Length, Number, atoms, evaluate, replace
+from fedwidth.plan.keep import keep_whole
+from fedwidth.plan.naming import name_groups
 from fedwidth.plan.node import Node, find, freeze, leaves
-from fedwidth.plan.passes import watch
 from fedwidth.plan.plan import Plan
-from fedwidth.plan.recording import Recording
 from fedwidth.plan.scales import find_scales
 from fedwidth.plan.solve import solve
+from fedwidth.plan.watching.passes import Watch
+from fedwidth.plan.watching.recording import Recording
 
 HEADS = ("within", "whole")
 
@@ -33,13 +35,15 @@ def trace(
     *,
     heads: str = "within",
     output: Callable[[Any], Any] | None = None,
+    keep: Sequence[str] = (),
     training: bool = True,
 ) -> Plan:
     """The plan of a model: its width groups, what is frozen and why.
 
     `example_inputs` is a tensor, a tuple of arguments or a dict of keyword arguments. Where a dimension is heads x
     head size (or groups x channels), heads="within" slices every head and "whole" drops whole heads. `output` picks
-    from the model's output what must stay whole; by default every tensor in it does. The model runs in evaluation mode
+    from the model's output what must stay whole; by default every tensor in it does. Groups whose names are listed in
+    `keep` (as printed, or patterns such as "layers.*") stay whole. The model runs in evaluation mode
     and in training mode; with training=False, for a model that cannot be trained on such inputs, in evaluation mode
     alone.
 
@@ -50,27 +54,31 @@ def trace(
     """
     if heads not in HEADS:
         raise OptionError(f"heads must be 'within' or 'whole', not {heads!r}")
-    names, tied = tensors_of(model)
+    tensors, tied = tensors_of(model)
     recording = Recording()
-    recording.protect(names.values())
-    for tensor in names.values():
+    recording.protect(tensors.values())
+    for tensor in tensors.values():
         recording.put(tensor, [Node(size) for size in tensor.shape])
-    passes = list(watch(model, example_inputs, recording, output, training=training))
-    for tensor in (tensor for passed in passes for tensor in passed.outputs):
-        for node in recording.axes(tensor):
-            freeze(node, "model output")
-    axes = {name: [find(node) for node in recording.axes(tensor)] for name, tensor in names.items()}
+    passes = list(Watch(model, recording, output).passes(example_inputs, training=training))
+    for node in (node for passed in passes for nodes in passed.outputs for node in nodes):
+        freeze(node, "model output")
+    axes = {name: [find(node) for node in recording.axes(tensor)] for name, tensor in tensors.items()}
     for nodes in axes.values():
         for leaf in (leaf for node in nodes for leaf in leaves(node) if not leaf.live):
             freeze(leaf, "not used in the forward pass")
     values = passes[0].attributes
     equations = [*recording.constraints.equations, *described(model, axes)]
     known = [pair for pair in equations if _true_now(pair, values)]
-    solution = solve([node for nodes in axes.values() for node in nodes], known, values, heads=heads)
+    ordered = [node for nodes in axes.values() for node in nodes]
+    solution = solve(ordered, known, values, heads=heads)
+    names = name_groups(model, axes, solution.groups)
+    if keep:
+        keep_whole(keep, names, solution)
+        solution = solve(ordered, known, values, heads=heads)
     scales = find_scales(model, recording.evidence, recording.constraints, values, set(solution.groups))
     for held, width in scales.rooted.items():
         solution.formulas.setdefault(held, Length(width))
-    return Finish(model, axes, tied, values, solution, scales).plan(recording, passes)
+    return Finish(model, axes, tied, values, solution, scales, names).plan(recording, passes)
 
 
 def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

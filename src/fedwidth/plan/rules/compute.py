@@ -1,22 +1,20 @@
-"""Rules of operators that multiply, convolve, normalise and look up."""
+"""Rules of operators that multiply, convolve and look up."""
 
 # ruff: noqa: ARG001 — all rules share one signature
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from fedwidth.plan.node import Node, cut, find, freeze, product, regroup, unify, use
-from fedwidth.plan.recording import Recording, tensors_in
-from fedwidth.plan.rules.registry import broadcast, rule
+from fedwidth.plan.node import Node, find, freeze, product, use
+from fedwidth.plan.restructure import cut, regroup, unify
+from fedwidth.plan.rules.registry import broadcast, rule, use_all
+from fedwidth.plan.watching.recording import Recording, tensors_in
 
-
-def _use_all(*axes: Node) -> None:
-    for axis in axes:
-        use(axis)
+ROW_BYTES = 16
+"""What the rows of a grouped product are aligned to."""
 
 
 @rule("mm")
@@ -24,8 +22,9 @@ def matrix_product(recording: Recording, operator: Any, out: Tensor, left: Tenso
     """[n, k] @ [k, m]."""
     (rows, inner), (same, columns) = recording.axes(left), recording.axes(right)
     unify(inner, same, str(operator))
-    _use_all(rows, inner, columns)
+    use_all(rows, inner, columns)
     recording.put(out, [rows, columns])
+    recording.tally.multiply(rows, inner, columns)
     recording.evidence.multiplied(out, left, right, inner)
 
 
@@ -44,8 +43,9 @@ def batched_product(recording: Recording, operator: Any, out: Tensor, left: Tens
     (batch, rows, inner), (batch2, same, columns) = recording.axes(left), recording.axes(right)
     unify(batch, batch2, str(operator))
     unify(inner, same, str(operator))
-    _use_all(batch, rows, inner, columns)
+    use_all(batch, rows, inner, columns)
     recording.put(out, [batch, rows, columns])
+    recording.tally.multiply(batch, rows, inner, columns)
     recording.evidence.multiplied(out, left, right, inner)
 
 
@@ -58,14 +58,47 @@ def add_batched_product(
     broadcast(recording, [out, bias], out.shape, operator)
 
 
+@rule("_grouped_mm", "transformers::grouped_mm_fallback")
+def grouped_product(
+    recording: Recording, operator: Any, out: Tensor, left: Tensor, right: Tensor, *args: Any, **kwargs: Any
+) -> None:
+    """Rows of [n, k], each times the matrix of its expert in [experts, k, m]; a bias is [experts, m].
+
+    The operator wants rows that begin at multiples of 16 bytes, here and in the gradients.
+    """
+    (rows, inner), (experts, same, columns) = recording.axes(left), recording.axes(right)
+    freeze(experts, "experts")
+    freeze(rows, "rows by expert")
+    unify(inner, same, str(operator))
+    use_all(inner, columns)
+    recording.multiples += [(axis, max(1, ROW_BYTES // left.element_size())) for axis in (inner, columns)]
+    recording.put(out, [rows, columns])
+    recording.tally.multiply(rows, inner, columns)
+    borders, *biases = tensors_in([*args, *kwargs.values()])
+    recording.axes(borders)
+    for bias in biases:
+        unify(recording.axes(bias)[-1], columns, str(operator))
+
+
+@rule("_cdist_forward", "_euclidean_dist")
+def distances(recording: Recording, operator: Any, out: Tensor, left: Tensor, right: Tensor, *_: Any) -> None:
+    """Distances between the rows of [..., n, k] and those of [..., m, k]."""
+    *outer, rows, inner = recording.axes(left)
+    columns, same = recording.axes(right)[-2:]
+    unify(inner, same, str(operator))
+    use_all(inner)
+    recording.put(out, [*outer, rows, columns])
+
+
 @rule("linear")
 def linear(recording: Recording, operator: Any, out: Tensor, source: Tensor, weight: Tensor, *bias: Any) -> None:
     """[..., k] @ [m, k]ᵀ + bias."""
     *outer, inner = recording.axes(source)
     columns, same = recording.axes(weight)
     unify(inner, same, str(operator))
-    _use_all(inner, columns)
+    use_all(inner, columns)
     recording.put(out, [*outer, columns])
+    recording.tally.multiply(*outer, inner, columns)
     for tensor in tensors_in(bias):
         unify(recording.axes(tensor)[0], columns, str(operator))
 
@@ -75,8 +108,9 @@ def vector_product(recording: Recording, operator: Any, out: Tensor, left: Tenso
     """[n, k] @ [k] or [k] @ [k]."""
     *rows, inner = recording.axes(left)
     unify(inner, recording.axes(right)[0], str(operator))
-    _use_all(inner, *rows)
+    use_all(inner, *rows)
     recording.put(out, rows)
+    recording.tally.multiply(*rows, inner)
     recording.evidence.multiplied(out, left, right, inner)
 
 
@@ -102,59 +136,12 @@ def convolution(
         if weight.shape[1] == 1 and groups > 1:
             # Depthwise: the width is the number of groups, not how often each channel is used.
             freeze(minor, "depth multiplier")
-    _use_all(axes[place], channels, first, second)
+    use_all(axes[place], channels, first, second)
     if bias is not None:
         unify(recording.axes(bias)[0], channels, str(operator))
-    recording.put(out, [*axes[:place], channels, *(Node(n, "spatial size") for n in out.shape[place + 1 :])])
-
-
-@rule("native_layer_norm", "_fused_rms_norm", "_fused_rms_norm_")
-def layer_norm(
-    recording: Recording, operator: Any, out: Sequence[Any], source: Tensor, shape: Sequence[int], *args: Any
-) -> None:
-    """Normalise over the last dimensions."""
-    axes = recording.axes(source)
-    normed = axes[-len(shape) :]
-    for tensor in tensors_in(args):
-        for mine, its in zip(normed, recording.axes(tensor), strict=True):
-            unify(mine, its, str(operator))
-    _use_all(*normed)
-    for tensor in tensors_in(out):
-        fits = zip(axes, tensor.shape, strict=True)
-        recording.put(tensor, [a if find(a).size == n else Node(n) for a, n in fits])
-
-
-@rule("native_group_norm")
-def group_norm(
-    recording: Recording, operator: Any, out: Sequence[Tensor], source: Tensor, weight: Any, bias: Any, *args: Any
-) -> None:
-    """Normalise within each of some groups of channels."""
-    axes, groups = recording.axes(source), args[3]
-    regroup([axes[1]], [groups, source.shape[1] // groups])
-    for tensor in tensors_in((weight, bias)):
-        unify(recording.axes(tensor)[0], axes[1], str(operator))
-    use(axes[1])
-    recording.put(out[0], axes)
-    for tensor in out[1:]:
-        recording.put_fixed(tensor, "statistics")
-
-
-@rule(
-    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm"),
-    *("_native_batch_norm_legit_functional", "_batch_norm_with_update", "_batch_norm_no_update"),
-    *("_batch_norm_with_update_functional", "miopen_batch_norm", "batch_norm"),
-)
-def batch_norm(recording: Recording, operator: Any, out: Any, source: Tensor, *args: Any, **kwargs: Any) -> None:
-    """Normalise each channel."""
-    axes = recording.axes(source)
-    for tensor in tensors_in(args):
-        unify(recording.axes(tensor)[0], axes[1], str(operator))
-    use(axes[1])
-    first, *others = tensors_in(out)
-    recording.put(first, axes)
-    for tensor in others:
-        if not recording.knows(tensor):
-            recording.put_fixed(tensor, "statistics")
+    result = [*axes[:place], channels, *(Node(n, "spatial size") for n in out.shape[place + 1 :])]
+    recording.put(out, result)
+    recording.tally.multiply(*(axes if transposed else result), second, *kernel)
 
 
 @rule("embedding")
@@ -226,10 +213,12 @@ def attention(
         unify(mine, its, str(operator))
     for mine, its in zip(keys[:3], values[:3], strict=True):
         unify(mine, its, str(operator))
-    _use_all(heads, unit, values[3])
+    use_all(heads, unit, values[3])
     recording.evidence.products.append(unit)
     first, *others = tensors_in(out)
     recording.put(first, [batch, heads, length, values[3]])
+    for inner in (unit, values[3]):
+        recording.tally.multiply(batch, heads, length, keys[2], inner)
     for tensor in others:
         recording.put_fixed(tensor, "statistics")
     for mask in tensors_in([*args, *kwargs.values()]):

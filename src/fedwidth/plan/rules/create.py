@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from fedwidth.plan.node import Node
-from fedwidth.plan.recording import Recording, tensors_in
-from fedwidth.plan.rules.registry import broadcast, rule
+from fedwidth.plan.rules.registry import broadcast, elementwise, rule
+from fedwidth.plan.watching.recording import Recording, tensors_in
 
 
 @rule(
@@ -52,13 +52,20 @@ def copy_into(recording: Recording, operator: Any, out: Tensor, target: Tensor, 
 
 
 @rule(
-    *("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_"),
-    *("is_same_size", "sym_size", "sym_numel", "record_stream"),
+    *("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "geometric_", "cauchy_"),
+    *("log_normal_", "is_same_size", "sym_size", "sym_numel", "record_stream", "_assert_async", "_assert_scalar"),
+    *("_assert_tensor_metadata",),
 )
 def nothing(recording: Recording, operator: Any, out: Any, *args: Any, **kwargs: Any) -> None:
     """Says nothing about axes, but reads."""
     for tensor in tensors_in(args):
         recording.axes(tensor)
+
+
+@rule("polar", "complex", "normal")
+def by_element(recording: Recording, operator: Any, out: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Elementwise, though PyTorch does not list it as such."""
+    elementwise(recording, operator, out, *args, **kwargs)
 
 
 @rule("_local_scalar_dense", "item", "equal")

@@ -1,4 +1,4 @@
-"""Rules of operators that pick or move positions: indexing, padding, shuffling."""
+"""Rules of operators that move positions: padding, shuffling, triangles, diagonals."""
 
 # ruff: noqa: ARG001 — all rules share one signature
 
@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fedwidth.plan.node import Node, concat, find, freeze, product, regroup, unify
-from fedwidth.plan.recording import Recording
-from fedwidth.plan.rules.registry import broadcast, rule, unknown
+from fedwidth.plan.node import Node, concat, find, freeze, product
+from fedwidth.plan.restructure import regroup
+from fedwidth.plan.rules.registry import freeze_all, rule
+from fedwidth.plan.watching.recording import Recording
 
 
 @rule("flip", "roll")
@@ -36,49 +36,6 @@ def triangle(recording: Recording, operator: Any, out: Tensor, source: Tensor, *
     recording.put(out, axes)
 
 
-@rule("index")
-def index(recording: Recording, operator: Any, out: Tensor, source: Tensor, indices: Sequence[Any]) -> None:
-    """Positions picked by integer tensors."""
-    axes = recording.axes(source)
-    picked = [dim for dim, places in enumerate(indices) if places is not None]
-    tensors = [indices[dim] for dim in picked]
-    if any(places.dtype in (torch.bool, torch.uint8) for places in tensors):
-        return unknown(recording, operator, out, source, tensors)
-    for dim in picked:
-        freeze(axes[dim], "positions picked by an index")
-    adjacent = picked == list(range(picked[0], picked[-1] + 1))
-    start = picked[0] if adjacent else 0
-    shape = out.shape[start : start + out.dim() - source.dim() + len(picked)]
-    middle = broadcast(recording, tensors, shape, operator)
-    before = axes[:start]
-    after = [axes[dim] for dim in range(start, len(axes)) if dim not in picked]
-    return recording.put(out, [*before, *middle, *after])
-
-
-@rule("index_select")
-def index_select(recording: Recording, operator: Any, out: Tensor, source: Tensor, dim: int, places: Tensor) -> None:
-    """Positions of one dimension picked by an integer tensor."""
-    axes = list(recording.axes(source))
-    freeze(axes[dim], "positions picked by an index")
-    axes[dim] = recording.axes(places)[0] if places.dim() else Node(1)
-    recording.put(out, axes)
-
-
-@rule("gather")
-def gather(
-    recording: Recording, operator: Any, out: Tensor, source: Tensor, dim: int, places: Tensor, **kwargs: Any
-) -> None:
-    """Along one dimension, positions picked by an integer tensor of the result's shape."""
-    axes, result = recording.axes(source), recording.axes(places)
-    dim %= max(source.dim(), 1)
-    for place, (mine, its) in enumerate(zip(axes, result, strict=True)):
-        if place != dim and find(mine).size == find(its).size:
-            unify(mine, its, str(operator))
-        else:
-            freeze(mine, "positions picked by an index")
-    recording.put(out, result)
-
-
 @rule("constant_pad_nd")
 def pad(recording: Recording, operator: Any, out: Tensor, source: Tensor, widths: Sequence[int], *args: Any) -> None:
     """Constants before and after."""
@@ -99,7 +56,7 @@ def pixel_shuffle(recording: Recording, operator: Any, out: Tensor, source: Tens
     """Channels (c x factor x factor) become (c), height and width grow."""
     *outer, channel, height, width = recording.axes(source)
     channels, rows, columns = regroup([channel], [out.shape[-3], factor, factor])
-    _fix((rows, columns, height, width), "upscale factor")
+    freeze_all((rows, columns, height, width), "upscale factor")
     recording.put(out, [*outer, channels, product([height, rows]), product([width, columns])])
 
 
@@ -107,7 +64,7 @@ def pixel_shuffle(recording: Recording, operator: Any, out: Tensor, source: Tens
 def pixel_unshuffle(recording: Recording, operator: Any, out: Tensor, source: Tensor, factor: int) -> None:
     """Pixels become channels."""
     *outer, channel, height, width = recording.axes(source)
-    _fix((height, width), "spatial size")
+    freeze_all((height, width), "spatial size")
     new = product([channel, Node(factor, "downscale factor"), Node(factor, "downscale factor")])
     recording.put(out, [*outer, new, *(Node(size, "spatial size") for size in out.shape[-2:])])
 
@@ -122,6 +79,30 @@ def channel_shuffle(recording: Recording, operator: Any, out: Tensor, source: Te
     recording.put(out, axes)
 
 
-def _fix(axes: Sequence[Node], reason: str) -> None:
-    for axis in axes:
-        freeze(axis, reason)
+@rule("diagonal")
+def diagonal(
+    recording: Recording, operator: Any, out: Tensor, source: Tensor, offset: int = 0, first: int = 0, second: int = 1
+) -> None:
+    """The elements whose two positions are equal."""
+    axes = recording.axes(source)
+    mine, its = axes[first], axes[second]
+    rest = [axis for dim, axis in enumerate(axes) if dim not in (first % len(axes), second % len(axes))]
+    if offset or find(mine) is not find(its):
+        freeze_all((mine, its), "positions on a diagonal")
+        mine = Node(out.shape[-1], "positions on a diagonal")
+    recording.put(out, [*rest, mine])
+
+
+@rule("diag_embed")
+def diag_embed(
+    recording: Recording, operator: Any, out: Tensor, source: Tensor, offset: int = 0, first: int = -2, second: int = -1
+) -> None:
+    """A matrix with these elements on its diagonal, and zeros elsewhere."""
+    *outer, axis = recording.axes(source)
+    if offset:
+        freeze(axis, "positions on a diagonal")
+        axis = Node(out.shape[first], "positions on a diagonal")
+    places = sorted((first % out.dim(), second % out.dim()))
+    for place in places:
+        outer.insert(place, axis)
+    recording.put(out, outer)

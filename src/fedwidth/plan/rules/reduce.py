@@ -1,16 +1,15 @@
 """Rules of operators that sum, pick or order along dimensions."""
 
-# ruff: noqa: ARG001 — all rules share one signature
-
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from fedwidth.plan.node import Node, find, freeze, use
-from fedwidth.plan.recording import Recording, tensors_in
 from fedwidth.plan.rules.registry import argument_names, rule
+from fedwidth.plan.watching.recording import Recording, tensors_in
 
 
 def _dims(operator: Any, source: Tensor, args: Any, kwargs: Any) -> tuple[set[int], bool]:
@@ -76,11 +75,30 @@ def ordered(recording: Recording, operator: Any, out: Any, source: Tensor, *args
     *("replication_pad1d", "replication_pad2d", "reflection_pad3d", "replication_pad3d"),
 )
 def spatial(recording: Recording, operator: Any, out: Any, source: Tensor, *args: Any, **kwargs: Any) -> None:
-    """Channels stay what they are, the spatial size changes."""
+    """Channels stay what they are, the spatial size changes; a window of one position changes nothing."""
     name = operator._schema.name
     count = next(n for n in (1, 2, 3) if f"{n}d" in name)
     axes = recording.axes(source)
-    for axis in axes[-count:]:
-        freeze(axis, "spatial size")
+    same = _single_windows(operator, count, args, kwargs) if "pool" in name and "adaptive" not in name else []
+    for place in range(len(axes) - count, len(axes)):
+        if place - len(axes) + count not in same:
+            freeze(axes[place], "spatial size")
     for tensor in tensors_in(out):
-        recording.put(tensor, [*axes[:-count], *(Node(size, "spatial size") for size in tensor.shape[-count:])])
+        spatial = tensor.shape[-count:]
+        fits = zip(axes[-count:], spatial, strict=True)
+        new = [axis if place in same else Node(n, "spatial size") for place, (axis, n) in enumerate(fits)]
+        recording.put(tensor, [*axes[:-count], *new])
+
+
+def _single_windows(operator: Any, count: int, args: Any, kwargs: Any) -> list[int]:
+    """The spatial dimensions along which a pooling reads one position at a time."""
+    named = dict(zip(argument_names(operator)[1:], args, strict=False)) | kwargs
+
+    def of(name: str, default: Sequence[int]) -> list[int]:
+        given: Any = named.get(name) or default
+        values = list(given) if isinstance(given, (list, tuple)) else [given]
+        return values * count if len(values) == 1 else values
+
+    kernel = of("kernel_size", [0])
+    sizes = zip(kernel, of("stride", kernel), of("padding", [0]), strict=True)
+    return [place for place, size in enumerate(sizes) if size == (1, 1, 0)]

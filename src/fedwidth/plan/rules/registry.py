@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.plan.node import Node, find, unify, use
-from fedwidth.plan.recording import Recording, tensors_in
+from fedwidth.plan.node import Node, find, freeze, use
+from fedwidth.plan.restructure import unify
+from fedwidth.plan.watching.recording import Recording, tensors_in
 
 Rule = Callable[..., None]
 RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for the operators of these names."""
+    """Register a rule for the operators of these names: PyTorch's by their own, others as `namespace::name`."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -58,7 +59,7 @@ def handler(operator: Any) -> Handler:
     ]
     if "batch_norm" in name and not writes:
         writes = [3, 4]  # the running statistics; the schemas of older operators do not say so
-    found = RULES.get(name) if namespace == "aten" else None
+    found = RULES.get(name if namespace == "aten" else schema.name)
     if found is None and torch.Tag.pointwise in operator.tags:
         found = elementwise
     decompose = None if found else _decomposition(operator)
@@ -84,6 +85,18 @@ def unknown(recording: Recording, operator: Any, out: Any, *args: Any, **kwargs:
     """The rule of operators without one."""
     inputs = [*tensors_in(args), *tensors_in(kwargs)]
     recording.meet_unknown(str(operator).removesuffix(".default"), inputs, tensors_in(out))
+
+
+def use_all(*axes: Node) -> None:
+    """Note that a computation read these axes."""
+    for axis in axes:
+        use(axis)
+
+
+def freeze_all(axes: Iterable[Node], reason: str) -> None:
+    """Forbid slicing any of these axes."""
+    for axis in axes:
+        freeze(axis, reason)
 
 
 def broadcast(recording: Recording, tensors: Iterable[Tensor], shape: Sequence[int], where: Any) -> list[Node]:

@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from fedwidth.plan.formulas import Length
-from fedwidth.plan.node import Node, Unaligned, concat, cut, find, freeze, leaves, product, regroup, unify
-from fedwidth.plan.recording import Recording
+from fedwidth.plan.node import Node, Unaligned, concat, find, freeze, leaves, product
+from fedwidth.plan.restructure import cut, regroup, unify
 from fedwidth.plan.rules.registry import rule, unknown
+from fedwidth.plan.watching.recording import Recording
 
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze")
@@ -195,16 +196,3 @@ def repeat(recording: Recording, operator: Any, out: Tensor, source: Tensor, rep
     reason = None if recording.sized else "number of repeats"
     padded = [Node(1)] * (len(repeats) - source.dim()) + recording.axes(source)
     recording.put(out, [product([Node(n, reason), axis]) for n, axis in zip(repeats, padded, strict=True)])
-
-
-@rule("repeat_interleave")
-def repeat_interleave(
-    recording: Recording, operator: Any, out: Tensor, source: Tensor, repeats: Any = None, *args: Any, **kwargs: Any
-) -> None:
-    """Repeat every unit of one dimension a fixed number of times."""
-    dim = args[0] if args else kwargs.get("dim")
-    if not isinstance(repeats, int) or dim is None:
-        return unknown(recording, operator, out, source, repeats)
-    axes = list(recording.axes(source))
-    axes[dim] = product([axes[dim], Node(repeats, "number of repeats")])
-    return recording.put(out, axes)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwidth.plan.follow import SizeMode
-from fedwidth.plan.formulas import Length
-from fedwidth.plan.node import regroup
+from fedwidth.plan.formulas import Length, atoms, formula_of
+from fedwidth.plan.restructure import regroup
+from fedwidth.plan.watching.follow import SizeMode
 
 FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn")
 
@@ -100,6 +100,16 @@ def _chunk(mode: SizeMode, out: Any, args: tuple[Any, ...], kwargs: dict[str, An
     first, *others = (mode.recording.axes(part)[dim] for part in out)
     for axis in others:  # equal parts stay equal
         mode.equate(Length(first), axis)
+
+
+@states("as_strided")
+def _as_strided(mode: SizeMode, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    named = dict(zip(("input", "size", "stride"), args, strict=False)) | kwargs
+    mode.state_all(named["size"], mode.recording.axes(out))
+    for stride in named["stride"]:
+        expected = mode.stride_formula(args[0], int(stride))
+        if any(isinstance(atom, Length) for atom in atoms(expected)):
+            mode.recording.constraints.equate(formula_of(stride), expected)
 
 
 @states("narrow")

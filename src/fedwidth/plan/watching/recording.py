@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedwidth.plan.evidence import Evidence
 from fedwidth.plan.formulas import Constraints, Length
-from fedwidth.plan.node import Node, Unaligned, find, freeze, unify
+from fedwidth.plan.node import Node, Unaligned, find, freeze
+from fedwidth.plan.restructure import unify
+from fedwidth.plan.watching.evidence import Evidence
+from fedwidth.plan.work import Tally
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -42,8 +44,11 @@ class Recording:
         self._overwritten: list[tuple[Tensor, Tensor]] = []
         self.constraints = Constraints()
         self.evidence = Evidence()
+        self.tally = Tally()
         self.unknown: dict[str, int] = {}
         self.vocabularies: list[Node] = []
+        self.multiples: list[tuple[Node, int]] = []
+        """Axes that an operator takes only with a multiple of so many units."""
         self.looked = False
         """Whether the code asked for a value."""
         self.sized = False
@@ -77,6 +82,7 @@ class Recording:
             raise Unaligned
         self._axes[id(tensor)] = list(axes)
         self._alive.append(tensor)
+        self.tally.lay(tensor, axes)
 
     def put_fixed(self, tensor: Tensor, reason: str) -> None:
         """A new tensor none of whose dimensions may be sliced."""
@@ -124,6 +130,14 @@ class Recording:
                 tensor.copy_(value)
         self.protect(tensor for tensor, _ in self._overwritten)
         self._overwritten.clear()
+
+    def end_pass(self, lasting: Iterable[Tensor]) -> None:
+        """A pass is over: of its tensors only these are met again."""
+        self._axes = {id(tensor): self._axes[id(tensor)] for tensor in lasting}
+        self._alive.clear()
+        self._deferred.clear()
+        self._constants.clear()
+        self.evidence.end_pass()
 
     def meet_unknown(self, operator: str, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
         """An operator without a rule: freeze all it touches."""

@@ -65,6 +65,11 @@ class Evidence:
             if tensor.dim() == 0 and tensor.is_floating_point() and not tensor.is_meta:
                 self._buffers[id(tensor)] = name, float(tensor.detach())
 
+    def end_pass(self) -> None:
+        """A pass is over, and its tensors are gone."""
+        for known in (self._activations, self._origins, self._buffers):
+            known.clear()
+
     def is_activation(self, tensor: Tensor) -> bool:
         """Whether it was computed from the inputs (and is no weight)."""
         return id(tensor) in self._activations

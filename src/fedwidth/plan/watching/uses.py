@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedwidth.plan.evidence import SUM
-from fedwidth.plan.follow import SizeMode
 from fedwidth.plan.formulas import FollowedInt
 from fedwidth.plan.node import find
+from fedwidth.plan.watching.evidence import SUM
+from fedwidth.plan.watching.follow import SizeMode
 
 Use = Callable[[SizeMode, tuple[Any, ...], dict[str, Any]], None]
 USES: dict[str, Use] = {}

@@ -14,42 +14,16 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedwidth.plan.formulas import Binary, FollowedFloat, FollowedInt, Formula, Held, Length, Number, formula_of
-from fedwidth.plan.node import Node, Unaligned, cut, find, freeze, is_fixed
-from fedwidth.plan.recording import Recording
+from fedwidth.plan.formulas import Binary, FollowedInt, Formula, Length, Number, atoms, formula_of
+from fedwidth.plan.node import Node, Unaligned, find, freeze, is_fixed
+from fedwidth.plan.restructure import cut
+from fedwidth.plan.watching.recording import Recording
 
 LEAVING = {"numpy", "tolist", "__array__", "__dlpack__"}
 """Functions after which nobody knows what becomes of the values."""
-SPATIAL = {"kernel_size", "stride", "padding", "dilation", "output_padding"}
-"""Attributes that are never widths: not worth following."""
-
-
-def follow_attributes(model: nn.Module, recording: Recording) -> dict[Held, int]:
-    """Replace every number held by a module by a followed one; gives the integers. The caller restores them."""
-    held: dict[Held, int] = {}
-
-    def followed(module: str, name: str, value: int, place: int | None = None) -> int:
-        if value <= 1:
-            return value
-        attribute = Held(module, name, place)
-        held[attribute] = value
-        return FollowedInt(value, attribute, recording.constraints)
-
-    for path, module in model.named_modules():
-        for name, value in list(vars(module).items()):
-            if name.startswith("_") or name in SPATIAL:
-                continue
-            if type(value) is float and value > 0 and not type(module).__module__.startswith("torch.nn."):
-                vars(module)[name] = FollowedFloat(value, Held(path, name))
-            elif type(value) is int:
-                vars(module)[name] = followed(path, name, value)
-            elif type(value) in (tuple, list, torch.Size) and all(type(item) is int for item in value[:9]):
-                items = [followed(path, name, item, place) for place, item in enumerate(value[:8])]
-                vars(module)[name] = type(value)([*items, *value[8:]])
-    return held
 
 
 class SizeMode(TorchFunctionMode):
@@ -74,6 +48,10 @@ class SizeMode(TorchFunctionMode):
             out = func(*args, **kwargs)
             shape = self.shape(args[0])
             return shape[args[1] if len(args) > 1 else kwargs["dim"]] if isinstance(out, int) else shape
+        if name == "stride":
+            out = func(*args, **kwargs)
+            strides = self.strides(args[0])
+            return strides[args[1] if len(args) > 1 else kwargs["dim"]] if isinstance(out, int) else strides
         if name in ("numel", "nelement"):
             count = 1
             for size in self.shape(args[0]):
@@ -107,6 +85,24 @@ class SizeMode(TorchFunctionMode):
             else FollowedInt(find(axis).size, Length(axis), self.recording.constraints)
             for axis in axes
         )
+
+    def strides(self, tensor: Tensor) -> tuple[int, ...]:
+        """A tensor's strides in followed integers, where they may change."""
+        found = []
+        for stride in tensor.stride():
+            formula = self.stride_formula(tensor, stride)
+            followed = any(isinstance(atom, Length) for atom in atoms(formula))
+            found.append(FollowedInt(stride, formula, self.recording.constraints) if followed else stride)
+        return tuple(found)
+
+    def stride_formula(self, tensor: Tensor, stride: int) -> Formula:
+        """What so long a step through the memory of a tensor is made of: dimensions that lie inside it."""
+        formula: Formula = Number(1)
+        axes, layout = self.recording.shape(tensor), zip(tensor.shape, tensor.stride(), strict=True)
+        for axis, (size, step) in zip(axes, layout, strict=True):
+            if not is_fixed(axis) and step < stride and stride % size == 0:
+                formula, stride = Binary("*", formula, Length(axis)), stride // size
+        return Binary("*", Number(stride), formula) if formula != Number(1) else Number(stride)
 
     def state(self, value: Any, axis: Node) -> None:
         """The code says that this axis has this size."""
