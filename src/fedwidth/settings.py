@@ -50,6 +50,7 @@ class ModelSettings:
     )
     fresh: str = key("", "tensors that begin anew all the same, with commas between: 'classifier.*'")
     heads: str = key("within", "slice inside attention heads, or whole heads", choices=("within", "whole"))
+    keep: str = key("", "width groups that stay whole, with commas between: 'embedding, layers.*'")
 
 
 @dataclass(frozen=True)

@@ -363,8 +363,8 @@ class TestOutputFolder:
     def test_a_run_that_explodes_leaves_its_last_good_checkpoint(self, recipe, capsys, tmp_path):
         changes = ["training.lr=0.1", "training.schedule=multistep", "training.milestones=[2]", "training.decay=1e30"]
         assert run_command(["run", recipe, "--out", "out", *sets(*changes, "training.clip=0")]) == 2
-        err = one_line(capsys)
-        assert re.search(r"client \d+ .*'.*(weight|bias)'.* not finite", err)
+        *_, err = capsys.readouterr().err.splitlines()
+        assert re.search(r"^error: client \d+ .*'.*(weight|bias)'.* not finite", err)
         names = {path.name for path in (tmp_path / "out").iterdir()}
         assert "checkpoint.safetensors" in names
         assert "summary.json" not in names
@@ -378,6 +378,7 @@ class TestRun:
         assert "fedrolex" in out
         assert "report: out/report.html" in out
         assert "fedrolex: 3 rounds, accuracy" in err
+        assert err.startswith("what a device really has\n  capacity  parameters  multiply-adds  memory to train")
         summary = json.loads((tmp_path / "out" / "summary.json").read_text())
         assert summary.keys() >= CONTRACT
         assert "runs" not in summary

@@ -143,9 +143,44 @@ def test_plan_takes_a_head_policy(capsys):
     assert "width groups" in within
 
 
+def test_plan_says_what_a_device_really_has(capsys):
+    printed = output_of(capsys, "plan", "cnn")
+    assert "what a device really has" in printed
+    (line,) = (line.split() for line in printed.splitlines() if line.split()[:1] == ["1/2"])
+    half, full = (json_of(capsys, "cost", "cnn", "--capacities", c)["costs"][0] for c in ("1/2", "1"))
+    assert line[1] == f"{half['parameters'] / full['parameters']:.1%}"
+    assert line[2] == f"{half['macs'] / full['macs']:.1%}"
+
+
+def test_groups_that_are_kept_stay_whole(capsys):
+    free, kept = (output_of(capsys, "plan", "mlp", *keep) for keep in ([], ["--keep", "hidden.1"]))
+    assert "kept whole as asked" in kept
+    assert "kept whole as asked" not in free
+    small, large = (
+        json_of(capsys, "cost", "mlp", "--capacities", "1/2", *keep)["costs"][0]["parameters"]
+        for keep in ([], ["--keep", "hidden.1"])
+    )
+    assert small < large
+
+
+def test_a_model_that_reads_words_is_planned_from_their_number(capsys):
+    printed = output_of(capsys, "plan", "zoo.own:words", "--tokens", "9")
+    assert "embedding.weight" in printed
+    found = json_of(capsys, "cost", "zoo.own:words", "--tokens", "9", "--capacities", "1,1/2")
+    assert found["costs"][0]["macs"] > found["costs"][1]["macs"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("plan mlp --keep hidden.9", "keep names 'hidden.9', but there is no such width group; there are: hidden.1"),
+        ("plan mlp --keep *", "nothing to slice"),
+        (
+            "plan zoo.own:words",
+            "what model 'zoo.own:words' reads is not known: give --shape, e.g. 3x32x32, or --tokens",
+        ),
+        ("plan zoo.own:words --tokens -1", "--tokens is the length of one input, instead of --shape"),
+        ("plan mlp --tokens 9 --shape 1x8x8", "--tokens is the length of one input, instead of --shape"),
         ("cost mlp --capacities 0", "a capacity must be above 0 and at most 1, not '0'"),
         ("cost mlp --capacities 2", "a capacity must be above 0 and at most 1, not '2'"),
         ("cost mlp --capacities 1,,1/2", "a capacity is a number such as 0.25 or 1/4, not ''"),

@@ -19,6 +19,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Shape = Annotated[str, typer.Option("--shape", help="Shape of one input, e.g. 3x32x32.")]
 Options = Annotated[list[str] | None, typer.Option("--set", help="Option of the model, key=value.")]
 Rounding = Annotated[str, typer.Option("--rounding", help="floor or ceil")]
+Tokens = Annotated[int, typer.Option("--tokens", help="Length of one input, for a model that reads tokens.")]
+Keep = Annotated[
+    list[str] | None, typer.Option("--keep", help="Width group that stays whole, or a pattern such as 'layers.*'.")
+]
 Heads = Annotated[str, typer.Option("--heads", help="Slice inside attention heads (within) or whole heads (whole).")]
 Seed = Annotated[int, typer.Option("--seed", help="What is random comes from it.")]
 
@@ -66,9 +70,16 @@ def list_methods(as_json: Json = False) -> None:
     print_table(["method", "options and their defaults"], [[row[0], shown[row[0]] or "–"] for row in rows])
 
 
-def show_plan(model: Model, shape: Shape = "", options: Options = None, heads: Heads = "within") -> None:
-    """Show which axes of a model share a width."""
-    _, plan, _ = _traced(model, shape, options, heads)
+def show_plan(
+    model: Model,
+    shape: Shape = "",
+    tokens: Tokens = 0,
+    options: Options = None,
+    heads: Heads = "within",
+    keep: Keep = None,
+) -> None:
+    """Show which axes of a model share a width, and what a device of each capacity really has."""
+    _, plan, _ = _traced(model, shape, options, heads, tokens=tokens, keep=keep)
     print(plan)
 
 
@@ -79,13 +90,15 @@ def show_cost(
     ),
     rounding: Rounding = "floor",
     shape: Shape = "",
+    tokens: Tokens = 0,
     options: Options = None,
+    keep: Keep = None,
     as_json: Json = False,
 ) -> None:
     """Parameters, multiply-adds and bytes of the sub-model of each capacity."""
     from fedwidth.core.cost import average, cost
 
-    built, plan, example = _traced(model, shape, options)
+    built, plan, example = _traced(model, shape, options, tokens=tokens, keep=keep)
     texts = [text.strip() for text in capacities.split(",")]
     costs = cost(built, plan, example, [parse_capacity(text) for text in texts], rounding=rounding)
     labels = [*texts, "average"]
@@ -132,6 +145,7 @@ def show_coverage(
     seed: Seed = 0,
     rounding: Rounding = "floor",
     shape: Shape = "",
+    tokens: Tokens = 0,
     options: Options = None,
     method_options: Annotated[
         list[str] | None, typer.Option("--option", help="Option of the method, key=value.")
@@ -142,7 +156,7 @@ def show_coverage(
     from fedwidth.analysis import coverage as measuring
     from fedwidth.methods import method as find_method
 
-    _, plan, _ = _traced(model, shape, options)
+    _, plan, _ = _traced(model, shape, options, tokens=tokens)
     given = _pairs(method_options)
     check_rounding(rounding)  # also where the method has no use for it
     if "rounding" in find_method(method).options:
@@ -204,14 +218,28 @@ def show_partition(
     print(partition_picture(loaded, make_partition(loaded, kind, clients, seed, **_pairs(options))))
 
 
-def _traced(model: str, shape: str, options: list[str] | None, heads: str = "within") -> tuple[Any, Plan, Any]:
-    from fedwidth.models import build, example_inputs
+def _traced(
+    model: str,
+    shape: str,
+    options: list[str] | None,
+    heads: str = "within",
+    *,
+    tokens: int = 0,
+    keep: list[str] | None = None,
+) -> tuple[Any, Plan, Any]:
+    import torch
+
+    from fedwidth.models import build, example_inputs, needs_shape
     from fedwidth.plan import trace
 
     data_shape = _parse_shape(shape)
+    if tokens < 0 or (tokens and shape):
+        raise OptionError("--tokens is the length of one input, instead of --shape")
+    if not (tokens or shape) and needs_shape(model):
+        raise OptionError(f"what model '{model}' reads is not known: give --shape, e.g. 3x32x32, or --tokens, e.g. 20")
     built = build(model, data_shape=data_shape, **_pairs(options))
-    example = example_inputs(model, data_shape=data_shape)
-    return built, trace(built, example, heads=heads), example
+    example = (torch.zeros(2, tokens, dtype=torch.long),) if tokens else example_inputs(model, data_shape=data_shape)
+    return built, trace(built, example, heads=heads, keep=keep or ()), example
 
 
 def _parse_shape(text: str) -> tuple[int, ...] | None:

@@ -95,9 +95,15 @@ def plan_model(
     if next(model.parameters(), None) is None:
         raise PlanError("the model has nothing to slice: it has no parameters")
     check_objective(objective, model, data)
-    plan = trace(model, example, heads=settings.model.heads, output=objective.output)
+    plan = trace_model(model, example, settings, objective)
     if settings.model.width != 1:
         index = method("heterofl", rounding="ceil").select(plan, capacity=settings.model.width)
         model = narrow(model, plan, index)
-        plan = trace(model, example, heads=settings.model.heads, output=objective.output)
+        plan = trace_model(model, example, settings, objective)
     return model, plan
+
+
+def trace_model(model: nn.Module, example: Any, settings: Settings, objective: Objective) -> Plan:
+    """The plan of a model, as the settings and the objective say what stays whole."""
+    keep = [name.strip() for name in settings.model.keep.split(",") if name.strip()]
+    return trace(model, example, heads=settings.model.heads, output=objective.output, keep=keep)

@@ -47,7 +47,7 @@ ADDED = (
     *("server.lr_every", "server.lr_until", "server.holders_exponent"),
     *("server.clip", "server.screen", "server.strikes", "server.quarantine"),
     *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),
-    *("data.cache", "model.weights", "model.fresh"),
+    *("data.cache", "model.weights", "model.fresh", "model.keep"),
     *("objective.name", "objective.loss", "objective.metric", "objective.better", "objective.output"),
 )
 """Settings that version 0.1.0 lacked. At their default they are no part of a fingerprint, and earlier ones hold."""

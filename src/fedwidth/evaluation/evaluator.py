@@ -116,8 +116,7 @@ class Evaluator:
         if capacities := self.settings.evaluation.capacities:
             round = max(0, server.round - 1)
             then = server if before is None else before
-            drawn = cohort or self.cohort(round)
-            last = LastRound(round, drawn, self.settings.seed, then.memory, then.state, server.clients)
+            last = LastRound(round, cohort or self.cohort(round), self.settings.seed, then.memory, then.state)
             line |= by_capacity(
                 self.method,
                 self.plan,

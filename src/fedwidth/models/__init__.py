@@ -1,6 +1,6 @@
 """Models of the papers, and the two layers they need: the scaler and static batch norm."""
 
-from fedwidth.models.catalogue import build, example_inputs, names
+from fedwidth.models.catalogue import build, example_inputs, names, needs_shape
 from fedwidth.models.cnn import Cnn
 from fedwidth.models.mlp import Mlp
 from fedwidth.models.preresnet import PreResNet18
@@ -20,5 +20,6 @@ __all__ = [
     "example_inputs",
     "forget_statistics",
     "names",
+    "needs_shape",
     "set_scaler",
 ]

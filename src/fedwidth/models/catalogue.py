@@ -78,11 +78,18 @@ def example_inputs(
     if name in FACTORIES and "vocabulary" in accepted(FACTORIES[name]):
         return (torch.zeros(batch, length, dtype=torch.long),)
     if data_shape is None:
-        default = accepted(find(name)).get("data_shape")
-        if default is None or default.default is inspect.Parameter.empty:
+        if needs_shape(name):
             raise OptionError(f"the shape of the data of model '{name}' is not known; give data_shape")
-        data_shape = default.default
+        data_shape = accepted(find(name))["data_shape"].default
     return (torch.zeros(batch, *data_shape),)
+
+
+def needs_shape(name: str) -> bool:
+    """Whether what the model reads is only known from the data, and no shape is its default."""
+    if name in FACTORIES and "vocabulary" in accepted(FACTORIES[name]):
+        return False
+    default = accepted(find(name)).get("data_shape")
+    return default is None or default.default is inspect.Parameter.empty
 
 
 def find(name: str) -> Factory:

@@ -17,8 +17,10 @@ from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.correlation import correlate
 from fedwidth.errors import OptionError
 from fedwidth.methods import Method
+from fedwidth.methods.lookup.families import SLICES, traits_of
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
+from fedwidth.plan.shares import warn_if_mostly_whole
 from fedwidth.run.warm_start import plan_with_weights
 from fedwidth.settings import Settings
 from fedwidth.training.rounds import compares_updates
@@ -85,6 +87,9 @@ def set_up(
     whole = build_model(settings, data, objective) if model is None else copy.deepcopy(model).cpu()
     made, plan = plan_with_weights(whole, settings, data, objective)
     made.to(device)
+    if traits_of(method).family == SLICES:
+        enrolled = capacities.enrolled(settings.devices.excluded)
+        warn_if_mostly_whole(plan, enrolled, str(method.values.get("rounding", "floor")))
     if public is None:
         public = public_data(settings, data, partition)
     if public is None and method.public:

@@ -14,7 +14,7 @@ from fedwidth.cli.runs.progress import ProgressDisplay, show_progress
 from fedwidth.cli.runs.results import compare_runs, print_results, write_results
 from fedwidth.cli.runs.side_by_side import choose_number, run_side_by_side
 from fedwidth.cli.runs.stop import stop_signal
-from fedwidth.cli.runs.training import RunOptions, Summary, once, run_in_turn, run_pack, say_aside
+from fedwidth.cli.runs.training import RunOptions, Summary, each_text_once, once, run_in_turn, run_pack, say_aside
 from fedwidth.engines.packed.limits import why_not_pack
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment, Stopped
@@ -74,7 +74,7 @@ def run_all(
                     clear_folder(each)
         stop = stack.enter_context(stop_signal())
         display = stack.enter_context(show_progress([run.title for run in runs], [run.settings.rounds for run in runs]))
-        options = RunOptions(resume, overwrite and len(runs) == 1, track, once(begin))
+        options = RunOptions(resume, overwrite and len(runs) == 1, track, once(begin), each_text_once(say_aside))
         try:
             summaries = _train_all(runs, packs, cache, options, display, at_a_time=at_a_time, stop=stop)
         except Stopped as stopped:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedwidth.cli.runs.planned_run import PlannedRun
 from fedwidth.cli.runs.progress import ProgressDisplay
-from fedwidth.cli.runs.training import Line, RunOptions, Summary, run_one, say_aside
+from fedwidth.cli.runs.training import Line, RunOptions, Summary, run_one
 from fedwidth.engines import choose_engine
 from fedwidth.engines.choice import count_cores
 from fedwidth.engines.processes.shared_memory import count_shared
@@ -141,7 +141,7 @@ def _listen(said: Any, options: RunOptions, display: ProgressDisplay, tell: dict
         elif kind == "warns":
             warnings.warn(content, stacklevel=2)
         else:
-            say_aside(content)
+            options.say(content)
 
 
 def _begin(said: Any, stop: Any) -> None:
@@ -159,14 +159,13 @@ def _run(number: int, run: PlannedRun, resume: bool, overwrite: bool, track: str
         raise Stopped("stopped before its first round")
     _said.put((number, "starts", None))
     warnings.showwarning = lambda message, *_, **__: _said.put((number, "warns", str(message)))
-    options = RunOptions(resume, overwrite, track, lambda _: None)
+    options = RunOptions(resume, overwrite, track, lambda _: None, lambda text: _said.put((number, "says", text)))
     return run_one(
         run,
         _cache.experiment(run.settings),
         options,
         lambda line: _said.put((number, "line", _numbers(line))),
         stop=_stop.is_set,
-        say=lambda text: _said.put((number, "says", text)),
     )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedwidth.cli.runs.first_lines import explain_memory, explain_shares
 from fedwidth.cli.runs.planned_run import PlannedRun
 from fedwidth.cli.runs.progress import ProgressDisplay
-from fedwidth.core.cost import count_bytes
 from fedwidth.engines import choose_engine
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.run.lockstep import run_in_lockstep
@@ -31,6 +31,8 @@ class RunOptions:
     track: str
     first: Tell
     """Called after each round: does, once, what waits for the first one to end."""
+    say: Callable[[str], None]
+    """Says something about a run that is no result of it."""
 
 
 def run_one(
@@ -40,20 +42,24 @@ def run_one(
     tell: Tell,
     *,
     stop: Callable[[], bool],
-    say: Callable[[str], None],
     clients: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[Summary, Line]:
     """Train one run; returns its summary and the metrics of its last round."""
     tracker = make_tracker(options.track, run.title, run.settings, run.folder)
-    taken = f"{run.title}: {choose_engine(experiment.trainer)}" if run.settings.engine == "auto" else ""
-    if memory := explain_memory(experiment):
-        taken = "\n".join(filter(None, [taken, f"{run.title}: {memory}"]))
+    lines = [str(choose_engine(experiment.trainer))] if run.settings.engine == "auto" else []
+    lines += filter(None, [explain_memory(experiment)])
+
+    def announce() -> None:
+        options.say(explain_shares(experiment))
+        if lines:
+            options.say("\n".join(f"{run.title}: {line}" for line in lines))
+
     try:
         result = experiment.run(
             run.folder,
             resume=options.resume,
             overwrite=options.overwrite,
-            on_round=each(options.first, once(lambda: say(taken) if taken else None), tell, tracker.log),
+            on_round=each(options.first, once(announce), tell, tracker.log),
             on_clients=clients,
             stop=stop,
         )
@@ -75,8 +81,13 @@ def run_pack(
     """Train runs as one batch."""
     trackers = [make_tracker(options.track, run.title, run.settings, run.folder) for run in runs]
     text = f"{len(runs)} runs as one batch, engine: {explain_packed_engine(experiments[0])}"
-    announce = once(lambda: say_aside(text))
-    calls = [each(options.first, announce, one, tracker.log) for one, tracker in zip(tell, trackers, strict=True)]
+
+    def announce() -> None:
+        for line in (*map(explain_shares, experiments), text):
+            options.say(line)
+
+    told = once(announce)
+    calls = [each(options.first, told, one, tracker.log) for one, tracker in zip(tell, trackers, strict=True)]
     try:
         results = run_in_lockstep(
             experiments,
@@ -106,37 +117,27 @@ def run_in_turn(
         experiment = make(run.settings)
         display.start(number)
         found[number], last = run_one(
-            run, experiment, options, display.update(number), stop=stop, say=say_aside, clients=display.clients(number)
+            run, experiment, options, display.update(number), stop=stop, clients=display.clients(number)
         )
         display.finish(number, last)
     return found
 
 
-def explain_memory(experiment: Experiment) -> str:
-    """What clients may come to remember in all, in words; empty where they remember nothing."""
-    local, clients = experiment.method.local, len(experiment.partition)
-    if local is None or not (local.own or local.answers):
-        return ""
-    parameters = dict(experiment.model.named_parameters(remove_duplicate=False))
-    each = len(local.own) * count_bytes(experiment.plan, {}, parameters)
-    if local.answers:  # each keeps its model, the widest of them all
-        each = largest_own_model(experiment)
-    where = "in memory; client_memory=disk keeps it in files"
-    if experiment.settings.client_memory == "disk":
-        where = "in files"
-    return f"clients remember up to {each * clients / 1e9:.2g} GB ({clients} of {each / 1e6:.3g} MB), kept {where}"
-
-
-def largest_own_model(experiment: Experiment) -> int:
-    """Bytes of the largest model that a client keeps."""
-    rounds, enrolled = experiment.rounds, experiment.rounds.enrolled
-    tasks = rounds.assign(experiment.first_server(), list(enumerate(enrolled)))
-    return max(int(cost.bytes + cost.buffer_bytes) for cost in map(experiment.costs.of, tasks))
-
-
 def say_aside(text: str) -> None:
     """Print a line that is no result, on standard error."""
     print(text, file=sys.stderr)
+
+
+def each_text_once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Says a text unless it has said the same before: many runs of a sweep have one model."""
+    said: set[str] = set()
+
+    def say_new(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            say(text)
+
+    return say_new
 
 
 def each(*calls: Tell) -> Tell:

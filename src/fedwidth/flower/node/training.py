@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedwidth.config.build import build_model, find_device, load_data, plan_model, split_data
+from fedwidth.config.build import build_model, find_device, load_data, plan_model, split_data, trace_model
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.read import read_settings
 from fedwidth.core.index import Index
@@ -23,7 +23,7 @@ from fedwidth.errors import OptionError
 from fedwidth.flower.node.wire import Raw
 from fedwidth.methods import Task
 from fedwidth.objectives import Objective, objective_of
-from fedwidth.plan import Plan, trace
+from fedwidth.plan import Plan
 from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
 
@@ -139,7 +139,7 @@ def _plan_light(settings: Settings, data: Data, objective: Objective) -> tuple[n
             return None
         if any(tensor.dim() == 0 and tensor.is_floating_point() for tensor in model.buffers()):
             return None  # it may be the root of a width, which only its value tells
-        return model, trace(model, moved(data.example(), "meta"), heads=settings.model.heads, output=objective.output)
+        return model, trace_model(model, moved(data.example(), "meta"), settings, objective)
     except Exception:  # a model may do anything while it is built, and look at its values
         return None
 

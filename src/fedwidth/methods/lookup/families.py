@@ -35,16 +35,14 @@ def traits_of(method: Method) -> Traits:
     """What a method asks of clients and server, with these options."""
     values = method.with_options().values
     shared, nested = method.shared(values), method.nested(values)
-    answers = method.local is not None and method.local.answers is not None
-    if method.public or answers:
+    if method.public:
         family = DISTILLATION
     elif not method.slices:
         family = LOW_RANK
     else:
         family = SLICES if "rounding" in method.options else RULES
     whole = family == RULES or (family == DISTILLATION and method.slices)
-    more = ", and more" if method.local is not None and method.local.adds else ""
-    sends = method.uploads or f"what it holds{more}"
+    sends = "what it holds" + (", and more" if method.local is not None and method.local.adds else "")
     if method.collect == "updates" or not method.additive:
         secure = "no"
     elif whole or nested:
