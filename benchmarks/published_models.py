@@ -1,0 +1,189 @@
+"""Which published models shrink: trace, check in both modes, and the share of parameters at half width.
+
+    python benchmarks/published_models.py torchvision timm transformers --out results/published_models.json
+
+torchvision, timm and transformers are no dependencies of fedwidth: a family whose package is not installed is left out.
+Models of torchvision and timm are taken as they are, with random weights; those of transformers are made small. A model
+that takes too long is given up and listed as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TORCHVISION = {
+    **dict.fromkeys(("alexnet", "vgg11_bn", "resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"), 64),
+    **dict.fromkeys(("densenet121", "squeezenet1_1", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0"), 64),
+    **dict.fromkeys(("efficientnet_v2_s", "mnasnet0_5", "regnet_y_400mf", "convnext_tiny", "shufflenet_v2_x1_0"), 64),
+    **{"googlenet": 96, "inception_v3": 128, "vit_b_16": 224, "swin_t": 64, "swin_v2_t": 64, "maxvit_t": 224},
+}
+TIMM = {
+    **dict.fromkeys(("edgenext_xx_small", "skresnet18", "eca_nfnet_l0", "lambda_resnet26t", "resnest14d"), 64),
+    **dict.fromkeys(("res2net50_26w_4s", "dpn48b", "ghostnet_100", "hrnet_w18_small", "tf_mixnet_s"), 64),
+    **dict.fromkeys(("cspresnet50", "dm_nfnet_f0", "ese_vovnet19b_dw", "fbnetc_100", "hardcorenas_a"), 64),
+    **dict.fromkeys(("mobileone_s0", "repvgg_a0", "rexnet_100", "selecsls42b", "starnet_s1", "tinynet_e"), 64),
+    **dict.fromkeys(("convmixer_768_32", "poolformer_s12", "fastvit_t8", "inception_next_atto"), 64),
+    **dict.fromkeys(("halonet26t", "botnet26t_256"), 256),
+    **dict.fromkeys(("swin_tiny_patch4_window7_224", "deit_tiny_patch16_224", "mixer_s32_224", "gmlp_s16_224"), 224),
+    **dict.fromkeys(("xcit_nano_12_p16_224", "pit_ti_224", "levit_128s", "cait_xxs24_224", "coat_tiny"), 224),
+    **dict.fromkeys(("crossvit_tiny_240", "beit_base_patch16_224", "twins_pcpvt_small", "visformer_tiny"), 224),
+}
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+TOKENS = {"vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "BertForSequenceClassification": ("BertConfig", SMALL),
+    "RobertaForSequenceClassification": ("RobertaConfig", SMALL),
+    "DistilBertForSequenceClassification": (
+        "DistilBertConfig",
+        {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4},
+    ),
+    "AlbertForSequenceClassification": ("AlbertConfig", {**SMALL, "embedding_size": 16}),
+    "ElectraForSequenceClassification": ("ElectraConfig", {**SMALL, "embedding_size": 16}),
+    "DebertaV2ForSequenceClassification": ("DebertaV2Config", SMALL),
+    "ConvBertForSequenceClassification": ("ConvBertConfig", {**SMALL, "embedding_size": 32}),
+    "MPNetForSequenceClassification": ("MPNetConfig", SMALL),
+    "FunnelForSequenceClassification": (
+        "FunnelConfig",
+        {"block_sizes": [1, 1], "num_decoder_layers": 1, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48},
+    ),
+    "LongformerForSequenceClassification": ("LongformerConfig", {**SMALL, "attention_window": 4}),
+    "BigBirdForSequenceClassification": ("BigBirdConfig", {**SMALL, "attention_type": "original_full"}),
+    "FNetForSequenceClassification": ("FNetConfig", {k: SMALL[k] for k in list(SMALL)[:3]}),
+    "GPT2LMHeadModel": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4}),
+    "GPTNeoXForCausalLM": ("GPTNeoXConfig", SMALL),
+    "GPTJForCausalLM": ("GPTJConfig", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),
+    "OPTForCausalLM": (
+        "OPTConfig",
+        {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+    ),
+    "BloomForCausalLM": ("BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "FalconForCausalLM": ("FalconConfig", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}),
+    "LlamaForCausalLM": ("LlamaConfig", {**SMALL, "num_key_value_heads": 2}),
+    "MistralForCausalLM": ("MistralConfig", {**SMALL, "num_key_value_heads": 2}),
+    "GemmaForCausalLM": ("GemmaConfig", {**SMALL, "num_key_value_heads": 2, "head_dim": 8}),
+    "Gemma2ForCausalLM": ("Gemma2Config", {**SMALL, "num_key_value_heads": 2, "head_dim": 8}),
+    "PhiForCausalLM": ("PhiConfig", SMALL),
+    "Phi3ForCausalLM": ("Phi3Config", {**SMALL, "num_key_value_heads": 2}),
+    "Qwen2ForCausalLM": ("Qwen2Config", {**SMALL, "num_key_value_heads": 2}),
+    "Qwen3ForCausalLM": ("Qwen3Config", {**SMALL, "num_key_value_heads": 2, "head_dim": 8}),
+    "StableLmForCausalLM": ("StableLmConfig", {**SMALL, "num_key_value_heads": 2}),
+    "MixtralForCausalLM": ("MixtralConfig", {**SMALL, "num_key_value_heads": 2, "num_local_experts": 4}),
+    "Qwen2MoeForCausalLM": (
+        "Qwen2MoeConfig",
+        {**SMALL, "num_key_value_heads": 2, "num_experts": 4, "moe_intermediate_size": 24},
+    ),
+    "DeepseekV3ForCausalLM": (
+        "DeepseekV3Config",
+        {
+            **SMALL,
+            **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1},
+            **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+            **{"first_k_dense_replace": 1, "num_key_value_heads": 4, "n_group": 2, "topk_group": 1},
+        },
+    ),
+    "MambaForCausalLM": ("MambaConfig", {"hidden_size": 32, "state_size": 8, "num_hidden_layers": 2}),
+    "Mamba2ForCausalLM": (
+        "Mamba2Config",
+        {"hidden_size": 32, "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2, "num_hidden_layers": 2},
+    ),
+    "RwkvForCausalLM": ("RwkvConfig", {"hidden_size": 32, "num_hidden_layers": 2}),
+}
+
+
+def build(family: str, name: str) -> tuple[nn.Module, Any]:
+    """The model with random weights, and example inputs."""
+    torch.manual_seed(0)
+    if family == "transformers":
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        config, settings = TRANSFORMERS[name]
+        model = getattr(transformers, name)(getattr(transformers, config)(**{**TOKENS, **settings}))
+        return model, {"input_ids": torch.randint(3, 50, (2, 8))}
+    size = (TORCHVISION if family == "torchvision" else TIMM)[name]
+    if family == "torchvision":
+        import torchvision
+
+        more = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+        return torchvision.models.get_model(name, weights=None, **more), torch.randn(2, 3, size, size)
+    import timm
+
+    return timm.create_model(name), torch.randn(2, 3, size, size)
+
+
+def counted(result: Any) -> Any:
+    """What of the output must stay whole."""
+    return result.logits if hasattr(result, "logits") and not isinstance(result, (Tensor, tuple)) else result
+
+
+def examine(family: str, name: str) -> dict[str, Any]:
+    """What tracing and checking give, in this process."""
+    import fedwidth
+    from fedwidth.plan.shares import share, why_so_large
+
+    model, inputs = build(family, name)
+    begin = time.perf_counter()
+    plan = fedwidth.trace(model, inputs, output=counted)
+    found: dict[str, Any] = {"groups": len(plan.groups), "trace_seconds": round(time.perf_counter() - begin, 1)}
+    begin = time.perf_counter()
+    plan.check(model, inputs, output=counted)
+    found["check_seconds"] = round(time.perf_counter() - begin, 1)
+    found["share_at_half"] = round(share(plan, 0.5).parameters, 3)
+    if found["share_at_half"] > 0.34:
+        reasons = Counter(reason for _, _, reason in plan.frozen())
+        found["why"] = why_so_large(plan, share(plan, 0.5)) or [reason for reason, _ in reasons.most_common(3)]
+    if plan.unknown_operators:
+        found["without_rule"] = dict(plan.unknown_operators)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    families = {"torchvision": TORCHVISION, "timm": TIMM, "transformers": TRANSFORMERS}
+    parser.add_argument("families", nargs="*", default=list(families))
+    parser.add_argument("--only", help="a part of the names to take")
+    parser.add_argument("--seconds", type=float, default=600, help="limit for one model")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--examine", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.examine:
+        print(json.dumps(examine(*given.examine)))
+        return
+    results: dict[str, Any] = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
+    for family in given.families:
+        for name in families[family]:
+            if given.only and given.only not in name:
+                continue
+            found = _in_a_process(family, name, given.seconds)
+            results.setdefault(family, {})[name] = found
+            print(f"{family:12} {name:34} {json.dumps(found)}", flush=True)
+            if given.out:
+                given.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
+def _in_a_process(family: str, name: str, seconds: float) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", __file__, "--examine", family, name]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+        )
+    except subprocess.TimeoutExpired:
+        return {"problem": f"took more than {seconds:.0f} s"}
+    if done.returncode:
+        return {"problem": done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else "died"}
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    main()
