@@ -85,6 +85,7 @@ class Experiment:
             settings,
             device=self.device,
             objective=self.objective,
+            public=setup.public,
         )
         self.costs = TaskCosts(self.trainer, self.first_state, Speeds.of(devices, enrolled))
         self.rounds = Rounds(

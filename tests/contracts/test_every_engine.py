@@ -66,6 +66,8 @@ def agrees(model, method, engine, *, rounds, **training):
     local = run.method.local
     unsteady = local is not None and local.loss is not None and not local.steady
     reason = "something else at every step" if unsteady and engine != "processes" else None
+    if local is not None and local.answers is not None and engine != "processes":
+        reason = "send answers instead"
     if engine == "vectorised":
         reason = reason or why_not_stacked(run.model) or (None if stacks(model) else "cannot be stacked")
     if reason is not None:

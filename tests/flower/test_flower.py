@@ -337,6 +337,13 @@ def test_real_devices_are_not_simulated(tmp_path):
         serve(grid_of(text), text, RunConfig(out=str(tmp_path)), log=lambda _: None)
 
 
+@pytest.mark.parametrize("name", ["fedhm", "dsfl"])
+def test_parts_that_are_no_slices_are_refused_before_anyone_is_asked(tmp_path, name):
+    text = recipe(f'method.name = "{name}"\n')
+    with pytest.raises(OptionError, match="sends other parts than slices, which Flower's devices do not take"):
+        serve(grid_of(text), text, RunConfig(out=str(tmp_path)), log=lambda _: None)
+
+
 def test_validation_samples_and_sizes_by_labels_are_those_of_a_simulated_run(tmp_path):
     text = f'data.validation = 0.1\ndevices.correlate = "labels"\n{recipe()}'
     result = serve(grid_of(text), text, RunConfig(out=str(tmp_path)), log=lambda _: None)

@@ -29,6 +29,8 @@ def why_not_by_rule(trainer: Trainer, engine: str) -> str | None:
     model = trainer.model
     if trainer.data.is_lazy:
         return "its samples are read as they are needed, and these engines hold all of them on the device"
+    if trainer.rule.local.answers is not None:
+        return f"models stay with the clients of {trainer.rule.title}, which send answers instead"
     if trainer.rule.local.loss is not None and not trainer.rule.local.steady:
         return f"the loss of {trainer.rule.title} may do something else at every step"
     if len({p.dtype for p in model.parameters()}) > 1:

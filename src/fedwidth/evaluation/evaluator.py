@@ -116,7 +116,8 @@ class Evaluator:
         if capacities := self.settings.evaluation.capacities:
             round = max(0, server.round - 1)
             then = server if before is None else before
-            last = LastRound(round, cohort or self.cohort(round), self.settings.seed, then.memory, then.state)
+            drawn = cohort or self.cohort(round)
+            last = LastRound(round, drawn, self.settings.seed, then.memory, then.state, server.clients)
             line |= by_capacity(
                 self.method,
                 self.plan,

@@ -9,12 +9,15 @@ others, so after the last round of a run the mean and the spread over ten draws 
 places 0, 1, 2 … of the last round's cohort, each as if its client had this capacity. Where the cohort has fewer than
 ten clients, the places of the round before follow, in a cohort of the same size, and so on back to the first round: a
 very short run has fewer draws. The method's memory is that of the last round throughout, as earlier ones are not kept.
+
+Where every client has a model of its own, that of the first client of this capacity stands for it, and there is none
+where nobody in the cohort has the capacity.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +41,8 @@ class LastRound:
     """What the method remembered as the round began."""
     state: State | None = None
     """The global state as the round began."""
+    own: Mapping[int, Memory] = field(default_factory=dict)
+    """What clients remember now that the round has ended, by their numbers."""
 
 
 def representative_index(method: Method, plan: Plan, capacity: float, last: LastRound) -> Index:
@@ -80,11 +85,15 @@ def by_capacity(
 
     name = f"capacity_{metric}"
     found: dict[str, dict[str, Any]] = {name: {}}
-    differ = draws and not method.shared(method.values)
+    owned = "own" in method.reads
+    differ = draws and not owned and not method.shared(method.values)
     if differ:
         found |= {f"{name}_mean": {}, f"{name}_spread": {}}
     for capacity in capacities:
         key = f"{capacity:g}"
+        if owned and all(own != capacity for _, own in last.cohort):
+            found[name][key] = None
+            continue
         found[name][key] = measured(representative_index(method, plan, capacity, last))
         if differ:
             drawn = [measured(index) for index in drawn_indexes(method, plan, capacity, last)]
@@ -107,5 +116,6 @@ def _select(method: Method, plan: Plan, capacity: float, last: LastRound, *, rou
         state=last.state,
         number=number,
         cohort=last.cohort,
+        own=last.own,
     )
     return found

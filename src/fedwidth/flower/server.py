@@ -16,6 +16,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedwidth.config.method_settings import method_of
 from fedwidth.config.read import read_settings
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.evaluation.samples import samples_to_choose_by
@@ -65,6 +66,8 @@ def _serve(
 ) -> Result:
     if config.load:  # what clients would score on their own data only they can know
         settings = replace(settings, evaluation=replace(settings.evaluation, local=False))
+    if not (method := method_of(settings)).slices:
+        raise OptionError(f"{method.title} sends other parts than slices, which Flower's devices do not take")
     data, partition = load_parts(settings, config.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
     experiment.costs.memory_travels = True

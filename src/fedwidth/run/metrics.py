@@ -30,7 +30,8 @@ def describe_round(
     """
     settings, costs = experiment.settings, experiment.costs
     worked = [*zip(tasks, report.passes, strict=True), *report.unused]
-    down, up = costs.traffic([task for task, _ in worked])
+    down, up = costs.traffic([task for task, _ in worked], report.answered)
+    answering = sum(costs.macs_of_answers(task, report.answered.get(task.client, (0, 0))[0]) for task in tasks)
     line: Line = {
         "round": server.round,
         "learning_rate": learning_rate(settings.training, server.round - 1, settings.rounds),
@@ -39,7 +40,7 @@ def describe_round(
         "train_loss": sum(report.losses) / len(report.losses) if report.losses else None,
         "bytes_down": down,
         "bytes_up": up,
-        "macs": sum(costs.macs(task, passes) for task, passes in worked),
+        "macs": sum(costs.macs(task, passes) for task, passes in worked) + answering,
     }
     if clipped := {str(client): float(f"{times:.3g}") for client, times in report.excess.items() if times > 1}:
         line["clipped"] = clipped

@@ -26,6 +26,9 @@ PASSES_OF_A_STEP = 3
 """A sample costs three forward passes: one forward, and about two for the gradients."""
 
 
+NOTHING_ANSWERED: Mapping[int, tuple[int, int]] = {}
+
+
 class TaskCosts:
     """The costs of a run's tasks, by the rates and bandwidths of simulated devices where the settings give them."""
 
@@ -53,11 +56,28 @@ class TaskCosts:
         """Multiply-adds of training with so many samples, each counted as often as it is seen."""
         return PASSES_OF_A_STEP * int(self.of(task).macs) * passes
 
-    def traffic(self, tasks: Sequence[Task]) -> tuple[int, int]:
-        """Bytes that clients are sent, and that they send back: their sub-models, and what goes beside them."""
-        size = sum(int(cost.bytes + cost.buffer_bytes) for cost in map(self.of, tasks))
+    def macs_of_answers(self, task: Task, samples: int) -> int:
+        """Multiply-adds of answering for so many samples, without a gradient."""
+        return int(self.of(task).macs) * samples
+
+    def traffic(
+        self, tasks: Sequence[Task], answered: Mapping[int, tuple[int, int]] = NOTHING_ANSWERED
+    ) -> tuple[int, int]:
+        """Bytes that clients are sent, and that they send back: their sub-models, and what goes beside them.
+
+        Where models stay with clients, one is sent to a client that has none yet, and `answered` says by client for how
+        many samples, and in how many bytes, it answered instead of sending it back.
+        """
+        down = up = 0
+        for task in tasks:
+            cost = self.of(task)
+            size = int(cost.bytes + cost.buffer_bytes)
+            if self._stays:
+                down, up = down + size * task.part.is_new, up + answered.get(task.client, (0, 0))[1]
+            else:
+                down, up = down + size, up + size
         sent, reported = self._beside(tasks)
-        return size + sent, size + reported
+        return down + sent, up + reported
 
     def seconds(self, task: Task) -> float:
         """How long the task would take its device: being sent, training, reporting; 0 where that is not simulated."""
@@ -106,9 +126,16 @@ class TaskCosts:
                     sent += sum(math.prod(shapes[tensor]) * full.element_size() for tensor, full in value.items())
                 else:
                     sent += NUMBER_BYTES
+            sent += sum(tensor.numel() * tensor.element_size() for tensor in task.given.values())
             reports = len(local.adds) + (len(local.own) if self.memory_travels else 0)
             reported += reports * int(self.of(task).bytes)
         return sent, reported
+
+    @cached_property
+    def _stays(self) -> bool:
+        """Whether models stay with clients, which send answers instead."""
+        local = self.trainer.method.local
+        return local is not None and local.answers is not None
 
     @cached_property
     def _example_sends(self) -> Mapping[str, Any]:

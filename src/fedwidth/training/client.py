@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedwidth.core.answers import ANSWERS
 from fedwidth.core.index import Index
 from fedwidth.core.part import Part
 from fedwidth.core.submodel import take
@@ -65,6 +66,8 @@ class Trainer:
     settings: Settings
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     objective: Objective = CLASSIFICATION
+    public: Data | None = None
+    """Public data, for methods whose clients look at it."""
     _skeletons: dict[Hashable, nn.Module] = field(default_factory=dict, repr=False)
 
     def train(self, sub: State, task: Task, round: int, sent: Mapping[str, State | float] | None = None) -> Trained:
@@ -79,6 +82,7 @@ class Trainer:
             set_scaler(module, task.capacity)
         rate, samples = learning_rate(settings, round, self.settings.rounds), self.partition[task.client]
         pass_ = ModulePass.of(self, module, task, round)
+        pass_.rate = rate
         weights = self._weights(pass_, self.cut_sent(task) if sent is None else sent, rate)
         weights.local_steps = float(count_steps(len(samples), settings))
         augments = settings.augment and self.data.transform.augments
@@ -86,25 +90,31 @@ class Trainer:
         precise = torch.promote_types(torch.float32, next(module.parameters()).dtype)
         losses, steps, passes = torch.zeros((), dtype=precise, device=self.device), 0, 0
 
-        def step(batch: Tensor) -> Tensor:
+        def step(places: Tensor) -> Tensor:
+            pass_.places, batch = places, samples[places]
             found = self.data.batch(self.data.train, batch, train=augments, generator=draws, device=self.device)
             return self._step(pass_, weights, *found)
 
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             _seed_device(self.device, dropout_seed(seed, round, task.client))
+            everyone = torch.arange(len(samples))
+            if self.rule.local.before is not None:
+                passes += self.rule.local.before(pass_)
             if self.rule.probes:
-                for batch in batches(samples, one_epoch(settings), order_generator(seed, round, task.client)):
+                for batch in batches(everyone, one_epoch(settings), order_generator(seed, round, task.client)):
                     weights.rate, weights.share = 0.0, len(batch) / len(samples)
                     step(batch)
                     passes += len(batch)
                 fill(module, sub)  # what layers counted on the way is forgotten, and so is the momentum
                 weights.make_moments(settings)
                 weights.rate, weights.share, weights.steps = rate, 0.0, 0.0
-            for batch in batches(samples, settings, order_generator(seed, round, task.client)):
+            for batch in batches(everyone, settings, order_generator(seed, round, task.client)):
                 losses += step(batch)
                 steps += 1
                 passes += len(batch)
         weight, rows = weigh_client(self, task, steps)
+        if self.rule.local.answers is not None:
+            return self._answered(pass_, tensors, weight, passes, float(losses) / steps)
         reports = {
             name: dict(zip(pass_.names, found, strict=True))
             for name, found in report_of(weights, self.rule, task.capacity).items()
@@ -114,6 +124,18 @@ class Trainer:
             check_finite(tensors_kept, f"client {task.client}")
         update = Update(tensors, task.part, weight, labels=rows, client=task.client, reports=reports)
         return Trained(update, passes, float(losses) / steps, kept)
+
+    def _answered(self, pass_: ModulePass, tensors: State, weight: float, passes: int, loss: float) -> Trained:
+        """What a client sends whose model stays with it: its answers."""
+        task, answer = pass_.task, self.rule.local.answers
+        assert answer is not None
+        with torch.no_grad():
+            pass_.module.eval()
+            answers = answer(pass_)
+        check_finite(tensors, f"client {task.client}")
+        kept = {task.part.kept_as: {name: tensor.cpu().clone() for name, tensor in tensors.items()}}
+        update = Update({}, task.part, weight, client=task.client, reports={ANSWERS: answers})
+        return Trained(update, passes, loss, kept)
 
     def cut_sent(self, task: Task) -> dict[str, State | float]:
         """What the client is sent beside its sub-model, cut like it."""

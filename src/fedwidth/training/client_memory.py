@@ -1,7 +1,8 @@
 """What clients remember between rounds, kept for them by the simulation: in memory, or in files.
 
 A method's rule may leave something with each client (SCAFFOLD its control variate). It has the shapes of the whole
-model, whatever the client trains: a round changes the part that the client held. Only clients that were drawn have any.
+model, whatever the client trains: a round changes the part that the client held. Where a client's model stays with it
+(DS-FL), it is kept as it is, one for every size it has had. Only clients that were drawn have any.
 Files are written once and never changed, so that a run that was killed finds those of its last checkpoint.
 """
 
@@ -23,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from fedwidth.core.index import Index
 from fedwidth.core.submodel import put
 from fedwidth.errors import StateError
 from fedwidth.files import write_whole
@@ -134,8 +136,12 @@ class ClientMemory(Mapping[int, Tensors]):
             if task.client not in kept:
                 continue
             before = self.get(task.client, {})
-            changed: dict[str, Tensor] = {}
+            renewed = tuple(f"{name}." for name in kept[task.client])
+            changed = {name: tensor for name, tensor in before.items() if not name.startswith(renewed)}
             for name, parts in kept[task.client].items():
+                if not isinstance(task.part, Index):
+                    changed |= named(name, parts)
+                    continue
                 full = under(before, name)
                 for tensor, part in parts.items():
                     whole = (

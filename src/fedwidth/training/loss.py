@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,12 @@ class Pass:
     objective: Objective
     module: nn.Module
     """The module that holds the client's sub-model."""
+    given: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
+    """What the client was given as it is, by name."""
+    rate: float = field(default=0.0, kw_only=True)
+    """The learning rate of the round."""
+    places: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long), kw_only=True)
+    """The places of the samples of the batch at hand among the client's own."""
 
     def logits(self, inputs: Any) -> Any:
         """What counts of the model's answer."""
@@ -49,6 +55,18 @@ class Pass:
     def network(self) -> nn.Module:
         """The module that holds the client's sub-model."""
         return self.module
+
+    def public_inputs(self, samples: Tensor) -> Any:
+        """Only clients that train one at a time look at public samples."""
+        raise NotImplementedError("a rule that looks at public samples must not be called steady")
+
+    def own_samples(self, places: Tensor) -> tuple[Any, Any]:
+        """Only clients that train one at a time look at their samples again."""
+        raise NotImplementedError("a rule that looks at a client's samples must not be called steady")
+
+    def number_of_samples(self) -> int:
+        """Only clients that train one at a time look at their samples again."""
+        raise NotImplementedError("a rule that looks at a client's samples must not be called steady")
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Only clients that train one at a time draw."""

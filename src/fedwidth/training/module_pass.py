@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedwidth.methods import Task
@@ -18,8 +18,10 @@ from fedwidth.models import set_scaler
 from fedwidth.objectives import arguments
 from fedwidth.randomness import numpy_generator
 from fedwidth.training.loss import Pass
+from fedwidth.training.skeletons import with_channels_last
 
 if TYPE_CHECKING:
+    from fedwidth.data import Data
     from fedwidth.training.client import Trainer
 
 
@@ -42,7 +44,27 @@ class ModulePass(Pass):
         trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         options, capacity = trainer.method.values, task.capacity
         found = list(trained), list(trained.values())
-        return cls(module, absent, mask, options, capacity, trainer.objective, module, trainer, task, round, *found)
+        known = (module, absent, mask, options, capacity, trainer.objective, module)
+        given = {name: tensor.to(trainer.device) for name, tensor in task.given.items()}
+        return cls(*known, trainer, task, round, *found, given=given)
+
+    def public_inputs(self, samples: Tensor) -> Any:
+        """The inputs of public samples, on the client's device."""
+        public = self.trainer.public
+        assert public is not None, "a method that needs public data says so"
+        return self._inputs(public, samples)[0]
+
+    def own_samples(self, places: Tensor) -> tuple[Any, Any]:
+        """The inputs and targets of some of the client's own samples, on its device."""
+        return self._inputs(self.trainer.data, self.trainer.partition[self.task.client][places])
+
+    def number_of_samples(self) -> int:
+        """How many samples the client has."""
+        return len(self.trainer.partition[self.task.client])
+
+    def _inputs(self, data: Data, samples: Tensor) -> tuple[Any, Any]:
+        inputs, targets = data.batch(data.train, samples, train=False, device=self.trainer.device)
+        return (with_channels_last(inputs) if self.trainer.channels_last else inputs), targets
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Randomness of this client, round and purpose alone; it goes on from step to step."""

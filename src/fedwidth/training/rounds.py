@@ -7,11 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from fedwidth.core.answers import AnswerSum
 from fedwidth.core.cohort import CohortSum
 from fedwidth.methods import Closing, Method, Task
 from fedwidth.objectives import CLASSIFICATION, Objective
@@ -50,6 +51,8 @@ class Report:
     """Tasks that were trained and do not count, and the samples they saw: they cost what others do."""
     kept: Mapping[int, Mapping[str, Mapping[str, Tensor]]] = field(default_factory=dict)
     """What clients keep for themselves: their part of their memory, by client, name and tensor."""
+    answered: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """By client, where models stay with clients: for how many samples it answered, and in how many bytes."""
 
     @property
     def struck(self) -> list[int]:
@@ -145,7 +148,9 @@ class Rounds:
 
     def assign(self, server: Server, cohort: Sequence[tuple[int, float]]) -> list[Task]:
         """A task for every (client, capacity) of the server's next round."""
-        tasks = self.method.assign(self.plan, cohort, server.round, server.memory, self.seed, state=server.state)
+        tasks = self.method.assign(
+            self.plan, cohort, server.round, server.memory, self.seed, state=server.state, own=server.clients
+        )
         return [replace(task, single=True) for task in tasks] if compares_updates(self.settings) else tasks
 
     def attending(self, tasks: list[Task], round: int) -> list[Task]:
@@ -163,6 +168,7 @@ class Rounds:
             round=server.round,
             seed=self.seed,
             clients=self.clients,
+            public=0 if self.public is None else len(self.public.train),
         )
 
     def compare(
@@ -221,6 +227,13 @@ class Rounds:
         return server.advance(closed, memory, self.settings, self.plan.parameters)
 
 
+def _answered(tasks: Sequence[Task], sums: Sequence[Any]) -> dict[int, tuple[int, int]]:
+    """By client, where models stay with clients: for how many samples it answered, and in how many bytes."""
+    if not any(isinstance(one, AnswerSum) for one in sums):
+        return {}
+    return {task.client: (one.rows, one.bytes) for task, one in zip(tasks, sums, strict=True)}
+
+
 def run_round(
     rounds: Rounds,
     server: Server,
@@ -245,5 +258,6 @@ def run_round(
     if left_out:
         report = replace(report, absent={**left_out, **report.absent})
     tasks = [task for task in tasks if task.client not in report.absent]
+    report = replace(report, answered=_answered(tasks, sums))
     tasks, sums, report = rounds.compare(server, tasks, sums, report)
     return rounds.close(server, tasks, sums, report), tasks, report

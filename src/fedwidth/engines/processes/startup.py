@@ -43,7 +43,10 @@ def startup_arguments(trainer: Trainer) -> tuple[Any, ...]:
     """What every worker gets when it starts; of the method, the way to find it."""
     method = Reference.of(trainer.method)
     objective = trainer.objective
-    return trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings, objective, method
+    # Where the server alone looks at public data, workers need none.
+    answers = trainer.method.local is not None and trainer.method.local.answers is not None
+    public = (trainer.public,) if answers else ()
+    return trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings, objective, method, *public
 
 
 def why_not_send(model: nn.Module) -> str | None:

@@ -42,15 +42,18 @@ class EncodedTask:
     part: Any
     sent: Nested
     """What the client is sent beside its sub-model."""
+    given: Mapping[str, TensorBytes]
 
     @classmethod
     def of(cls, task: Task, sent: Mapping[str, Mapping[str, Tensor] | float]) -> EncodedTask:
         """A task and what its client is sent beside its sub-model."""
-        return cls(task.client, task.capacity, task.place, encode_part(task.part), encode_nested(sent))
+        own = encode_part(task.part), encode_nested(sent), encode(task.given)
+        return cls(task.client, task.capacity, task.place, *own)
 
     def task(self, plan: Plan) -> Task:
         """The task, for a worker's plan."""
-        return Task(self.client, self.capacity, decode_part(self.part, plan), self.place)
+        given = decode(self.given, copy=True)
+        return Task(self.client, self.capacity, decode_part(self.part, plan), self.place, given=given)
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ def start_worker(
     settings: Settings,
     objective: Objective,
     method: Reference,
+    public: Data | None = None,
 ) -> None:
     """Make this process a worker: keep what every task needs."""
     global _trainer
@@ -102,7 +106,7 @@ def start_worker(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    _trainer = Trainer(model, plan, data, partition, method.find(), settings, objective=objective)
+    _trainer = Trainer(model, plan, data, partition, method.find(), settings, objective=objective, public=public)
 
 
 def leave_with_parent() -> None:

@@ -20,8 +20,9 @@ from fedwidth.randomness import numpy_generator
 Cohort = Sequence[tuple[int, float]]
 """The clients that take part in a round, each as (client, capacity)."""
 
-READS = ("state", "memory")
-"""What a choice may look at that changes from round to round."""
+READS = ("state", "memory", "own")
+"""What a choice may look at that changes from round to round: the global state, what the server remembers, and what
+clients remember themselves."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Moment:
     """What the method remembers of earlier rounds. Empty before the first one has ended."""
     state: State | None = None
     """The global state. None unless the method's `reads` names it."""
+    own: Mapping[int, Memory] = field(default_factory=dict)
+    """What every client remembers, by its number. Empty unless the method's `reads` names it."""
     plan: Plan | None = None
     """The plan, which `per_group` fills in for functions that are asked about one group."""
     group: str = ""

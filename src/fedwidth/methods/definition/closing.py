@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.core.aggregation import finalise
+from fedwidth.core.answers import AnswerSum
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State, put, take
 from fedwidth.methods.definition.local import Memory
@@ -77,6 +78,11 @@ class Closing:
         """The average of what clients trained, element by element; what nobody held stays as it is (FedRolex
         Eq. 10)."""
         return finalise(self.state, self.sums, self.plan)
+
+    def answers(self) -> list[Mapping[str, Tensor]]:
+        """What clients sent in place of their models, in the order of `tasks`."""
+        found: Sequence[Any] = self.sums
+        return [one.answers for one in found if isinstance(one, AnswerSum)]
 
     def reported(self, name: str) -> dict[str, Tensor]:
         """What clients reported under this name, added up in the full model's shapes; 0 where nobody reported."""

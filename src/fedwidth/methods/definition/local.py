@@ -56,6 +56,8 @@ class Sending:
     clients: int
     """How many clients there are in all, whether they take part in this round or not."""
     options: Mapping[str, Any]
+    public: int = 0
+    """How many public samples there are."""
 
 
 class ClientPass(Protocol):
@@ -63,6 +65,12 @@ class ClientPass(Protocol):
 
     options: Mapping[str, Any]
     capacity: float
+    given: Mapping[str, Tensor]
+    """What the client was given as it is, by name."""
+    rate: float
+    """The learning rate of the round."""
+    places: Tensor
+    """The places of the samples of the batch at hand among the client's own, from 0 on."""
 
     def logits(self, inputs: Tensor) -> Tensor:
         """The output of the client's model."""
@@ -79,6 +87,15 @@ class ClientPass(Protocol):
     def network(self) -> nn.Module:
         """The client's own module, for losses that look at its weights."""
 
+    def public_inputs(self, samples: Tensor) -> Any:
+        """The inputs of public samples, by their numbers."""
+
+    def own_samples(self, places: Tensor) -> tuple[Any, Any]:
+        """The inputs and targets of some of the client's own samples, by their places, not augmented."""
+
+    def number_of_samples(self) -> int:
+        """How many samples the client has of its own."""
+
     def generator(self, purpose: str) -> np.random.Generator:
         """A random generator for this client, round and purpose alone; it goes on from step to step."""
 
@@ -86,6 +103,7 @@ class ClientPass(Protocol):
 Gradient = Callable[[Tensor, Tensor, Tensor, Sent, LocalMoment], Tensor]
 Loss = Callable[[ClientPass, Tensor, Tensor], Tensor]
 Sends = Callable[[Memory, Memory, Sending], Mapping[str, Mapping[str, Tensor] | float]]
+Gives = Callable[[Memory, Sending], Mapping[str, Tensor]]
 Reports = Callable[[Tensor, Tensor, Sent, LocalMoment], Mapping[str, Tensor]]
 
 FULL_GRADIENT = "full_gradient"
@@ -109,6 +127,15 @@ class Local:
     sends: Sends | None = None
     """A function (the server's memory, the client's own, for whom and when) -> what the client is sent beside its
     sub-model: numbers, or tensors of the full model's shapes, of which the client gets its part."""
+    gives: Gives | None = None
+    """A function (the server's memory, for whom and when) -> tensors of any shape that the client is given as they are:
+    numbers of samples, labels. A rule finds them in `pass.given`."""
+    before: Callable[[ClientPass], int] | None = None
+    """A function (pass) -> samples it has trained with: what the client does before it trains on its own samples."""
+    answers: Callable[[ClientPass], Mapping[str, Tensor]] | None = None
+    """A function (pass) -> what the client sends in place of its model, after training: tensors whose rows are samples.
+    The model then stays with the client, which keeps it from round to round, and the method must `collect` updates and
+    hand out an `OwnModel`."""
     reports: Reports | None = None
     """A function (weights, weights at the start, what was sent, moment) -> what the client reports beside its
     sub-model."""

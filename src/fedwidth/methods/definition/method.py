@@ -61,8 +61,8 @@ class Method:
     slices: bool = True
     """False if `choose` gives parts that are no indexes: those are cut and added up one by one."""
     reads: Sequence[str] = ()
-    """Which of "state" and "memory" `choose` looks at. A choice that looks at neither can be made before the last round
-    has ended."""
+    """Which of "state", "memory" (the server's) and "own" (the clients') `choose` looks at. A choice that looks at none
+    can be made before the last round has ended."""
     shared: Callable[[Mapping[str, Any]], bool] = lambda _: False
     """Whether, with these options, all clients of one capacity hold the same part in a round."""
     nested: Callable[[Mapping[str, Any]], bool] = lambda _: False
@@ -77,6 +77,8 @@ class Method:
     """A function that makes what the server remembers after a round. None: its memory never changes."""
     close: Callable[[Closing], dict[str, Tensor]] | None = None
     """A function that makes the new global state. None: it is the average of the updates (FedRolex Eq. 10)."""
+    uploads: str = ""
+    """What a client sends, in words, where that is not what it holds."""
     collect: str = "sums"
     """What `close` is given: one mean for all clients that held the same part ("sums"), or one update for each client
     ("updates")."""
@@ -100,7 +102,14 @@ class Method:
             raise OptionError(f"a method collects 'sums' or 'updates', not {self.collect!r}")
         for name in self.reads:
             if name not in READS:
-                raise OptionError(f"a method's choice reads 'state' or 'memory', not {name!r}")
+                raise OptionError(f"a method's choice reads 'state', 'memory' or 'own', not {name!r}")
+        local = self.local
+        if local is not None and local.answers is not None and (self.slices or self.collect != "updates"):
+            raise OptionError("a method whose clients keep their models hands out no slices, and collects 'updates'")
+        if local is not None and self.slices and (local.gives is not None or local.before is not None):
+            raise OptionError(
+                "clients are given something, or do something before they train, only where they hold no slices"
+            )
 
     def with_options(self, /, **given: Any) -> Method:
         """A copy of this method with options set; unknown names and values are refused."""
@@ -127,11 +136,13 @@ class Method:
         state: State | None = None,
         number: int | None = None,
         cohort: Cohort = (),
+        own: Mapping[int, Memory] | None = None,
     ) -> Any:
         """The part of the model that one client trains: an `Index`, or a part of another kind.
 
         `client` is the client's place among the `clients` of this round, `number` its number among all clients there
-        are, `cohort` everyone who takes part. `memory` and `state` are what the server holds.
+        are, `cohort` everyone who takes part. `memory` and `state` are what the server holds, `own` what clients
+        remember.
         """
         check_plan(plan)
         if memory is not None and not isinstance(memory, Mapping):
@@ -149,6 +160,7 @@ class Method:
             cohort=cohort,
             memory=memory or {},
             state=state if "state" in self.reads else None,
+            own=(own or {}) if "own" in self.reads else {},
         )
         if moment.client >= moment.clients:
             raise OptionError(f"client {client} is not one of {clients} clients, counted from 0")
@@ -163,6 +175,7 @@ class Method:
         seed: int = 0,
         *,
         state: State | None = None,
+        own: Mapping[int, Memory] | None = None,
     ) -> list[Task]:
         """One task for every (client, capacity) of the cohort, in its order. Parts that are equal are one object."""
         check_plan(plan)
@@ -184,6 +197,7 @@ class Method:
                     state=state,
                     number=client,
                     cohort=cohort,
+                    own=own,
                 )
                 part = by_capacity[capacity] = by_key.setdefault(found.key, found)
             # A sub-model that holds everything is a full-width one, whatever the device could afford (FedAvg).
@@ -202,19 +216,25 @@ class Method:
         round: int,
         seed: int,
         clients: int,
+        public: int = 0,
     ) -> list[Task]:
         """The same tasks, completed by what their clients are sent beside their sub-models.
 
-        `own` is what each client remembers, `clients` how many there are in all.
+        `own` is what each client remembers, `clients` how many there are in all, `public` how many public samples.
         """
-        if self.local is None or self.local.sends is None:
+        local = self.local
+        if local is None or (local.sends is None and local.gives is None):
             return list(tasks)
-        at = Sending(0, round, seed, clients, self.values)
         found = []
         for task in tasks:
-            sends = self.local.sends(memory, own.get(task.client, {}), replace(at, client=task.client))
-            check_sends(self.name, sends, plan)
-            found.append(replace(task, sends=sends))
+            at = Sending(task.client, round, seed, clients, self.values, public)
+            if local.sends is not None:
+                sends = local.sends(memory, own.get(task.client, {}), at)
+                check_sends(self.name, sends, plan)
+                task = replace(task, sends=sends)
+            if local.gives is not None:
+                task = replace(task, given=checked_memory(self.name, "gives", local.gives(memory, at)))
+            found.append(task)
         return found
 
     def aggregate(self, state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:

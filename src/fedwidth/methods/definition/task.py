@@ -25,6 +25,8 @@ class Task:
     """The client's place in the round's cohort."""
     sends: Mapping[str, Mapping[str, Tensor] | float] = field(default_factory=dict)
     """What the client is sent beside its sub-model: numbers, or tensors of the full model's shapes, cut like it."""
+    given: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the client is given as it is, in any shape: numbers of samples, labels."""
     single: bool = False
     """Whether the client's update is kept apart from those of other clients that hold the same part."""
 

@@ -35,14 +35,16 @@ def traits_of(method: Method) -> Traits:
     """What a method asks of clients and server, with these options."""
     values = method.with_options().values
     shared, nested = method.shared(values), method.nested(values)
-    if method.public:
+    answers = method.local is not None and method.local.answers is not None
+    if method.public or answers:
         family = DISTILLATION
     elif not method.slices:
         family = LOW_RANK
     else:
         family = SLICES if "rounding" in method.options else RULES
     whole = family == RULES or (family == DISTILLATION and method.slices)
-    sends = "what it holds" + (", and more" if method.local is not None and method.local.adds else "")
+    more = ", and more" if method.local is not None and method.local.adds else ""
+    sends = method.uploads or f"what it holds{more}"
     if method.collect == "updates" or not method.additive:
         secure = "no"
     elif whole or nested:

@@ -1,0 +1,115 @@
+"""A model for every client, which stays with it: what methods share whose clients send answers instead of weights.
+
+A client begins with the model of its size as it was before the first round, which the server keeps for it, and goes on
+with what it kept of its last round. Where capacities change from round to round, it keeps one for each it has had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from fedwidth.core.answers import AnswerSum
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import extract
+from fedwidth.errors import OptionError
+from fedwidth.methods.definition import Beginning, Memory, Moment, named, under
+from fedwidth.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from fedwidth.core.cost import Cost
+
+FIRST, MODEL = "first", "model"
+"""What the server remembers: the models that clients begin with. And what a client does: its own."""
+
+
+def units_of(plan: Plan, counts: Mapping[str, int]) -> Index:
+    """The first units of every group, so many of each."""
+    return Index.of_units(plan, {name: range(count) for name, count in counts.items()})
+
+
+def first_models(beginning: Beginning, counts: Mapping[float, Mapping[str, int]]) -> dict[str, Tensor]:
+    """What the server remembers for clients that begin: a model of every size, given how many units each keeps."""
+    memory: dict[str, Tensor] = {}
+    for width, kept in counts.items():
+        tensors = extract(beginning.state, beginning.plan, units_of(beginning.plan, kept))
+        memory |= named(f"{FIRST}.{width:g}", {name: tensor.clone() for name, tensor in tensors.items()})
+    return memory
+
+
+def own_model(counts: Mapping[str, int], at: Moment) -> OwnModel:
+    """The model of the client that is asked about, with so many units of every group."""
+    width = float(at.capacity)
+    first = under(at.memory, f"{FIRST}.{width:g}")
+    if not first:
+        raise OptionError(f"there is a model for each enrolled width, and none of {width:g}")
+    return OwnModel(at.number, width, dict(counts), first, at.own)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnModel:
+    """One client's own model."""
+
+    client: int
+    width: float
+    counts: Mapping[str, int]
+    """How many units of every group it has."""
+    first: Memory = field(repr=False, default_factory=dict)
+    """What it begins with. It and what clients remember stay behind when a part goes to workers."""
+    own: Mapping[int, Memory] = field(repr=False, default_factory=dict)
+    """What clients remember, by their numbers. It may be in files, and is read when the model is cut."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        known = {"client": self.client, "width": self.width, "counts": dict(self.counts)}
+        return {**known, "first": {}, "own": {}}
+
+    @property
+    def key(self) -> str:
+        """Every client holds its own."""
+        return f"{MODEL} {self.width:g} of client {self.client}"
+
+    @property
+    def kept_as(self) -> str:
+        """The name under which the client remembers it."""
+        return f"{MODEL}.{self.width:g}"
+
+    @property
+    def size(self) -> Hashable:
+        """Its width: models of one width take turns in one module."""
+        return f"{MODEL} {self.width:g}"
+
+    @property
+    def number_of_units(self) -> int:
+        """How many units it has."""
+        return sum(self.counts.values())
+
+    @property
+    def is_whole(self) -> bool:
+        """It is never the run's own model."""
+        return False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the client has no model of this width yet, so that it must be sent one."""
+        return not under(self.own.get(self.client, {}), self.kept_as)
+
+    def cut(self, state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+        """Its tensors, as the client left them, or as clients begin."""
+        del state, plan
+        tensors = under(self.own.get(self.client, {}), self.kept_as) or self.first
+        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    def module(self, model: nn.Module, plan: Plan) -> nn.Module:
+        """A narrow module."""
+        return units_of(plan, self.counts).module(model, plan)
+
+    def accumulator(self) -> AnswerSum:
+        """An empty place for the client's answers."""
+        return AnswerSum()
+
+    def cost(self, model: nn.Module, plan: Plan, example: Any, *, capacity: float) -> Cost:
+        """What it costs a device: as any slice of its size."""
+        return units_of(plan, self.counts).cost(model, plan, example, capacity=capacity)

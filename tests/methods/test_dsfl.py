@@ -1,0 +1,150 @@
+"""DS-FL: its target by hand, and what clients keep, send and are given."""
+
+import math
+
+import pytest
+import torch
+
+from fedwidth.config.read import read_settings
+from fedwidth.engines import make_engine
+from fedwidth.errors import OptionError
+from fedwidth.experiment import Experiment
+from fedwidth.methods import under
+from fedwidth.methods.dsfl import together
+from fedwidth.training.rounds import run_round
+from small_runs import contents, same, small
+
+SAID = torch.tensor([[[0.7, 0.2, 0.1]], [[0.3, 0.5, 0.2]]], dtype=torch.float64)
+
+
+def entropy(probabilities):
+    return -float((probabilities * probabilities.log()).sum())
+
+
+def run_of(*changes, options="{epochs=2, batch_size=16}"):
+    return Experiment(small("method.name=dsfl", f"method.options={options}", *changes))
+
+
+def test_answers_are_averaged_and_their_entropy_is_reduced():
+    """Mean (0.5, 0.35, 0.15); softmax of ten times that: (0.797876, 0.178030, 0.024094)."""
+    mean, reduced = together(SAID, "mean", 0.1)[0], together(SAID, "era", 0.1)[0]
+    assert mean.tolist() == pytest.approx([0.5, 0.35, 0.15], abs=1e-12)
+    assert reduced.tolist() == pytest.approx([0.797876, 0.178030, 0.024094], abs=1e-6)
+    assert (entropy(mean), entropy(reduced)) == pytest.approx((0.998579, 0.577176), abs=1e-6)
+
+
+def test_reduction_can_raise_the_entropy_of_many_classes():
+    """Of 100 classes one has 0.05: ratio 5.21 becomes exp(0.404) = 1.50, entropy 4.5639 becomes 4.6041."""
+    mean = torch.full((1, 1, 100), 0.95 / 99, dtype=torch.float64)
+    mean[0, 0, 0] = 0.05
+    reduced = together(mean, "era", 0.1)[0]
+    assert float(reduced[0] / reduced[1]) == pytest.approx(math.exp((0.05 - 0.95 / 99) / 0.1))
+    assert (entropy(mean[0, 0]), entropy(reduced)) == pytest.approx((4.5639, 4.6041), abs=1e-4)
+
+
+def test_weights_stay_with_clients_and_are_kept_from_round_to_round():
+    run = run_of("rounds=4", "evaluation.every=4")
+    tasks = run.rounds.assign(run.first_server(), [(0, 0.5), (1, 0.5), (2, 1.0)])
+    assert len({task.part.key for task in tasks}) == 3
+    assert all(task.part.is_new for task in tasks)
+    result = run.run()
+    clients = result.server.clients
+    drawn = {client for line in result.metrics for client in line["clients"]}
+    assert set(clients) == drawn
+    for client, memory in clients.items():
+        width = run.cohorts.capacity_of(client, 0)
+        first = under(result.server.memory, f"first.{width:g}")
+        own = under(memory, f"model.{width:g}")
+        assert own.keys() == first.keys()
+        assert all(own[name].shape == first[name].shape for name in own)
+        assert not same(own, first), "it was trained"
+
+
+def test_a_client_goes_on_from_its_own_model_whatever_the_server_has():
+    run, engine = run_of("rounds=3"), None
+    engine, server, cohort = make_engine(run.trainer), run.first_server(), [(0, 0.5)]
+    server, _, _ = run_round(run.rounds, server, cohort, engine)
+    own = under(server.clients[0], "model.0.5")
+    (task,) = run.rounds.assign(server, cohort)
+    assert not task.part.is_new
+    assert same(task.part.cut({}, run.plan), own)
+    assert (server.state["hidden.1.weight"] != run.first_state["hidden.1.weight"]).any()
+
+
+def test_what_is_sent_is_probabilities_and_sample_numbers_and_every_byte_is_counted():
+    run = run_of("rounds=2", "devices.per_round=2", options="{samples=10}")
+    engine, server, cohort = make_engine(run.trainer), run.first_server(), [(0, 0.5), (1, 1.0)]
+    sizes = [int(run.costs.of(task).bytes) for task in run.rounds.assign(server, cohort)]
+    down = up = None
+    for round in range(2):
+        server, tasks, report = run_round(run.rounds, server, cohort, engine)
+        down, up = run.costs.traffic(tasks, report.answered)
+        answered = 10 * 8 + 10 * 10 * 4
+        assert up == 2 * answered, "ten numbers of 8 bytes, and ten rows of ten probabilities"
+        labels = 0 if round == 0 else 10 * 8 + 10 * 10 * 4
+        assert down == 2 * (10 * 8 + labels) + (sum(sizes) if round == 0 else 0), "models travel once"
+    assert report.answered == {0: (10, answered), 1: (10, answered)}
+    samples = [run.partition.size(client) for client in (0, 1)]
+    assert list(report.passes) == [5 * 10 + own for own in samples], "five times what all said, and once its own"
+
+
+def test_without_epochs_nobody_is_taught_and_the_server_stays_as_it_was():
+    run = run_of("rounds=2", options="{epochs=0}")
+    assert same(dict(run.run().server.state), dict(run.first_state))
+
+
+def test_the_server_alone_may_have_full_width():
+    run = run_of("rounds=2", "devices.capacities=b1-c1")
+    result = run.run()
+    assert set(run.rounds.enrolled) == {0.5, 0.25}
+    assert not under(result.server.memory, "first.1")
+    assert result.model.hidden[1].out_features == 8
+
+
+def test_capacities_that_change_leave_a_model_of_each_with_the_client():
+    run = run_of("devices.dynamic=true")
+    engine, server = make_engine(run.trainer), run.first_server()
+    for cohort in ([(0, 0.5)], [(0, 0.25)]):
+        server, _, _ = run_round(run.rounds, server, cohort, engine)
+    half, quarter = (under(server.clients[0], f"model.{width}") for width in ("0.5", "0.25"))
+    assert half["hidden.1.weight"].shape[0] == 4
+    assert quarter["hidden.1.weight"].shape[0] == 2
+
+
+@pytest.mark.parametrize("where", ["host", "disk"])
+def test_it_resumes_to_the_same_bits(tmp_path, where):
+    class Enough(Exception):
+        pass
+
+    def leave(line):
+        if line["round"] == 2:
+            raise Enough
+
+    changes = ("rounds=4", "checkpoint_every=1", f"client_memory={where}")
+    run_of(*changes).run(tmp_path / "whole")
+    with pytest.raises(Enough):
+        run_of(*changes).run(tmp_path / "parts", on_round=leave)
+    run_of(*changes).run(tmp_path / "parts", resume=True)
+    assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
+    whole, parts = ({f.name: f.read_bytes() for f in (tmp_path / n / "clients").iterdir()} for n in ("whole", "parts"))
+    assert whole == parts
+
+
+def test_widths_are_measured_by_the_models_of_clients():
+    result = run_of("rounds=2", "evaluation.capacities=[1, 0.5, 0.25]", "evaluation.every=1").run()
+    line = result.metrics[-1]
+    for width in (1.0, 0.5, 0.25):
+        present = width in line["capacities"]
+        assert (line["capacity_accuracy"][f"{width:g}"] is not None) == present
+    assert "capacity_accuracy_mean" not in line
+
+
+def test_ray_refuses_it_with_the_reason():
+    with pytest.raises(OptionError, match="DS-FL sends other parts than slices, which engine = 'ray' does not take"):
+        run_of("engine=ray").run()
+
+
+def test_the_quick_start_takes_it():
+    settings = read_settings("quickstart", ["method.name=dsfl", "rounds=3"], only="fedrolex").main
+    assert settings.data.public == 0.1
+    assert Experiment(settings).method.title == "DS-FL"
