@@ -57,7 +57,7 @@ def test_a_model_that_stays_mostly_whole_is_warned_about() -> None:
         Experiment(small("method.name=fedavg"), model=Stubborn())
 
 
-@pytest.mark.parametrize("method", ["fedrolex", "fedbrb", "fedavg", "fedhm"])
+@pytest.mark.parametrize("method", ["fedrolex", "fedbrb", "fedavg", "fedhm", "dsfl"])
 def test_a_run_begins_with_what_devices_have_by_the_method_it_takes(method: str) -> None:
     experiment = Experiment(small(f"method.name={method}", "model.options={hidden=[16, 16]}"))
     title, header, *lines = explain_shares(experiment).splitlines()

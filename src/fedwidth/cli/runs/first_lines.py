@@ -1,0 +1,54 @@
+"""What a run says of itself before its first round: what its devices really have, and what they come to remember."""
+
+from __future__ import annotations
+
+from fedwidth.core.cost import count_bytes
+from fedwidth.core.index import Index
+from fedwidth.experiment import Experiment
+from fedwidth.methods import Task
+from fedwidth.plan.shares import Share, ratio
+from fedwidth.plan.table import share_lines
+
+
+def explain_shares(experiment: Experiment) -> str:
+    """What a device of each capacity that takes part really has of the model, in words.
+
+    It is that of the parts which the method hands out in the first round, be they slices of the model or not.
+    """
+    training, plan, capacities = experiment.settings.training, experiment.plan, experiment.rounds.enrolled
+    moments = 2 if training.optimiser != "sgd" else int(training.momentum > 0)
+    tasks = experiment.rounds.assign(experiment.first_server(), list(enumerate(capacities)))
+    full = experiment.costs.of_part(Index.whole(plan), 1.0)
+    whole = full.memory(batch=training.batch_size, moments=moments)
+
+    def share(capacity: float, task: Task) -> Share:
+        cost, counts = experiment.costs.of(task), task.part.counts if isinstance(task.part, Index) else None
+        memory = cost.memory(batch=training.batch_size, moments=moments)
+        return Share(
+            capacity, counts, ratio(cost.parameters, full.parameters), ratio(cost.macs, full.macs), memory / whole
+        )
+
+    shares = [share(capacity, task) for capacity, task in zip(capacities, tasks, strict=True)]
+    return "\n".join(share_lines(plan, shares, batch=training.batch_size))
+
+
+def explain_memory(experiment: Experiment) -> str:
+    """What clients may come to remember in all, in words; empty where they remember nothing."""
+    local, clients = experiment.method.local, len(experiment.partition)
+    if local is None or not (local.own or local.answers):
+        return ""
+    parameters = dict(experiment.model.named_parameters(remove_duplicate=False))
+    each = len(local.own) * count_bytes(experiment.plan, {}, parameters)
+    if local.answers:  # each keeps its model, the widest of them all
+        each = largest_own_model(experiment)
+    where = "in memory; client_memory=disk keeps it in files"
+    if experiment.settings.client_memory == "disk":
+        where = "in files"
+    return f"clients remember up to {each * clients / 1e9:.2g} GB ({clients} of {each / 1e6:.3g} MB), kept {where}"
+
+
+def largest_own_model(experiment: Experiment) -> int:
+    """Bytes of the largest model that a client keeps."""
+    rounds, enrolled = experiment.rounds, experiment.rounds.enrolled
+    tasks = rounds.assign(experiment.first_server(), list(enumerate(enrolled)))
+    return max(int(cost.bytes + cost.buffer_bytes) for cost in map(experiment.costs.of, tasks))
