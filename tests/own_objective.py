@@ -71,6 +71,20 @@ def spans() -> Data:
     return halves(x, {"start": first, "end": first + 1})
 
 
+class Plain(nn.Sequential):
+    """Points to classes."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, classes))
+
+
+class NextWord(nn.Sequential):
+    """Words to words."""
+
+    def __init__(self, vocabulary: int = 34) -> None:
+        super().__init__(nn.Embedding(vocabulary, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, vocabulary))
+
+
 class Dense(nn.Module):
     """A network over pictures that keeps their size."""
 

@@ -58,6 +58,17 @@ def pieces(tree: Tree, cut: Callable[[Tensor], Sequence[Tensor]]) -> list[Tree]:
     return list(zip(*(cut(tensor) for tensor in tree), strict=True))
 
 
+def shapes(*trees: Tree) -> tuple[torch.Size, ...]:
+    """The shapes of all tensors of some trees."""
+    return tuple(leaf.shape for tree in trees for leaf in leaves(tree))
+
+
+def copy_into(held: Tree, new: Tree) -> None:
+    """Copy the tensors of a tree into those of another one, which keep their addresses."""
+    for own, other in zip(leaves(held), leaves(new), strict=True):
+        own.copy_(other)
+
+
 def count(tree: Tree) -> int:
     """How many samples it has."""
     return len(tree) if isinstance(tree, Tensor) else len(leaves(tree)[0])

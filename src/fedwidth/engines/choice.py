@@ -26,7 +26,7 @@ from fedwidth.core.cost import cost
 from fedwidth.devices.capacity import Capacities
 from fedwidth.engines.limits import TRIALS, why_not_by_rule, why_not_train
 from fedwidth.engines.processes.startup import why_not_import, why_not_send, why_not_share
-from fedwidth.engines.stacks.pool import couples_samples
+from fedwidth.engines.stacks.pool import why_coupled
 from fedwidth.errors import OptionError
 from fedwidth.training.client import Trainer
 
@@ -159,8 +159,8 @@ def why_not_stack(trainer: Trainer, training: TrainingCost) -> str | None:
     if training.parameters * clients > MAX_STACKED[kind]:
         return f"{clients} clients of {training.parameters:,.0f} parameters are too many to stack"
     sizes = trainer.partition.sizes
-    if couples_samples(trainer.model) and int(sizes.min()) < int(sizes.max()):
-        return "clients have different numbers of samples, and batch norm leaves no room for missing ones"
+    if (reason := why_coupled(trainer)) is not None and int(sizes.min()) < int(sizes.max()):
+        return f"clients have different numbers of samples, and {reason}"
     steps = torch.ceil(sizes / settings.training.batch_size)
     if not settings.training.steps and float(steps.double().mean()) < float(steps.max()) / 2:
         return "some clients take more than twice as many steps as most"

@@ -27,8 +27,8 @@ def why_not_by_rule(trainer: Trainer, engine: str) -> str | None:
     draw at random nor keep anything.
     """
     model = trainer.model
-    if trainer.data.is_lazy:
-        return "its samples are read as they are needed, and these engines hold all of them on the device"
+    if trainer.data.is_lazy and engine == "vectorised":
+        return "its samples are read as they are needed, and stacked clients take theirs from all of them in memory"
     if trainer.rule.local.answers is not None:
         return f"models stay with the clients of {trainer.rule.title}, which send answers instead"
     if trainer.rule.local.loss is not None and not trainer.rule.local.steady:

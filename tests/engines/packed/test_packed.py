@@ -96,7 +96,7 @@ def test_a_model_that_cannot_be_stacked_is_refused():
     runs = experiments(["seed=1"], ["seed=2"])
     model = Looks(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)).double()
     own = [Experiment(run.settings, model=model, data=run.data) for run in runs]
-    with pytest.raises(OptionError, match="cannot train as one batch: the model cannot be stacked"):
+    with pytest.raises(OptionError, match="cannot train as one batch: the model or its loss cannot be stacked"):
         run_in_lockstep(own)
 
 

@@ -18,8 +18,6 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from fedwidth.engines.processes.shared_memory import SHARED_MEMORY, TensorFinder, count_shared, free_shared_memory
 from fedwidth.errors import OptionError
 from fedwidth.methods import Reference
@@ -49,11 +47,11 @@ def startup_arguments(trainer: Trainer) -> tuple[Any, ...]:
     return trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings, objective, method, *public
 
 
-def why_not_send(model: nn.Module) -> str | None:
-    """The reason why a model cannot go to another process (it holds a lambda, an open file, …), or None."""
+def why_not_send(thing: Any) -> str | None:
+    """The reason why a model (or an objective) cannot go to another process (it holds a lambda, …), or None."""
     try:
-        pickle.dumps(model)
-    except Exception as error:  # a model may hold anything, and pickle fails in as many ways
+        pickle.dumps(thing)
+    except Exception as error:  # it may hold anything, and pickle fails in as many ways
         return str(error) or type(error).__name__
     return None
 
@@ -64,6 +62,10 @@ def why_not_share(trainer: Trainer) -> str | None:
     It is found out beforehand because PyTorch crashes where it asks for too much.
     """
     free = free_shared_memory()
+    if (reason := why_not_send(trainer.objective)) is not None:
+        return (
+            f"the loss or the metric cannot be sent to worker processes ({reason}): define them at the top of a module"
+        )
     try:
         needed = count_shared(startup_arguments(trainer))
     except Exception as error:  # data of the user's own may hold anything, as a model may

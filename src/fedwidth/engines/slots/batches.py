@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from fedwidth.data.records import moved
+from fedwidth.data.trees import bytes_of, pieces, widened
 from fedwidth.engines.flat.layout import copy_to_device
 from fedwidth.engines.flat.orders import NO_SAMPLE, Order
 from fedwidth.engines.flat.tasks import FlatTask
@@ -16,7 +18,7 @@ MAX_BYTES_AHEAD = 2**28
 """Bytes that may wait for their round, also during an evaluation: ten clients with 500 pictures of 32 x 32 have 61
 million. While they are normalised they take up to three times as much."""
 
-Batches = list[tuple[Tensor, Tensor]]
+Batches = list[tuple[Any, Any]]
 """Inputs and targets of each step of a client."""
 
 Gather = Callable[[Trainer, Sequence[Order]], list[Batches]]
@@ -42,8 +44,7 @@ class BatchesAhead:
     def add(self, trainer: Trainer, orders: Sequence[Order]) -> None:
         """Gather what these clients will train on, if there is room for all of them."""
         if not self._sample_bytes:
-            one = trainer.data.transform(trainer.data.train.inputs[:1]), trainer.data.train.targets[:1].long()
-            self._sample_bytes = sum(part.numel() * part.element_size() for part in one)
+            self._sample_bytes = bytes_of(trainer.data.example(1)) + bytes_of(trainer.data.example_targets(1))
         needed = self._sample_bytes * sum(sum(order.lengths) for order in orders)
         if orders and needed <= self._free:  # in a coming round all clients may be excluded
             held = zip(orders, self._gather(trainer, orders), strict=True)
@@ -71,6 +72,8 @@ class BatchesAhead:
 def gather_batches(trainer: Trainer, orders: Sequence[Order]) -> list[Batches]:
     """(inputs, targets) of every step of every client, gathered, augmented and normalised in one go on the device."""
     split, device = trainer.data.train, trainer.device
+    if split.is_lazy:
+        return [_read_batches(trainer, order) for order in orders]
     present = [order.samples != NO_SAMPLE for order in orders]
     samples = torch.cat([order.samples[here] for order, here in zip(orders, present, strict=True)])
     chosen = copy_to_device(samples, device)
@@ -78,8 +81,21 @@ def gather_batches(trainer: Trainer, orders: Sequence[Order]) -> list[Batches]:
     if orders[0].draws is not None:
         draws = [order.draws[here] for order, here in zip(orders, present, strict=True)]  # type: ignore[index]
         drawn = copy_to_device(torch.cat(draws), device)
-    inputs = trainer.data.transform(split.inputs[chosen], drawn is not None, draws=drawn)
-    targets = split.targets[chosen].long()
+    stored, targets = split.read(chosen)
+    inputs = trainer.data.transform(stored, drawn is not None, draws=drawn)
     lengths = [length for order in orders for length in order.lengths]
-    pairs = iter(list(zip(torch.split(inputs, lengths), torch.split(targets, lengths), strict=True)))
+    cut = (pieces(tree, lambda tensor: torch.split(tensor, lengths)) for tree in (inputs, widened(targets)))
+    pairs = zip(*cut, strict=True)
     return [[next(pairs) for _ in order.lengths] for order in orders]
+
+
+def _read_batches(trainer: Trainer, order: Order) -> Batches:
+    """(inputs, targets) of every step of a client, each read by itself: batches may have shapes of their own."""
+    data, device = trainer.data, trainer.device
+    batches: Batches = []
+    for step, (row, length) in enumerate(zip(order.samples, order.lengths, strict=True)):
+        stored, targets = data.train.read(row[:length])
+        draws = None if order.draws is None else order.draws[step, :length]
+        inputs = data.transform(moved(stored, device), draws is not None, draws=draws)
+        batches.append((inputs, widened(moved(targets, device))))
+    return batches

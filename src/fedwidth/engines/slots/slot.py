@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from fedwidth.data.trees import Tree, copy_into, count, mapped, shapes
 from fedwidth.engines.capture import GraphStream, capture_graph
 from fedwidth.engines.flat.tensor_layout import TensorLayout
 from fedwidth.engines.flat.vectors import (
@@ -34,7 +35,11 @@ from fedwidth.settings import TrainingSettings
 from fedwidth.training.gpu import autocast
 from fedwidth.training.loss import Pass, loss_of
 from fedwidth.training.rule import Rule
+from fedwidth.training.skeletons import with_channels_last
 from fedwidth.training.step import report_of, take_step
+
+Batches = Sequence[tuple[Tree, Tree]]
+"""Inputs and targets of each step."""
 
 MAX_GRAPHS = 3
 """Batch sizes captured per slot (the full batch and common last batches); rarer ones run without a graph."""
@@ -65,7 +70,8 @@ class Slot:
         self.flat = self.weights.values[0]
         self.loss_sum = torch.zeros((), dtype=dtype, device=device)
         self.absent = torch.zeros(classes, dtype=torch.bool, device=device)
-        self.client = Pass(self.module, self.absent, settings.mask, rule.options, capacity, objective, module)
+        absent = None if settings.mask == "none" else self.absent
+        self.client = Pass(self.module, absent, settings.mask, rule.options, capacity, objective, module)
         views = sub.views(self.flat)
         _make_views(module, views)
         self.others = {name: buffer for name, buffer in module.named_buffers() if name not in views}
@@ -80,8 +86,8 @@ class Slot:
         matter."""
         self.stream = GraphStream.on(device)
         self.max_graphs = MAX_GRAPHS
-        self.graphs: dict[int, tuple[Tensor, Tensor, torch.cuda.CUDAGraph]] = {}
-        """Where a captured step reads its inputs and targets, and the step, by batch size."""
+        self.graphs: dict[Hashable, tuple[Tree, Tree, torch.cuda.CUDAGraph]] = {}
+        """Where a captured step reads its inputs and targets, and the step, by the shapes of a batch."""
 
     def begin(
         self,
@@ -111,23 +117,23 @@ class Slot:
         else:
             self.absent.copy_(absent)
 
-    def has_captured(self, batches: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    def has_captured(self, batches: Batches) -> bool:
         """Whether `capture_steps` would have nothing to do."""
-        sizes = {len(inputs) for inputs, _ in batches}
+        sizes = {shapes(*batch) for batch in batches}
         return self.stream.cuda is None or len(self.graphs) >= self.max_graphs or sizes <= self.graphs.keys()
 
-    def capture_steps(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def capture_steps(self, batches: Batches) -> None:
         """Capture the steps that these batches need, as far as that is worth it."""
         if self.stream.cuda is None:
             return
         for inputs, targets in batches:
-            size = len(inputs)
+            size = shapes(inputs, targets)
             if size not in self.graphs and len(self.graphs) < self.max_graphs:
-                held = inputs.clone(), targets.clone()
+                held = mapped(torch.clone, inputs), mapped(torch.clone, targets)
                 with self._drawing():
                     self.graphs[size] = (*held, self._capture(*held))
 
-    def why_not_capture(self, inputs: Tensor, targets: Tensor) -> str | None:
+    def why_not_capture(self, inputs: Tree, targets: Tree) -> str | None:
         """The reason why the step cannot be captured, or None; the slot is of no further use."""
         try:
             with self._drawing():
@@ -146,13 +152,13 @@ class Slot:
             return f"its step cannot be captured ({type(error).__name__}: {message})"
         return None
 
-    def train_all(self, batches: Sequence[tuple[Tensor, Tensor]], probes: int = 0) -> None:
+    def train_all(self, batches: Batches, probes: int = 0) -> None:
         """Take one local step on each of these batches; over the first `probes` ones only the gradient is gathered."""
         if probes:
-            samples = sum(len(inputs) for inputs, _ in batches[:probes])
+            samples = sum(count(inputs) for inputs, _ in batches[:probes])
             for inputs, targets in batches[:probes]:
                 with self.stream.queue():
-                    self._set(rate=0.0, share=len(inputs) / samples)
+                    self._set(rate=0.0, share=count(inputs) / samples)
                 self._train([(inputs, targets)])
             with self.stream.queue():  # what layers counted on the way is forgotten, and so are momentum and losses
                 self.flat.copy_(self.weights.start[0])
@@ -174,8 +180,8 @@ class Slot:
         if self.rule.probes:
             fill(self.weights.share, share)
 
-    def _train(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Take a step on each batch, a captured one where there is one of its size."""
+    def _train(self, batches: Batches) -> None:
+        """Take a step on each batch, a captured one where there is one of its shapes."""
         if self.stream.cuda is None:
             with self._drawing():
                 for inputs, targets in batches:
@@ -183,16 +189,17 @@ class Slot:
             return
         with self.stream.queue():
             for inputs, targets in batches:
-                if len(inputs) not in self.graphs:
+                size = shapes(inputs, targets)
+                if size not in self.graphs:
                     with self._drawing():
                         self._step(inputs, targets)
                     continue
-                held_inputs, held_targets, graph = self.graphs[len(inputs)]
-                held_inputs.copy_(inputs)
-                held_targets.copy_(targets)
+                held_inputs, held_targets, graph = self.graphs[size]
+                copy_into(held_inputs, inputs)
+                copy_into(held_targets, targets)
                 graph.replay()
 
-    def _capture(self, inputs: Tensor, targets: Tensor) -> torch.cuda.CUDAGraph:
+    def _capture(self, inputs: Tree, targets: Tree) -> torch.cuda.CUDAGraph:
         """Capture the step. The one before really trains, so all it changes is put back afterwards."""
         held = [*changed_by_steps(self.weights), self.loss_sum, *self.others.values()]
         before = [tensor.clone() for tensor in held]
@@ -204,10 +211,10 @@ class Slot:
         self.generator.set_state(drawn)
         return graph
 
-    def _step(self, inputs: Tensor, targets: Tensor) -> None:
+    def _step(self, inputs: Tree, targets: Tree) -> None:
         """Take one local step."""
-        if self.sub.channels_last and inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        if self.sub.channels_last:
+            inputs = with_channels_last(inputs)
         with autocast(self.device, self.precision):
             loss = loss_of(self.rule, self.client, inputs, targets)
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from fedwidth.core.submodel import state_of
+from fedwidth.data.records import moved
 from fedwidth.engines.flat.parts import PartCohort, PartLayout
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.slots.making import channels_last, make_slot
@@ -34,8 +35,7 @@ def _try_capture(trainer: Trainer) -> str | None:
     part = trainer.example_part(state)
     sub = PartLayout(part, trainer, partial(channels_last, trainer))
     start, others = PartCohort(part, sub).cut(state, trainer)
-    inputs = trainer.data.example()
-    targets = trainer.data.train.targets[: len(inputs)].long()
+    inputs, targets = moved(trainer.data.example(), device), moved(trainer.data.example_targets(), device)
     slot = make_slot(trainer, part, sub, rate=1.0)
     with slot.stream.queue():
         sent = {

@@ -19,9 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map_only
 
+from fedwidth.data.trees import Tree, mapped
 from fedwidth.engines.stacks.layers import has_stacked_layers
 from fedwidth.objectives import CLASSIFICATION
+from fedwidth.objectives.losses import HALVES
 from fedwidth.training.loss import Pass, loss_of
 from fedwidth.training.rule import PLAIN, Rule
 
@@ -32,8 +35,8 @@ def gradients_of(
     module: nn.Module,
     own: Tensors,
     rest: Tensors,
-    inputs: Tensor,
-    targets: Tensor,
+    inputs: Tree,
+    targets: Tree,
     *,
     absent: Tensor | None,
     client: Pass | None = None,
@@ -48,7 +51,7 @@ def gradients_of(
 
     every = client or Pass(module, None, "none", rule.options, 1.0, CLASSIFICATION, module)
 
-    def loss(own: Tensors, rest: Tensors, x: Tensor, y: Tensor, lacks: Tensor | None) -> Tensor:
+    def loss(own: Tensors, rest: Tensors, x: Tree, y: Tree, lacks: Tensor | None) -> Tensor:
         # Attention in parts: fused kernels cannot be stacked, or do not see that there will be a backward pass.
         with sdpa_kernel(SDPBackend.MATH), forward or nullcontext():
             return loss_with({**own, **rest}, replace(every, absent=lacks), rule, x, y)
@@ -62,7 +65,7 @@ def gradients_of(
     return list(torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)), losses.detach()
 
 
-def loss_with(tensors: Tensors, client: Pass, rule: Rule, inputs: Tensor, targets: Tensor) -> Tensor:
+def loss_with(tensors: Tensors, client: Pass, rule: Rule, inputs: Tree, targets: Tree) -> Tensor:
     """The loss of a client whose module holds these tensors: also while the rule looks at the module itself."""
     named = {f"module.{name}": tensor for name, tensor in tensors.items()}
     found: Tensor = functional_call(_Loss(client, rule), named, (inputs, targets))
@@ -77,17 +80,29 @@ class _Loss(nn.Module):
         self.module, self.rule = client.module, rule
         self.client = replace(client, forward=self._answer)
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, inputs: Tree, targets: Tree) -> Tensor:
         return loss_of(self.rule, self.client, inputs, targets)
 
-    def _answer(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.module(inputs)
+    def _answer(self, *args: Any, **kwargs: Any) -> Any:
         # Autocast would do so for one model; a stacked loss is broken up into parts that it does not know.
-        return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        return _in_single_precision(self.module(*args, **kwargs))
 
 
-def client_channels_last(images: Tensor) -> Tensor:
+def _in_single_precision(output: Any) -> Any:
+    """What a model returned, with tensors of half precision in single precision."""
+    if isinstance(output, Tensor):
+        return output.float() if output.dtype in HALVES else output
+    return tree_map_only(Tensor, _in_single_precision, output)
+
+
+def client_channels_last(inputs: Tree) -> Tree:
     """Images [clients, samples, channels, height, width] with the channels of all clients last in memory."""
+    return mapped(_client_channels_last, inputs)
+
+
+def _client_channels_last(images: Tensor) -> Tensor:
+    if images.dim() != 5:
+        return images
     return images.permute(1, 3, 4, 0, 2).contiguous().permute(3, 0, 4, 1, 2)
 
 

@@ -3,7 +3,7 @@
 Best for many small models, on the CPU too: a step of a hundred narrow networks costs little more than a step of one.
 Where the model has no batch norm, clients with fewer samples join in: missing samples get targets that are ignored,
 and a client that is done stays as it is. With batch norm only clients with equal batches share a stack, because
-padding would change the batch statistics.
+padding would change the batch statistics, and so do clients whose loss knows no target that is ignored.
 
 On a GPU, stacks of different sizes train side by side, and those of convolutional models are small and several. Where
 the device has no memory left, the pool goes on with fewer of them at a time, and then with half as many rows in each:
@@ -55,7 +55,7 @@ class StackPool:
     ) -> None:
         """`merges` and `rows`, of a stack whose convolutions are merged, are what suits the device unless given."""
         self.trainer, self.device = trainer, trainer.device
-        self.coupled = couples_samples(trainer.model)
+        self.coupled = why_coupled(trainer) is not None
         self.samples = TrainingSamples(trainer)
         last = stacks_channels_last(trainer)
         self.channels_last: Callable[[Shapes], bool] = lambda _: last
@@ -250,6 +250,15 @@ class StackPool:
     def _stack(self, segment: GroupSegment, *, merge: bool = True) -> Stack:
         """The stack that a segment trains in."""
         return self._store.stack(segment, concurrent=self._concurrent, stacked_layers=self.merges, merge=merge)
+
+
+def why_coupled(trainer: Trainer) -> str | None:
+    """The reason why only clients with equally many samples in every batch can share a stack, or None."""
+    if couples_samples(trainer.model):
+        return "batch norm leaves no room for missing ones"
+    if trainer.objective.ignored is None:
+        return f"the loss of {trainer.objective.title} may know no target that does not count"
+    return None
 
 
 def couples_samples(model: nn.Module) -> bool:

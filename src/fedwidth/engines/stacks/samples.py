@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from fedwidth.data import IGNORE
+from fedwidth.data.trees import Tree, bytes_of, mapped, widened
 from fedwidth.engines.flat.orders import NO_SAMPLE
 from fedwidth.training.client import Trainer
 
@@ -28,12 +28,13 @@ class TrainingSamples:
 
     def __init__(self, trainer: Trainer) -> None:
         self.split, self.transform, self.device = trainer.data.train, trainer.data.transform, trainer.device
+        self.objective = trainer.objective
         self.augments = trainer.settings.training.augment and self.transform.augments
         self.orders = torch.empty(0, trainer.settings.training.batch_size, dtype=torch.long)
         self.draws: Tensor | None = None
-        self._prepared: Tensor | None = None
-        one = self.transform(self.split.inputs[:1])
-        if not self.augments and one.numel() * one.element_size() * len(self.split) <= MAX_PREPARED[self.device.type]:
+        self._prepared: Tree | None = None
+        one = trainer.data.example(1)
+        if not self.augments and bytes_of(one) * len(self.split) <= MAX_PREPARED[self.device.type]:
             self._prepared = self.transform(self.split.inputs)
 
     def load_orders(self, orders: Sequence[Tensor], draws: Sequence[Tensor | None]) -> tuple[list[int], bool]:
@@ -57,18 +58,24 @@ class TrainingSamples:
         """The number of samples in each of these rows."""
         return (self.orders.index_select(0, rows) != NO_SAMPLE).sum(1)
 
-    def batch(self, rows: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-        """Inputs [clients, batch, …] and targets of these rows, targets ignored where a sample is missing."""
+    def batch(self, rows: Tensor, longest: int) -> tuple[Tree, Tree]:
+        """Inputs [clients, batch, …] and targets of these rows; targets of missing samples do not count."""
         order = self.orders.index_select(0, rows)[:, :longest]
         chosen = order.clamp(min=0).flatten()
         if self._prepared is not None:
-            inputs = self._prepared.index_select(0, chosen)
+            inputs = mapped(lambda tensor: tensor.index_select(0, chosen), self._prepared)
         else:
             draws = None
             if self.augments:
                 assert self.draws is not None
                 draws = self.draws.index_select(0, rows)[:, :longest].flatten(0, 1)
-            inputs = self.transform(self.split.inputs[chosen], self.augments, draws=draws)
-        targets = torch.unflatten(self.split.targets[chosen].long(), 0, order.shape)
-        missing = (order == NO_SAMPLE).view(*order.shape, *[1] * (targets.dim() - 2))
-        return torch.unflatten(inputs, 0, order.shape), targets.masked_fill(missing, IGNORE)
+            stored = mapped(lambda tensor: tensor[chosen], self.split.inputs)
+            inputs = self.transform(stored, self.augments, draws=draws)
+        inputs, targets = (
+            mapped(lambda tensor: torch.unflatten(tensor, 0, order.shape), tree)
+            for tree in (inputs, widened(mapped(lambda tensor: tensor[chosen], self.split.targets)))
+        )
+        if self.objective.ignored is None:  # then clients of a stack have equally many samples in every batch
+            return inputs, targets
+        assert isinstance(targets, Tensor)
+        return inputs, self.objective.without(targets, order == NO_SAMPLE)

@@ -168,7 +168,7 @@ class Stack:
         inputs, targets = self.samples.batch(
             prefix.first + torch.minimum(self.number, prefix.steps - 1).clamp(min=0), longest
         )
-        if self.sub.channels_last and inputs.dim() == 5:
+        if self.sub.channels_last:
             inputs = client_channels_last(inputs)
         mask = self.settings.mask
         absent = None if mask == "none" else prefix.absent

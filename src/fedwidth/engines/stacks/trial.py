@@ -7,9 +7,12 @@ import warnings
 import torch
 
 from fedwidth.core.submodel import state_of
+from fedwidth.data.records import moved
+from fedwidth.data.trees import mapped
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding, loss_with
 from fedwidth.engines.stacks.layers import can_stack_layers, has_stacked_layers, stack_layers
+from fedwidth.importing import one_line
 from fedwidth.training.client import Trainer
 from fedwidth.training.gpu import autocast
 from fedwidth.training.loss import Pass
@@ -38,10 +41,10 @@ def try_stack_as(trainer: Trainer, *, channels_last: bool) -> str | None:
     names = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
     twice = {name: torch.stack([held[name]] * 2) for name in held if name not in trainer.plan.tied}
     own = {name: twice.pop(name) for name in names}
-    inputs = trainer.data.example().to(trainer.device)
-    targets = trainer.data.train.targets[: len(inputs)].long().to(trainer.device)
-    x, y = torch.stack([inputs] * 2), torch.stack([targets] * 2)
-    if channels_last and x.dim() == 5:
+    inputs = moved(trainer.data.example(), trainer.device)
+    targets = moved(trainer.data.example_targets(), trainer.device)
+    x, y = (mapped(lambda tensor: torch.stack([tensor] * 2), tree) for tree in (inputs, targets))
+    if channels_last:
         x = client_channels_last(x)
     client = Pass(module, None, "none", trainer.rule.options, 1.0, trainer.objective, module)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as said:
@@ -56,15 +59,15 @@ def try_stack_as(trainer: Trainer, *, channels_last: bool) -> str | None:
         except Exception as error:  # a model may do anything in its forward pass
             if out_of_memory(error):
                 return None  # clients are narrower, and stacks know how to do with less
-            failure = type(error).__name__
+            failure = f"{type(error).__name__}: {one_line(error)}"
     if any(str(warning.message).startswith("There is a performance drop") for warning in said):
         return "it has operators that stacked clients would take one after the other"
     if failure:
-        return f"the model cannot be stacked ({failure})"
+        return f"the model or its loss cannot be stacked ({failure})"
     if not has_stacked_layers(module):  # `torch.func.grad` gives zeros for what it does not find
         alone = {name: tensor[0].detach().requires_grad_() for name, tensor in own.items()}
         tensors = {**alone, **{name: tensor[0] for name, tensor in twice.items()}}
-        loss = loss_with(tensors, client, trainer.rule, x[0], y[0])
+        loss = loss_with(tensors, client, trainer.rule, inputs, targets)
         found = list(torch.autograd.grad(loss, list(alone.values()), allow_unused=True))
     unused = [name for name, gradient in zip(own, found, strict=True) if gradient is None]
     return f"the loss does not depend on '{unused[0]}', and weight decay would move it all the same" if unused else None
