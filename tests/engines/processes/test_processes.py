@@ -1,10 +1,11 @@
 """Worker processes: their number changes no bit, and one that dies is replaced."""
 
+import multiprocessing
 import os
 import shutil
 import signal
 import time
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 
@@ -15,8 +16,10 @@ from fedwidth.engines import ProcessEngine, SerialEngine, choose_engine, make_en
 from fedwidth.engines.processes.engine import start_pool
 from fedwidth.engines.processes.shared_memory import SHARED_MEMORY, count_shared
 from fedwidth.engines.processes.startup import startup_arguments, why_not_share
+from fedwidth.engines.processes.worker import start_worker
 from fedwidth.errors import ClientError, OptionError, UpdateError
 from fedwidth.experiment import Experiment
+from fedwidth.methods import Reference
 from fedwidth.settings import TrainingSettings
 from small_runs import contents, same, small
 
@@ -175,3 +178,19 @@ def test_shared_memory_that_is_too_small(monkeypatch):
 def test_no_more_workers_than_clients():
     trainer = Experiment(small("engine=processes", "workers=64")).trainer
     assert make_engine(trainer).workers == 3
+
+
+def test_a_worker_that_cannot_start_says_why():
+    """Its method cannot be found there: the cause is named, not that a process died."""
+
+    def broken(trainer, workers):
+        *others, _ = startup_arguments(trainer)
+        arguments = (*others, Reference("nowhere:METHOD"))
+        context = multiprocessing.get_context("forkserver")
+        return ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=arguments)
+
+    experiment = Experiment(small("engine=processes", "workers=1"))
+    engine = ProcessEngine(experiment.trainer, 1, start_pool=broken)
+    with pytest.raises(ClientError, match="worker process could not start: OptionError: method 'nowhere:METHOD'"):
+        sums_of(experiment, engine)
+    engine.close()

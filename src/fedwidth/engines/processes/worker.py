@@ -19,6 +19,8 @@ from fedwidth.core.updates import Update
 from fedwidth.data import Data, Partition
 from fedwidth.engines.serial import train_task
 from fedwidth.engines.transfer import decode, decode_nested, decode_part, encode, encode_nested, encode_part
+from fedwidth.errors import ClientError
+from fedwidth.importing import one_line
 from fedwidth.methods import Reference, Task
 from fedwidth.objectives import Objective
 from fedwidth.plan.plan import Plan
@@ -30,6 +32,8 @@ Nested = Mapping[str, Mapping[str, TensorBytes] | float]
 
 _trainer: Trainer | None = None
 """The trainer of this process, if it is a worker."""
+_failure = ""
+"""The reason why this worker has none."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +105,15 @@ def start_worker(
     public: Data | None = None,
 ) -> None:
     """Make this process a worker: keep what every task needs."""
-    global _trainer
+    global _trainer, _failure
     # Ctrl-C reaches every process of a terminal, but only the main one decides what happens to the round.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    _trainer = Trainer(model, plan, data, partition, method.find(), settings, objective=objective, public=public)
+    try:
+        _trainer = Trainer(model, plan, data, partition, method.find(), settings, objective=objective, public=public)
+    except Exception as error:  # said with the first task: a worker that does not start is only known to be dead
+        _failure = f"a worker process could not start: {type(error).__name__}: {one_line(error)}"
 
 
 def leave_with_parent() -> None:
@@ -119,7 +126,8 @@ def leave_with_parent() -> None:
 
 def train_encoded(sub: Mapping[str, TensorBytes], encoded: EncodedTask, round: int) -> EncodedUpdate:
     """Train one task in this worker, from the tensors of its sub-model."""
-    assert _trainer is not None
+    if _trainer is None:
+        raise ClientError(_failure)
     task = encoded.task(_trainer.plan)
     sent = decode_nested(encoded.sent, copy=True)
     return EncodedUpdate.of(train_task(_trainer, decode(sub, copy=True), task, round, sent))
