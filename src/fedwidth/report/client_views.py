@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedwidth.report.comparison_views import measure_of_page
 from fedwidth.report.entries import Entry, spread
 from fedwidth.report.rebuild import Rebuilt, said
 from fedwidth.report.runs import Run, number
@@ -23,36 +24,42 @@ MAX_CLIENTS_DRAWN, MAX_LABELS_DRAWN, MAX_PICTURES = 100, 100, 12
 
 def gains_views(entries: Sequence[Entry]) -> View:
     """For each entry the distribution of accuracy over clients, by capacity from the largest on, all seeds together."""
+    metric = measure_of_page(entries)
     found: list[dict[float | None, list[float]]] = []
     for entry in entries:
         by_capacity: dict[float | None, list[float]] = {}
         for row in (row for run in entry.runs for row in run.clients):
-            if 0 <= (accuracy := number(row.get("accuracy"))) <= 1:
+            accuracy = number(row.get("accuracy"))
+            if 0 <= accuracy <= 1 or (not metric.percent and math.isfinite(accuracy)):
                 by_capacity.setdefault(_capacity(row), []).append(accuracy)
-        found.append(by_capacity)
-    worst = min((a for by_capacity in found for accuracies in by_capacity.values() for a in accuracies), default=0.0)
-    low = min(0.8, math.floor(10 * worst) / 10)  # all entries share one axis
+        found.append(by_capacity if entry.first.measure == metric else {})
+    every = [a for by_capacity in found for accuracies in by_capacity.values() for a in accuracies] or [0.0]
+    low, high = min(every), max(every)  # all entries share one axis
+    if metric.percent:
+        low, high = min(0.8, math.floor(10 * low) / 10), 1.0
+    elif low == high:
+        high = low + 1.0
     views = [
         {
             "entry": position,
             "levels": [
-                _distribution(capacity, by_capacity[capacity], low)
+                _distribution(capacity, by_capacity[capacity], (low, high))
                 for capacity in sorted(by_capacity, key=lambda c: -(c or 0))
             ],
         }
         for position, by_capacity in enumerate(found)
         if by_capacity
     ]
-    return {"low": low, "views": views}
+    return {"low": low, "high": high, "views": views}
 
 
-def _distribution(capacity: float | None, accuracies: Sequence[float], low: float) -> View:
+def _distribution(capacity: float | None, accuracies: Sequence[float], ends: tuple[float, float]) -> View:
     return {
         "capacity": capacity,
         "clients": len(accuracies),
         "mean": float(np.mean(accuracies)),
         "quantiles": np.quantile(accuracies, [0, 0.25, 0.5, 0.75, 1]).tolist(),
-        "bins": np.histogram(accuracies, BINS, (low, 1))[0].tolist(),
+        "bins": np.histogram(accuracies, BINS, ends)[0].tolist(),
     }
 
 
@@ -65,7 +72,7 @@ def widths_views(entries: Sequence[Entry], built: Sequence[Rebuilt | str]) -> Vi
     whole: list[int] = []
     for position, (entry, model) in enumerate(zip(entries, built, strict=True)):
         found: dict[float, list[float]] = {}
-        for run in entry.runs:
+        for run in (run for run in entry.runs if run.measure == measure_of_page(entries)):
             for name, accuracy in next(_capacity_accuracies(run), {}).items():
                 if 0 < (capacity := _read_capacity(name)) <= 1:
                     found.setdefault(capacity, []).append(number(accuracy))

@@ -13,6 +13,7 @@ from fedwidth.analysis.comparison import Comparison, Row, accuracy_text
 from fedwidth.config.schema import build
 from fedwidth.errors import FedwidthError
 from fedwidth.evaluation.samples import TEST, VALIDATION, samples_to_report
+from fedwidth.objectives.metric import ACCURACY, Measure
 from fedwidth.report.entries import Entry
 from fedwidth.report.runs import Run, number
 from fedwidth.run.about import About, read_about
@@ -29,15 +30,24 @@ MAX_CLASSES = 40
 def compare_entries(entries: Sequence[Entry], about: About) -> Comparison:
     """The entries compared, by their finished runs."""
 
+    metric = measure_of_page(entries)
+
     def by_seed(entry: Entry, key: str) -> dict[int, float]:
-        found = {run.seed: 100 * run.final(key) for run in entry.runs if run.finished}
+        if entry.first.measure != metric:
+            return {}
+        found = {run.seed: metric.scaled(run.final(key)) for run in entry.runs if run.finished}
         return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
     rows = [
         Row(each.label, _settings(each.first), by_seed(each, TEST.key()), by_seed(each, VALIDATION.key()))
         for each in entries
     ]
-    return Comparison(tuple(rows), best_leads=bool(about.over))
+    return Comparison(tuple(rows), best_leads=bool(about.over), metric=metric)
+
+
+def measure_of_page(entries: Sequence[Entry]) -> Measure:
+    """What a page about these entries tells: what the first of them measures."""
+    return entries[0].first.measure if entries else ACCURACY
 
 
 def comparison_view(entries: Sequence[Entry], about: About) -> View:
@@ -57,7 +67,7 @@ def comparison_view(entries: Sequence[Entry], about: About) -> View:
                 "gain": str(gain.difference) if gain else "",
                 "over": gain.kind if gain else "",
                 "verdict": gain.difference.verdict if gain else "",
-                "validation": accuracy_text(row.validation) if row.validation else "",
+                "validation": accuracy_text(row.validation, compared.metric) if row.validation else "",
             }
             for row, mine, gain in zip(compared.rows, compared.yardsticks, compared.gains, strict=True)
         ],
@@ -66,13 +76,24 @@ def comparison_view(entries: Sequence[Entry], about: About) -> View:
 
 def reached_view(entries: Sequence[Entry]) -> View:
     """After how many rounds, bytes and seconds the mean over seeds first reached each target, where it did."""
-    curves = [_accuracies(entry) for entry in entries]
-    best = max((accuracy for curve in curves for _, accuracy in curve), default=0.0)
-    targets = [target for target in TARGETS if target <= best][-MAX_TARGETS:]
+    metric = measure_of_page(entries)
+    curves = [_accuracies(entry) if entry.first.measure == metric else [] for entry in entries]
+    targets = _targets([value for curve in curves for _, value in curve], metric)
     return {
         "targets": targets,
-        "rows": [[_reach(e, c, t) for t in targets] for e, c in zip(entries, curves, strict=True)],
+        "rows": [[_reach(e, c, t, metric) for t in targets] for e, c in zip(entries, curves, strict=True)],
     }
+
+
+def _targets(measured: Sequence[float], metric: Measure) -> list[float]:
+    """Values to ask for, the best last: round accuracies, or of another metric steps from the worst to the best."""
+    if not measured:
+        return []
+    if metric.percent:
+        return [target for target in TARGETS if target <= max(measured)][-MAX_TARGETS:]
+    worst, best = (min(measured), max(measured))[:: metric.sign]
+    steps = [float(f"{worst + (best - worst) * step / MAX_TARGETS:.3g}") for step in range(1, MAX_TARGETS + 1)]
+    return list(dict.fromkeys(target for target in steps if metric.sign * target <= metric.sign * best)) or [best]
 
 
 def classes_view(entries: Sequence[Entry]) -> View | None:
@@ -133,8 +154,9 @@ def _accuracies(entry: Entry) -> list[tuple[int, float]]:
     return [(round, fmean(values)) for round, values in sorted(found.items()) if len(values) == len(entry.runs)]
 
 
-def _reach(entry: Entry, curve: Sequence[tuple[int, float]], target: float) -> View | None:
-    round = next((round for round, accuracy in curve if accuracy >= target), None)
+def _reach(entry: Entry, curve: Sequence[tuple[int, float]], target: float, metric: Measure) -> View | None:
+    wanted = metric.sign * target
+    round = next((round for round, value in curve if metric.sign * value >= wanted), None)
     if round is None:
         return None
     spent: list[tuple[float, float, float]] = []

@@ -12,9 +12,17 @@ from typing import Any
 import fedwidth
 from fedwidth.devices.capacity import describe_mix
 from fedwidth.methods import methods
+from fedwidth.objectives.metric import Measure
 from fedwidth.plan.plan import Plan
 from fedwidth.report.client_views import devices_view, gains_views, merge_equal, split_view, widths_views
-from fedwidth.report.comparison_views import classes_view, comparison_view, find_about, grid_view, reached_view
+from fedwidth.report.comparison_views import (
+    classes_view,
+    comparison_view,
+    find_about,
+    grid_view,
+    measure_of_page,
+    reached_view,
+)
 from fedwidth.report.coverage_view import Frame, count_training, pack
 from fedwidth.report.entries import CURVES, Entry, curve_of, spread, thin_curve
 from fedwidth.report.rebuild import ModelRebuilder, Rebuilt, said
@@ -56,11 +64,15 @@ def describe(
         for position, entry in enumerate(entries)
     ]
     runs = [run for entry in entries for run in entry.runs]
+    metric = measure_of_page(entries)
     return {
         "version": fedwidth.__version__,
         "points": most,
-        "entries": [recall(("entry", e.label, most), e.runs, partial(_entry, e, most)) for e in entries],
-        "runs": [_run(run, position) for position, entry in enumerate(entries) for run in entry.runs],
+        "entries": [
+            recall(("entry", e.label, most, metric), e.runs, partial(_entry, e, most, metric)) for e in entries
+        ],
+        "runs": [_run(run, position, metric) for position, entry in enumerate(entries) for run in entry.runs],
+        "measure": metric.facts(),
         "comparison": comparison_view(entries, about),
         "grid": grid_view(entries, folder_of_all, about),
         "reached": reached_view(entries),
@@ -95,22 +107,25 @@ def _frames(run: Run, model: Rebuilt) -> list[Frame] | str:
         return said(error)
 
 
-def _entry(entry: Entry, most: int) -> dict[str, Any]:
+def _entry(entry: Entry, most: int, metric: Measure) -> dict[str, Any]:
     run = entry.first
+    other = run.measure != metric
+    notes = [f"it is measured by {run.measure.title}, which this page does not tell"] if other else []
     known = methods().get(run.method)
     curves = {}
-    for metric in CURVES:
-        if (curve := curve_of(entry, metric)) is not None:
-            seen = thin_curve(curve, most)
-            banded = bool((seen.low != seen.high).any()) and len(entry.runs) > 1
-            curves[metric] = {
-                "measured": len(curve.rounds),
-                "rounds": seen.rounds.tolist(),
-                "bytes": [_short(v) for v in seen.sent],
-                "macs": [_short(v) for v in seen.macs],
-                "mean": [_short(v) for v in seen.mean],
-                "band": [[_short(v) for v in side] for side in (seen.low, seen.high)] if banded else None,
-            }
+    for name in CURVES:
+        if (other and "accuracy" in name) or (curve := curve_of(entry, name)) is None:
+            continue
+        seen = thin_curve(curve, most)
+        banded = bool((seen.low != seen.high).any()) and len(entry.runs) > 1
+        curves[name] = {
+            "measured": len(curve.rounds),
+            "rounds": seen.rounds.tolist(),
+            "bytes": [_short(v) for v in seen.sent],
+            "macs": [_short(v) for v in seen.macs],
+            "mean": [_short(v) for v in seen.mean],
+            "band": [[_short(v) for v in side] for side in (seen.low, seen.high)] if banded else None,
+        }
     return {
         "id": str(run.folder),
         "label": entry.label,
@@ -127,18 +142,24 @@ def _entry(entry: Entry, most: int) -> dict[str, Any]:
         "rounds": run.rounds,
         "seeds": [r.seed for r in entry.runs],
         "unfinished": [{"seed": r.seed, "done": r.done, "rounds": r.rounds} for r in entry.runs if not r.finished],
-        "accuracy": spread([r.final("global_accuracy") for r in entry.runs]),
-        "validation": spread([r.final("validation_accuracy") for r in entry.runs]),
-        "local": spread([r.final("local_accuracy") for r in entry.runs]),
+        "accuracy": spread([_told(r, "global_accuracy", metric) for r in entry.runs]),
+        "validation": spread([_told(r, "validation_accuracy", metric) for r in entry.runs]),
+        "local": spread([_told(r, "local_accuracy", metric) for r in entry.runs]),
         "loss": spread([r.final("global_loss") for r in entry.runs]),
         "seconds": spread([r.final("seconds") for r in entry.runs]),
         "curves": curves,
-        "notes": [f"{r.folder.name}: {note}" for r in entry.runs for note in r.notes],
+        "notes": [*notes, *(f"{r.folder.name}: {note}" for r in entry.runs for note in r.notes)],
     }
 
 
-def _run(run: Run, entry: int) -> dict[str, Any]:
-    accuracies = [line["global_accuracy"] for line in run.metrics if isinstance(line.get("global_accuracy"), float)]
+def _told(run: Run, key: str, metric: Measure) -> float:
+    """A number at the end of a run, where it measures what the page tells."""
+    return run.final(key) if run.measure == metric else math.nan
+
+
+def _run(run: Run, entry: int, metric: Measure) -> dict[str, Any]:
+    found = [line["global_accuracy"] for line in run.metrics if isinstance(line.get("global_accuracy"), float)]
+    told = [value for value in found if math.isfinite(value)] if run.measure == metric else []
     version = (run.summary or {}).get("version")
     folder = str(run.folder)
     return {
@@ -147,11 +168,11 @@ def _run(run: Run, entry: int) -> dict[str, Any]:
         "done": run.done,
         "rounds": run.rounds,
         "finished": run.finished,
-        "accuracy": run.final("global_accuracy"),
-        "best": max((a for a in accuracies if math.isfinite(a)), default=math.nan),
-        "local": run.final("local_accuracy"),
+        "accuracy": _told(run, "global_accuracy", metric),
+        "best": max(told, key=lambda value: metric.sign * value, default=math.nan),
+        "local": _told(run, "local_accuracy", metric),
         "loss": run.final("global_loss"),
-        "validation": run.final("validation_accuracy"),
+        "validation": _told(run, "validation_accuracy", metric),
         "sent_up": sum(number(line.get("bytes_up")) for line in run.metrics) if run.metrics else math.nan,
         "sent": run.spent[-1][0] if run.spent else math.nan,
         "macs": run.spent[-1][1] if run.spent else math.nan,

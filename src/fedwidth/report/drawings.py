@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwidth.objectives.metric import Measure
 from fedwidth.report.describe import Description
 from fedwidth.report.plotting import COLOURS, HEAT, clip, draw_lines, heat_maps, new_figure, new_panels
 
@@ -25,7 +26,7 @@ METRICS = {
 TITLES = {
     "global_accuracy": "test accuracy [%]",
     "validation_accuracy": "validation accuracy [%]",
-    "local_accuracy": "accuracy on clients' own data [%]",
+    "local_accuracy": "accuracy [%] on clients' own data",
     "global_loss": "test loss",
     "train_loss": "training loss",
     "rounds": "round",
@@ -41,29 +42,34 @@ MAX_PANELS = 12
 def draw_ranking(data: Description) -> Any:
     """The test accuracy of each entry after the last round: mean and range over seeds, the best on top."""
     known = [(p, e) for p, e in enumerate(data["entries"]) if math.isfinite(e["accuracy"]["mean"])]
-    known.sort(key=lambda pair: pair[1]["accuracy"]["mean"])
+    measure = Measure(**data["measure"])
+    known.sort(key=lambda pair: measure.sign * pair[1]["accuracy"]["mean"])
     if not known:
         return None
     figure, plot = new_figure(6.4, 0.8 + 0.32 * len(known))
     for row, (position, entry) in enumerate(known):
-        found = {key: 100 * entry["accuracy"][key] for key in ("low", "high", "mean")}
+        found = {key: measure.scaled(entry["accuracy"][key]) for key in ("low", "high", "mean")}
         plot.plot([found["low"], found["high"]], [row, row], color=COLOURS[position % 8], linewidth=5, alpha=0.3)
         plot.plot(found["mean"], row, "o", color=COLOURS[position % 8])
     plot.set_yticks(range(len(known)), [clip(entry["label"]) for _, entry in known])
-    plot.set_xlim(0, 100)  # a part of the axis would make small differences look large
-    plot.set_xlabel("test accuracy after the last round [%]; bars: range over seeds")
+    if measure.percent:
+        plot.set_xlim(0, 100)  # a part of the axis would make small differences look large
+    plot.set_xlabel(f"test {_title(measure)} after the last round; bars: range over seeds")
     return figure
 
 
 def draw_curves(data: Description, metric: str, axis: str) -> Any:
     """One metric of every entry over rounds, bytes or operations: mean and range over seeds."""
-    unit = 100 if "accuracy" in metric else 1
+    measure = Measure(**data["measure"])
+    told = "accuracy" in metric
+    unit = 100 if told and measure.percent else 1
+    title = TITLES[metric].replace("accuracy [%]", _title(measure)).replace("accuracy", measure.title)
     lines = []
     for position, entry in enumerate(data["entries"]):
         if (curve := entry["curves"].get(metric)) is not None:
             band = [unit * _floats(side) for side in curve["band"]] if curve["band"] else None
             lines.append((position, entry["label"], _floats(curve[axis]), unit * _floats(curve["mean"]), band))
-    return _whole(draw_lines(lines, TITLES[axis], TITLES[metric]), unit == 100)
+    return _whole(draw_lines(lines, TITLES[axis], title), unit == 100)
 
 
 def draw_counted(data: Description, key: str) -> Any:
@@ -102,7 +108,8 @@ def draw_coverage(data: Description) -> Any:
 
 def draw_gains(data: Description) -> Any:
     """Distribution of local accuracy over clients by capacity, a panel for each entry."""
-    views, low = data["gains"]["views"][:MAX_PANELS], data["gains"]["low"]
+    views, measure = data["gains"]["views"][:MAX_PANELS], Measure(**data["measure"])
+    low, high = measure.scaled(data["gains"]["low"]), measure.scaled(data["gains"]["high"])
     if not views:
         return None
     columns = min(4, len(views))
@@ -112,15 +119,17 @@ def draw_gains(data: Description) -> Any:
     for plot, view in zip(flat, views, strict=False):
         colour = COLOURS[view["entry"] % 8]
         for row, level in enumerate(reversed(view["levels"])):
-            edges = np.linspace(100 * low, 100, len(level["bins"]) + 1)
+            edges = np.linspace(low, high, len(level["bins"]) + 1)
             heights = 0.75 * np.array(level["bins"]) / max(1, *level["bins"])
             plot.bar(edges[:-1], heights, np.diff(edges) * 0.9, row, align="edge", color=colour, alpha=0.45)
-            plot.plot([100 * level["quantiles"][at] for at in (1, 3)], [row - 0.07] * 2, color=colour, linewidth=2.5)
-            plot.plot(100 * level["mean"], row - 0.07, "o", color=colour, markersize=4)
+            middle = [measure.scaled(level["quantiles"][at]) for at in (1, 3)]
+            plot.plot(middle, [row - 0.07] * 2, color=colour, linewidth=2.5)
+            plot.plot(measure.scaled(level["mean"]), row - 0.07, "o", color=colour, markersize=4)
         plot.set_yticks(
             range(len(view["levels"])), [_capacity(level["capacity"]) for level in reversed(view["levels"])]
         )
-        plot.set(xlim=(100 * low, 100.5), ylim=(-0.3, most), xlabel="local accuracy [%]")
+        end = high + 0.005 * (high - low) if not measure.percent else 100.5
+        plot.set(xlim=(low, end), ylim=(-0.3, most), xlabel=f"local {_title(measure)}")
         plot.set_title(clip(data["entries"][view["entry"]]["label"], 30), fontsize=9)
     for plot in flat[len(views) :]:
         plot.set_visible(False)
@@ -129,15 +138,17 @@ def draw_gains(data: Description) -> Any:
 
 def draw_widths(data: Description) -> Any:
     """Accuracy of the server's sub-model at each width."""
-    lines = []
+    lines, measure = [], Measure(**data["measure"])
+    unit = measure.scaled(1.0)
     for view in data["widths"]["views"]:
         levels = view["levels"]
-        low, mean, high = (100 * _floats([level[key] for level in levels]) for key in ("low", "mean", "high"))
+        low, mean, high = (unit * _floats([level[key] for level in levels]) for key in ("low", "mean", "high"))
         band = [low, high] if any(level["count"] > 1 for level in levels) else None
         x = _floats([level["capacity"] for level in levels])
         lines.append((view["entry"], data["entries"][view["entry"]]["label"], x, mean, band))
     title = "width, as a share of the server's model"
-    return _whole(draw_lines(lines, title, "test accuracy [%]", log=True, ticks=_capacity), True)
+    drawn = draw_lines(lines, title, f"test {_title(measure)}", log=True, ticks=_capacity)
+    return _whole(drawn, measure.percent)
 
 
 def draw_devices(data: Description) -> Any:
@@ -205,6 +216,11 @@ def draw_split(data: Description) -> Any:
         sampled = f"{held.shape[1]} of {view['total']} clients" if held.shape[1] < view["total"] else "clients"
         bars.set(xlim=picture.get_xlim(), xticks=[], ylabel="samples", xlabel=sampled)
     return figure
+
+
+def _title(measure: Measure) -> str:
+    """What an axis says of a metric."""
+    return f"{measure.title} [%]" if measure.percent else measure.title
 
 
 def _whole(figure: Any, percent: bool) -> Any:

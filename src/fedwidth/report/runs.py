@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.errors import OptionError
+from fedwidth.objectives.metric import ACCURACY, Measure
+from fedwidth.report.measures import as_accuracy, measure_in
 
 Table = dict[str, Any]
 Stamp = tuple[tuple[int, int, int] | None, ...]
@@ -47,6 +49,8 @@ class Run:
     clients: list[Table]
     notes: tuple[str, ...]
     """Sentences about what could not be read."""
+    measure: Measure = ACCURACY
+    """What stands under the names of accuracy."""
     stamp: Stamp = ()
     """Number, size and time of its files just before they were read, to see whether they have changed since."""
 
@@ -173,17 +177,20 @@ def read_run(folder: Path, asked: Path) -> Run | None:
         return None  # some other program's config.toml
     summary = _read_json(folder / "summary.json", dict, notes)
     clients = _read_json(folder / "clients.json", list, notes) or []
+    metrics = _read_metrics(folder / "metrics.jsonl", notes)
+    measure = measure_in([*([summary] if summary else []), *reversed(metrics)])
     parts = [part for part in folder.relative_to(asked).parts if part != "compare" and not _SEED_FOLDER.fullmatch(part)]
     return Run(
         folder=folder,
         short_path="/".join(parts),
         config=config,
         config_text=text,
-        metrics=_read_metrics(folder / "metrics.jsonl", notes),
-        summary=summary,
-        clients=[row for row in clients if isinstance(row, dict)],
+        metrics=[as_accuracy(line, measure) for line in metrics],
+        summary=None if summary is None else as_accuracy(summary, measure),
+        clients=[as_accuracy(row, measure) for row in clients if isinstance(row, dict)],
         notes=tuple(notes),
         stamp=stamp,
+        measure=measure,
     )
 
 

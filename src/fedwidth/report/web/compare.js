@@ -7,12 +7,12 @@ function standingSection() {
     said.length > 0 && h('ul', { class: 'said' }, said.map((text) => h('li', {}, text))),
     gains.length > 0 && [
       h('h3', { class: 'sub' }, 'Gain over what needs no method for unequal devices'),
-      h('p', { class: 'intro' }, 'Points of accuracy above the best yardstick, seed by seed, with the 95 % interval where there is more than one seed. Yardsticks: only devices that can hold the server’s model (exclude), the smallest model for all, and, where nobody has full width, a server model as wide as the widest device (capped).'),
+      h('p', { class: 'intro' }, `${data.measure.percent ? `Points of ${data.measure.title} above` : `How much better in ${data.measure.title} than`} the best yardstick, seed by seed, with the 95 % interval where there is more than one seed. Yardsticks: only devices that can hold the server’s model (exclude), the smallest model for all, and, where nobody has full width, a server model as wide as the widest device (capped).`),
       h('ul', { class: 'said' }, yardsticks.map((text) => h('li', {}, text))),
       h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Gains' }, h('table', { id: 'gain' },
-        h('thead', {}, h('tr', {}, ['Run', 'Best yardstick'].map((t) => h('th', { class: 'text', scope: 'col' }, t)), ['Its accuracy', 'Gain', 'Decided'].map((t) => h('th', { scope: 'col' }, t)))),
+        h('thead', {}, h('tr', {}, ['Run', 'Best yardstick'].map((t) => h('th', { class: 'text', scope: 'col' }, t)), [`Its ${data.measure.title}`, 'Gain', 'Decided'].map((t) => h('th', { scope: 'col' }, t)))),
         h('tbody', {}, gains.map((row) => h('tr', {}, h('td', { class: 'text' }, swatchInline(row.entry), data.entries[row.entry].label), h('td', { class: 'text' }, row.over),
-          h('td', {}, show.percent(data.entries[row.yardsticks[row.over]].accuracy.mean)), h('td', {}, row.gain), h('td', {}, row.verdict)))))),
+          h('td', {}, show.score(data.entries[row.yardsticks[row.over]].accuracy.mean)), h('td', {}, row.gain), h('td', {}, row.verdict)))))),
     ]];
 }
 
@@ -24,14 +24,14 @@ function gridSection() {
   const [low, high] = [Math.min(...found), Math.max(...found)];
   const cell = (place) => {
     const mean = value(place);
-    const td = h('td', { title: place === null ? 'not run' : data.entries[place].label }, known(mean) ? [show.percent(mean), show.spread(data.entries[place][by])] : '–');
-    if (known(mean)) td.style.background = `color-mix(in srgb, var(--c0) ${Math.round(8 + (high > low ? (37 * (mean - low)) / (high - low) : 20))}%, transparent)`;
+    const td = h('td', { title: place === null ? 'not run' : data.entries[place].label }, known(mean) ? [show.score(mean), show.spread(data.entries[place][by])] : '–');
+    if (known(mean)) td.style.background = `color-mix(in srgb, var(--c0) ${Math.round(8 + (high > low ? (37 * (data.measure.higher_is_better ? mean - low : high - mean)) / (high - low) : 20))}%, transparent)`;
     if (place === data.comparison.lead) td.classList.add('best');
     return td;
   };
   return [
     h('h3', { class: 'sub' }, 'The grid'),
-    h('p', { class: 'intro' }, `${by === 'validation' ? 'Validation' : 'Test'} accuracy, mean and standard deviation over seeds; the frame marks the best by it.`),
+    h('p', { class: 'intro' }, `${by === 'validation' ? 'Validation' : 'Test'} ${data.measure.title}, mean and standard deviation over seeds; the frame marks the best by it.`),
     h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Grid of the sweep' }, h('table', { id: 'grid' },
       h('thead', {}, h('tr', {}, (down.length ? down : ['']).map((name) => h('th', { class: 'text', scope: 'col' }, name)), columns.map((name) => h('th', { scope: 'col' }, `${across} = ${name}`)))),
       h('tbody', {}, cells.map((line, at) => h('tr', {}, (down.length ? rows[at] : ['']).map((name) => h('th', { class: 'text', scope: 'row' }, name)), line.map(cell))))))];
@@ -55,8 +55,8 @@ function reachedSection() {
   };
   fillRows();
   return [
-    h('div', { class: 'head sub' }, h('h3', {}, 'What it took to reach an accuracy of'), segments('Accuracy to reach', targets.map((target) => [String(target), show.percent(target, 0)]), String(state.target), (value) => { state.target = Number(value); fillRows(); })),
-    h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Rounds and time to an accuracy' }, h('table', { id: 'reached' },
+    h('div', { class: 'head sub' }, h('h3', {}, `What it took to reach a ${data.measure.title} of`), segments(`${titled()} to reach`, targets.map((target) => [String(target), show.score(target, 0)]), String(state.target), (value) => { state.target = Number(value); fillRows(); })),
+    h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': `Rounds and time to a ${data.measure.title}` }, h('table', { id: 'reached' },
       h('thead', {}, h('tr', {}, h('th', { class: 'text', scope: 'col' }, 'Run'), ['Rounds', 'Sent, both ways', 'Training time', ...(simulated ? ['Device time, simulated'] : [])].map((t) => h('th', { scope: 'col' }, t)))), tbody)),
     h('p', { class: 'note' }, 'Until the mean over seeds was first measured there; it is only known at evaluated rounds.')];
 }

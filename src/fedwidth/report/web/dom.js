@@ -50,8 +50,14 @@ const show = {
     const part = 1 / v;
     return v === 1 ? '1' : Math.abs(part - Math.round(part)) < 1e-6 ? `1/${Math.round(part)}` : String(v);
   },
-  spread: (found, digits = 1) => (known(found.deviation) ? ` ± ${(100 * found.deviation).toFixed(digits)}` : ''),
+  // The metric of the runs: a share in percent, or a number as it is.
+  score: (v, digits = 1) => (data.measure.percent ? show.percent(v, digits) : show.loss(v)),
+  spread: (found, digits = 1) => (!known(found.deviation) ? '' : data.measure.percent ? ` ± ${(100 * found.deviation).toFixed(digits)}` : ` ± ${show.loss(found.deviation)}`),
 };
+const titled = () => data.measure.title.charAt(0).toUpperCase() + data.measure.title.slice(1);
+const better = (a, b) => (data.measure.higher_is_better ? b - a : a - b); // the best first
+const scoreTick = (v, step) => (data.measure.percent ? percentTick(v, step) : String(Number(v.toPrecision(3))));
+const scoreAxis = () => (data.measure.percent ? { show: show.score, tick: scoreTick, floor: 0, ceiling: 1, whole: state.whole } : { show: show.score, tick: scoreTick });
 const percentTick = (v, step) => show.percent(v, step < 0.00099 ? 2 : step < 0.0099 ? 1 : 0);
 const clip = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 const plural = (count, word) => `${Number(count).toLocaleString('en')} ${word}${count === 1 ? '' : 's'}`;
@@ -77,7 +83,7 @@ function choose(title, choices, change, chosen = 0) {
 }
 
 // Accuracies from 0 to 100 %, or only the part that has lines in it: then the axis is cut, and says so.
-const wholeAxis = () => segments('Axis of accuracies', [['whole', '0 to 100 %'], ['part', 'Part of the axis']], state.whole ? 'whole' : 'part', (value) => { state.whole = value === 'whole'; redrawAll(); });
+const wholeAxis = () => data.measure.percent && segments('Axis of accuracies', [['whole', '0 to 100 %'], ['part', 'Part of the axis']], state.whole ? 'whole' : 'part', (value) => { state.whole = value === 'whole'; redrawAll(); });
 
 async function copy(text, button) {
   const before = button.textContent;

@@ -9,8 +9,8 @@ function headline() {
     : `${clip(first.label, 80)} on ${first.data}`);
   const lede = [];
   if (leading) lede.push(leading);
-  else if (known(first.accuracy.mean)) lede.push(`${first.label}${first.label.includes(first.title) ? '' : ` (${first.title})`} reached ${show.percent(first.accuracy.mean)}${show.spread(first.accuracy)} test accuracy${first.seeds.length > 1 ? ` over ${first.seeds.length} seeds` : ''}.`);
-  else lede.push('No accuracy was measured yet.');
+  else if (known(first.accuracy.mean)) lede.push(`${first.label}${first.label.includes(first.title) ? '' : ` (${first.title})`} reached ${show.score(first.accuracy.mean)}${show.spread(first.accuracy)} test ${data.measure.title}${first.seeds.length > 1 ? ` over ${first.seeds.length} seeds` : ''}.`);
+  else lede.push(`No ${data.measure.title} was measured yet.`);
   if (others.length) lede.push(...sentences.slice(0, 2), sentences.length > 2 ? 'More below.' : '');
   document.getElementById('lede').textContent = lede.filter(Boolean).join(' ');
   const seconds = data.runs.reduce((sum, run) => sum + (run.seconds || 0), 0);
@@ -18,16 +18,16 @@ function headline() {
   const capacities = data.devices.find((view) => view.entries.includes(lead));
   const sizes = capacities ? capacities.levels.length : 0;
   document.getElementById('tiles').replaceChildren(...[
-    tile(show.percent(first.accuracy.mean), show.spread(first.accuracy), `test accuracy, ${clip(first.label, 40)}`),
-    rows[lead].gain ? tile(rows[lead].gain.split(' ')[0], rows[lead].gain.includes(' ') ? ` ${rows[lead].gain.slice(rows[lead].gain.indexOf(' ') + 1)}` : ' one seed', `points above the best yardstick, ${rows[lead].over}`) : '',
-    known(first.local.mean) ? tile(show.percent(first.local.mean), show.spread(first.local), 'on clients’ own data') : '',
+    tile(show.score(first.accuracy.mean), show.spread(first.accuracy), `test ${data.measure.title}, ${clip(first.label, 40)}`),
+    rows[lead].gain ? tile(rows[lead].gain.split(' ')[0], rows[lead].gain.includes(' ') ? ` ${rows[lead].gain.slice(rows[lead].gain.indexOf(' ') + 1)}` : ' one seed', `${data.measure.percent ? 'points above' : 'better than'} the best yardstick, ${rows[lead].over}`) : '',
+    known(first.local.mean) ? tile(show.score(first.local.mean), show.spread(first.local), 'on clients’ own data') : '',
     first.clients ? tile(first.clients.toLocaleString('en'), sizes ? ` of ${plural(sizes, 'size')}` : '', `devices, ${first.per_round || '?'} a round`) : '',
     tile(show.round(first.rounds), '', `rounds${first.seeds.length > 1 ? `, ${first.seeds.length} seeds` : ''}`),
     capacities && known(capacities.sent) ? tile(show.bytes(capacities.sent), '', 'sent per client and round') : '',
     tile(show.time(seconds), '', `training time of ${plural(data.runs.length, 'run')}`)].filter(Boolean));
   const troubles = data.entries.flatMap((entry) => [
     ...entry.unfinished.map((run) => `${entry.label}, seed ${run.seed}, is unfinished: round ${run.done} of ${run.rounds}.`),
-    ...(entry.accuracy.lost && !entry.unfinished.length ? [`${entry.label}: the final accuracy of ${plural(entry.accuracy.lost, 'seed')} is missing or not a number.`] : []),
+    ...(entry.accuracy.lost && !entry.unfinished.length ? [`${entry.label}: the final ${data.measure.title} of ${plural(entry.accuracy.lost, 'seed')} is missing or not a number.`] : []),
     ...Object.values(entry.curves).some((curve) => curve.mean.includes(null)) ? [`${entry.label}: some measured values are not finite; the lines have gaps there.`] : [],
     ...entry.notes.map((note) => `${entry.label}: ${note}.`)]);
   const warning = document.getElementById('troubles');
@@ -53,7 +53,7 @@ function curvesSection() {
   const measured = [['global_accuracy', 'Test set'], ['validation_accuracy', 'Validation'], ['local_accuracy', 'Clients’ own data']].filter(([metric]) => metric !== 'validation_accuracy' || has(metric));
   if (!has(state.accuracy)) state.accuracy = measured.map(([metric]) => metric).find(has) || state.accuracy;
   const steep = (found) => found.length > 0 && Math.min(...found) > 0 && Math.max(...found) / Math.min(...found) > 30;
-  const accuracy = lineChart('Accuracy', () => ({ lines: lines(state.accuracy), x: AXES[state.axis], y: { show: show.percent, tick: percentTick, floor: 0, ceiling: 1, whole: state.whole } }));
+  const accuracy = lineChart(titled(), () => ({ lines: lines(state.accuracy), x: AXES[state.axis], y: scoreAxis() }));
   const drawAccuracy = redraws[redraws.length - 1];
   const loss = lineChart('Loss', () => ({ lines: lines(state.loss || 'global_loss'), x: AXES[state.axis], y: { show: show.loss, tick: (v) => (v >= 1e4 || (v && v < 1e-3) ? show.loss(v) : String(Number(v.toPrecision(3)))), floor: 0, log: state.log === 'log' || (state.log === 'auto' && steep(values(state.loss || 'global_loss'))) } }));
   const drawLoss = redraws[redraws.length - 1];
@@ -78,7 +78,7 @@ function curvesSection() {
     h('div', { class: 'controls' }, h('span', { class: 'small' }, 'Over'), segments('Horizontal axis', [['rounds', 'Rounds'], ['bytes', 'Bytes sent'], ['macs', 'Multiply-adds']], state.axis, (value) => { state.axis = value; drawAccuracy(); drawLoss(); })),
     legend,
     h('div', { class: 'pair' },
-      h('div', {}, h('div', { class: 'head' }, h('h3', {}, 'Accuracy'), segments('Accuracy on', measured, state.accuracy, (value) => { state.accuracy = value; drawAccuracy(); }), wholeAxis()), accuracy),
+      h('div', {}, h('div', { class: 'head' }, h('h3', {}, titled()), segments(`${titled()} on`, measured, state.accuracy, (value) => { state.accuracy = value; drawAccuracy(); }), wholeAxis()), accuracy),
       h('div', {}, h('div', { class: 'head' }, h('h3', {}, 'Loss'), segments('Loss on', [['global_loss', 'Test set'], ['train_loss', 'Training']], state.loss || 'global_loss', (value) => { state.loss = value; drawLoss(); }),
         segments('Vertical axis', [['auto', 'Auto'], ['linear', 'Linear'], ['log', 'Log']], state.log, (value) => { state.log = value; drawLoss(); })), loss)),
     h('p', { class: 'note' }, 'Point at a chart, or focus it and use the arrow keys, for values; press a name to hide its line.',

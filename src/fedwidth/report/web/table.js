@@ -1,14 +1,14 @@
 // The table of all runs (sort by any column, copy as tab-separated text) and how to repeat each.
-const ALL_COLUMNS = [
+const allColumns = () => [
   ['Run', (run) => data.entries[run.entry].label, null, 'text wide'],
   ['Method', (run) => data.entries[run.entry].title, null, 'text'],
   ['Data', (run) => data.entries[run.entry].data, null, 'text'],
   ['Seed', (run) => run.seed, String],
   ['Rounds', (run) => run.done, (v, run) => (run.finished ? show.round(v) : `${show.round(v)} of ${show.round(run.rounds)}`)],
-  ['Validation', (run) => run.validation, (v) => show.percent(v, 2)],
-  ['Accuracy', (run) => run.accuracy, (v) => show.percent(v, 2)],
-  ['Best', (run) => run.best, (v) => show.percent(v, 2)],
-  ['Clients’ own', (run) => run.local, (v) => show.percent(v, 2)],
+  ['Validation', (run) => run.validation, (v) => show.score(v, 2)],
+  [titled(), (run) => run.accuracy, (v) => show.score(v, 2)],
+  ['Best', (run) => run.best, (v) => show.score(v, 2)],
+  ['Clients’ own', (run) => run.local, (v) => show.score(v, 2)],
   ['Loss', (run) => run.loss, show.loss],
   ['Sent up', (run) => run.sent_up, show.bytes],
   ['Both ways', (run) => run.sent, show.bytes],
@@ -17,16 +17,17 @@ const ALL_COLUMNS = [
   ['Version', (run) => run.version, null, 'text'],
   ['Folder', (run) => run.folder, null, 'text'],
 ];
-const ALWAYS = new Set(['Run', 'Accuracy', 'Time']);
+const always = (title) => ['Run', titled(), 'Time'].includes(title);
 const UNSEEN = new Set(['Folder']); // long, and told by "Repeat a run"; copied with the rest
 
 // What is the same for every run is said once, so that the rest fits on a screen.
 function splitColumns() {
-  const same = ([title, value]) => !ALWAYS.has(title) && new Set(data.runs.map(value)).size === 1 && data.runs.every((run) => run.finished);
+  const same = ([title, value]) => !always(title) && new Set(data.runs.map(value)).size === 1 && data.runs.every((run) => run.finished);
   const text = ([title, value, words]) => { const v = value(data.runs[0]); return `${title.toLowerCase()} ${words ? words(v, data.runs[0]) : v}`; };
-  const told = ([title, value]) => UNSEEN.has(title) || (!ALWAYS.has(title) && data.runs.every((run) => value(run) === null)) || (title === 'Method' && data.entries.every((entry) => entry.label.includes(entry.title)));
-  const alike = data.runs.length > 1 ? ALL_COLUMNS.filter((column) => !told(column) && same(column)) : [];
-  return [ALL_COLUMNS.filter((column) => !told(column) && !alike.includes(column)), alike.filter(([, value]) => value(data.runs[0]) !== '').map(text)];
+  const told = ([title, value]) => UNSEEN.has(title) || (!always(title) && data.runs.every((run) => value(run) === null)) || (title === 'Method' && data.entries.every((entry) => entry.label.includes(entry.title)));
+  const columns = allColumns();
+  const alike = data.runs.length > 1 ? columns.filter((column) => !told(column) && same(column)) : [];
+  return [columns.filter((column) => !told(column) && !alike.includes(column)), alike.filter(([, value]) => value(data.runs[0]) !== '').map(text)];
 }
 
 function runsSection() {
@@ -63,7 +64,7 @@ function runsSection() {
   }
   arrange();
   const clean = (text) => String(text).replace(/[\t\r\n]+/g, ' ');
-  const asText = () => [ALL_COLUMNS.map(([title]) => title), ...order.map((run) => ALL_COLUMNS.map(([, value]) => { const v = value(run); return v === null ? '' : clean(v); }))].map((row) => row.join('\t')).join('\n');
+  const asText = () => [allColumns().map(([title]) => title), ...order.map((run) => allColumns().map(([, value]) => { const v = value(run); return v === null ? '' : clean(v); }))].map((row) => row.join('\t')).join('\n');
   return [
     h('div', { class: 'controls' }, h('span', { class: 'small' }, `${plural(data.runs.length, 'run')}${alike.length ? `, all with ${alike.join(', ')}` : ''}. Press a heading to sort.`), copier('Copy table', asText)),
     h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Table of all runs' }, h('table', { id: 'table' }, h('thead', {}, h('tr', {}, heads)), tbody))];

@@ -3,7 +3,7 @@ function rankingSection() {
   const tested = data.entries.some((entry) => known(entry.accuracy.mean));
   const scored = data.entries.map((entry) => (tested ? entry.accuracy : entry.validation));
   const order = data.entries.map((_, place) => place).filter((place) => known(scored[place].mean))
-    .sort((a, b) => scored[b].mean - scored[a].mean);
+    .sort((a, b) => better(scored[a].mean, scored[b].mean));
   const rest = data.entries.filter((_, place) => !known(scored[place].mean));
   const most = 16;
   const shown = order.slice(0, most);
@@ -15,23 +15,23 @@ function rankingSection() {
     const box = { left: narrow ? 4 : Math.min(300, width * 0.32), right: width - (narrow ? 8 : 120) };
     const values = shown.flatMap((place) => [scored[place].low, scored[place].high]);
     let [low, high] = [0, 1];
-    if (!state.whole) {
+    if (!state.whole || !data.measure.percent) {
       [low, high] = [Math.min(...values), Math.max(...values)];
-      const slack = Math.max((high - low) * 0.08, 0.005);
-      [low, high] = [Math.max(0, low - slack), Math.min(1, high + slack)];
+      const slack = Math.max((high - low) * 0.08, data.measure.percent ? 0.005 : Math.abs(high) * 0.05 || 1);
+      [low, high] = data.measure.percent ? [Math.max(0, low - slack), Math.min(1, high + slack)] : [low - slack, high + slack];
     }
     const px = (v) => box.left + ((v - low) / (high - low)) * (box.right - box.left);
     const tall = shown.length * row + 26;
     const ticks = niceTicks(low, high, narrow ? 4 : 6);
-    const svg = s('svg', { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: 'img', 'aria-label': `Final ${tested ? 'test' : 'validation'} accuracy: ${shown.map((place) => `${data.entries[place].label} ${show.percent(scored[place].mean)}`).join(', ')}` });
+    const svg = s('svg', { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: 'img', 'aria-label': `Final ${tested ? 'test' : 'validation'} ${data.measure.title}: ${shown.map((place) => `${data.entries[place].label} ${show.score(scored[place].mean)}`).join(', ')}` });
     svg.append(...ticks.flatMap((v) => [
       s('line', { class: 'gridline', x1: px(v), x2: px(v), y1: 0, y2: tall - 22 }),
-      s('text', { x: px(v), y: tall - 6, 'text-anchor': 'middle' }, percentTick(v, ticks.length > 1 ? ticks[1] - ticks[0] : 1))]));
+      s('text', { x: px(v), y: tall - 6, 'text-anchor': 'middle' }, scoreTick(v, ticks.length > 1 ? ticks[1] - ticks[0] : 1))]));
     shown.forEach((place, at) => {
       const { label } = data.entries[place];
       const accuracy = scored[place];
       const y = at * row + (narrow ? 34 : row / 2);
-      const words = `${show.percent(accuracy.mean)}${show.spread(accuracy)}`;
+      const words = `${show.score(accuracy.mean)}${show.spread(accuracy)}`;
       svg.append(
         s('text', { class: 'strong', x: narrow ? 4 : box.left - 14, y: narrow ? y - 14 : y + 4.5, 'text-anchor': narrow ? 'start' : 'end' }, clip(label, narrow ? 34 : 38)),
         s('text', { class: 'strong', x: width - 4, y: narrow ? y - 14 : y + 4.5, 'text-anchor': 'end' }, words),
@@ -45,11 +45,11 @@ function rankingSection() {
   const first = data.entries[0];
   const answers = data.entries.filter((entry) => entry.answers);
   return [
-    h('p', { class: 'intro' }, `${tested ? 'Test' : 'Validation'} accuracy of the server’s model after the last round`, seeds > 1 ? ': mean, ± standard deviation, and the range over seeds.' : '.',
+    h('p', { class: 'intro' }, `${tested ? 'Test' : 'Validation'} ${data.measure.title} of the server’s model after the last round${data.measure.higher_is_better ? '' : ', lower is better'}`, seeds > 1 ? ': mean, ± standard deviation, and the range over seeds.' : '.',
       ` ${first.model ? `Model ${first.model}` : 'Model not recorded'}, ${first.data}${first.partition ? ` split ${first.partition}` : ''}${first.clients ? ` over ${plural(first.clients, 'client')}` : ''}${first.per_round ? `, ${first.per_round} a round` : ''}.`),
-    shown.length ? [h('div', { class: 'controls' }, wholeAxis()), host] : h('p', {}, 'No accuracy was measured yet.'),
-    order.length > most && h('p', { class: 'note' }, `The ${most} with the highest means of ${order.length}; all of them are in the table below.`),
-    rest.length > 0 && h('p', { class: 'note' }, `Without a final accuracy: ${rest.map((entry) => entry.label).join(', ')}.`),
+    shown.length ? [h('div', { class: 'controls' }, wholeAxis()), host] : h('p', {}, `No ${data.measure.title} was measured yet.`),
+    order.length > most && h('p', { class: 'note' }, `The ${most} with the best means of ${order.length}; all of them are in the table below.`),
+    rest.length > 0 && h('p', { class: 'note' }, `Without a final ${data.measure.title}: ${rest.map((entry) => entry.label).join(', ')}.`),
     answers.length > 0 && h('p', { class: 'note' }, 'Published numbers: ', answers.map((entry, at) => `${at ? '; ' : ''}${entry.label}: ${entry.answers}`), '.')];
 }
 
@@ -60,21 +60,21 @@ function gainsSection() {
   const ticks = [...new Set(widths.flatMap((view) => view.levels.map((level) => level.capacity)))].sort((a, b) => a - b);
   const panels = gains.slice(0, 12);
   return [
-    h('h3', {}, 'Accuracy on each client’s own data, by what its device can afford'),
+    h('h3', {}, `${titled()} on each client’s own data, by what its device can afford`),
     panels.length
-      ? [h('p', { class: 'intro' }, 'How many clients (height) reach which accuracy (left to right). The dot is the mean, the bar the middle half.'),
+      ? [h('p', { class: 'intro' }, `How many clients (height) have which ${data.measure.title} (left to right). The dot is the mean, the bar the middle half.`),
         h('div', { class: 'panels' }, panels.map(gainsPanel)),
         gains.length > 12 && h('p', { class: 'note' }, `The first 12 of ${gains.length} entries.`)]
       : h('p', { class: 'intro' }, 'Not measured: it needs a finished run with evaluation.local.'),
-    h('h3', { class: 'sub' }, 'Accuracy of the sub-model at each width'),
+    h('h3', { class: 'sub' }, `${titled()} of the sub-model at each width`),
     widths.length
-      ? lineChart('Accuracy of the sub-model at each width', () => ({
+      ? lineChart(`${titled()} of the sub-model at each width`, () => ({
         lines: widths.map((view) => ({
           entry: view.entry, x: view.levels.map((level) => Math.log2(level.capacity)), y: view.levels.map((level) => level.mean),
           low: view.levels.some((level) => level.count > 1) ? view.levels.map((level) => level.low) : null, high: view.levels.map((level) => level.high),
         })),
         x: { title: 'width, as a share of the server’s model', one: 'width', show: (v) => show.capacity(2 ** v), ticks: ticks.map(Math.log2) },
-        y: { show: show.percent, tick: percentTick, floor: 0, ceiling: 1, whole: state.whole },
+        y: scoreAxis(),
       }), 280)
       : h('p', { class: 'intro' }, whole.length ? 'Nothing to show.' : 'Not measured: name the widths in evaluation.capacities.'),
     whole.length > 0 && h('p', { class: 'note' }, `Always trained whole, so without sub-models: ${whole.join(', ')}.`)];
@@ -87,18 +87,18 @@ function gainsPanel(view) {
   const tip = tooltip(host);
   const words = (level) => [
     h('b', {}, `width ${show.capacity(level.capacity)}, ${plural(level.clients, 'client')}`),
-    h('div', {}, `mean ${show.percent(level.mean)}, median ${show.percent(level.quantiles[2])}`),
-    h('div', {}, `middle half ${show.percent(level.quantiles[1])} – ${show.percent(level.quantiles[3])}`),
-    h('div', {}, `lowest ${show.percent(level.quantiles[0])}, highest ${show.percent(level.quantiles[4])}`)];
+    h('div', {}, `mean ${show.score(level.mean)}, median ${show.score(level.quantiles[2])}`),
+    h('div', {}, `middle half ${show.score(level.quantiles[1])} – ${show.score(level.quantiles[3])}`),
+    h('div', {}, `lowest ${show.score(level.quantiles[0])}, highest ${show.score(level.quantiles[4])}`)];
   let chosen = -1;
   redraws.push(() => {
     const width = Math.max(220, host.clientWidth);
     const row = 40;
     const box = { left: 46, right: width - 8 };
     const tall = view.levels.length * row + 22;
-    const { low } = data.gains;
-    const px = (v) => box.left + ((v - low) / (1 - low)) * (box.right - box.left);
-    const svg = s('svg', { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: 'img', tabindex: 0, 'aria-label': `${entry.label}: ${view.levels.map((level) => `width ${show.capacity(level.capacity)} mean ${show.percent(level.mean)}`).join(', ')}. Arrow keys read values.` });
+    const { low, high } = data.gains;
+    const px = (v) => box.left + ((v - low) / (high - low)) * (box.right - box.left);
+    const svg = s('svg', { width, height: tall, viewBox: `0 0 ${width} ${tall}`, role: 'img', tabindex: 0, 'aria-label': `${entry.label}: ${view.levels.map((level) => `width ${show.capacity(level.capacity)} mean ${show.score(level.mean)}`).join(', ')}. Arrow keys read values.` });
     const point = (at, x) => {
       chosen = Math.max(0, Math.min(view.levels.length - 1, at));
       tip.show(x, plot.offsetTop + (chosen + 1) * row, words(view.levels[chosen]));
@@ -115,9 +115,9 @@ function gainsPanel(view) {
       say(words(view.levels[chosen]).map((part) => part.textContent).join(', '));
     });
     for (const name of ['pointerleave', 'blur']) svg.addEventListener(name, () => { chosen = -1; tip.hide(); });
-    svg.append(...[low, (low + 1) / 2, 1].flatMap((v) => [
+    svg.append(...[low, (low + high) / 2, high].flatMap((v) => [
       s('line', { class: 'gridline', x1: px(v), x2: px(v), y1: 0, y2: tall - 20 }),
-      s('text', { x: px(v), y: tall - 5, 'text-anchor': v === 1 ? 'end' : 'middle' }, `${Math.round(1000 * v) / 10} %`)]));
+      s('text', { x: px(v), y: tall - 5, 'text-anchor': v === high ? 'end' : 'middle' }, data.measure.percent ? `${Math.round(1000 * v) / 10} %` : scoreTick(v))]));
     view.levels.forEach((level, at) => {
       const base = at * row + row - 7;
       const top = Math.max(...level.bins);
