@@ -1,4 +1,4 @@
-"""Write the tables of settings, commands and rooms into their pages, from the code.
+"""Write the tables of settings, commands, rooms, and of what trains what, into their pages, from the code.
 
     python docs/make_tables.py
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,45 @@ def _rooms(path: Path) -> Iterator[tuple[str, str]]:
         yield from _rooms(inner.parent)
 
 
+def support_text() -> str:
+    """What every engine answers for every method and task, as a table, and the reasons below it."""
+    sys.path.append(str(DOCS.parent / "tests"))
+    from fedwidth.engines.support import ENGINES
+    from fedwidth.methods import methods
+    from objective_runs import TASKS, support
+
+    reasons: dict[str, int] = {}
+    rows = []
+    for name, method in methods().items():
+        found = {task: support(name, task) for task in TASKS}
+        cells = []
+        for engine in ENGINES:
+            answers = {task: found[task][engine] for task in TASKS}
+            alike = {task: _any(reason, method.title) for task, reason in answers.items() if reason is not None}
+            cells.append(_cell(list(TASKS), alike, reasons))
+        rows.append((f"[{method.title}](methods/{name}.md)", *cells))
+    notes = "".join(f"{number}. {reason}\n" for reason, number in reasons.items())
+    return _table(("method", *(f"`{engine}`" for engine in ENGINES)), rows) + f"\n{notes}"
+
+
+def _any(reason: str, method: str) -> str:
+    """A reason in words that are for any method, objective and engine."""
+    found = reason.replace(method, "the method")
+    found = re.sub(r"objective [\w-]+ has", "the objective has", found)
+    found = re.sub(r"engine = '\w+'", "this engine", found)
+    return found[0].upper() + found[1:] + "."
+
+
+def _cell(tasks: list[str], against: dict[str, str], reasons: dict[str, int]) -> str:
+    """One cell: yes, yes for some tasks, or no; with the numbers of the reasons against the others."""
+    if not against:
+        return "yes"
+    numbers = sorted({reasons.setdefault(reason, len(reasons) + 1) for reason in against.values()})
+    told = ", ".join(map(str, numbers))
+    for_these = ", ".join(task for task in tasks if task not in against)
+    return f"{for_these}; else no ({told})" if for_these else f"no ({told})"
+
+
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -103,7 +143,12 @@ def with_text(page: str, text: str) -> str:
     return f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
 
 
-TABLES = {"settings.md": settings_text, "command-line.md": commands_text, "rooms.md": rooms_text}
+TABLES = {
+    "settings.md": settings_text,
+    "command-line.md": commands_text,
+    "rooms.md": rooms_text,
+    "support.md": support_text,
+}
 
 
 def main() -> None:

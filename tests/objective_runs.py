@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from fedwidth.config.read import read_settings
+from fedwidth.engines.support import ENGINES, why_not_support
+from fedwidth.errors import OptionError
+from fedwidth.experiment import Experiment
 from fedwidth.settings import Settings
 
 RECIPE = """
@@ -56,3 +61,30 @@ METRIC = {
 
 def settings(*changes: str) -> Settings:
     return read_settings(RECIPE, changes).main
+
+
+TASKS = {
+    "classification": ["model.name=own_objective:Plain", "data.name=own_data:in_memory"],
+    "next-word": [
+        "model.name=own_objective:NextWord",
+        "data.name=synthetic_text",
+        "data.options={users=12,words=30,length=5}",
+    ],
+    "tagging": KINDS["token classification"],
+    "regression": KINDS["regression"],
+    "multi-label": KINDS["multi-label"],
+    "segmentation": KINDS["segmentation"],
+    "own objective": KINDS["own objective"],
+}
+"""A run for every task of the table of what trains what."""
+
+
+@cache
+def support(method: str, task: str) -> dict[str, str | None]:
+    """What every engine says to a method and a task: why not, or None."""
+    changes = ["rounds=1", "data.clients=4", "devices.per_round=2", "training.epochs=1", f"method.name={method}"]
+    try:
+        trainer = Experiment(settings(*TASKS[task], *changes)).trainer
+    except OptionError as error:
+        return dict.fromkeys(ENGINES, str(error).partition(": choose another")[0])
+    return {engine: why_not_support(trainer, engine) for engine in ENGINES}

@@ -88,7 +88,7 @@ def test_the_picture_of_fedrolex_shows_its_window():
         assert {tuple(cell) for cell in pictures.trained(rolex, tasks, round).nonzero().tolist()} == expected
 
 
-@pytest.mark.parametrize("name", ["settings.md", "command-line.md", "rooms.md"])
+@pytest.mark.parametrize("name", ["settings.md", "command-line.md", "rooms.md", "support.md"])
 def test_tables_are_those_of_the_code(name):
     tables = script("make_tables")
     page = (DOCS / name).read_text(encoding="utf-8")

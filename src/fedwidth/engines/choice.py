@@ -27,6 +27,7 @@ from fedwidth.devices.capacity import Capacities
 from fedwidth.engines.limits import TRIALS, why_not_by_rule, why_not_train
 from fedwidth.engines.processes.startup import why_not_import, why_not_send, why_not_share
 from fedwidth.engines.stacks.pool import why_coupled
+from fedwidth.engines.support import why_not_support
 from fedwidth.errors import OptionError
 from fedwidth.training.client import Trainer
 
@@ -88,8 +89,8 @@ def choose_packed(trainer: Trainer) -> str:
 def choose_for_ray(trainer: Trainer) -> tuple[str, str]:
     """The engine inside the workers of Ray, the same in all, and the kind of device it trains on."""
     settings = trainer.settings
-    if not trainer.method.slices:
-        raise OptionError(f"{trainer.method.title} sends other parts than slices, which engine = 'ray' does not take")
+    if (reason := why_not_support(trainer, "ray")) is not None:
+        raise OptionError(reason)
     device = "cuda" if settings.ray.gpus else "cpu"
     if settings.ray.gpus > 1:
         raise OptionError(f"ray.gpus is {settings.ray.gpus:g}, but a worker trains on one GPU: give at most 1")

@@ -7,6 +7,7 @@ data set. Only the model and its plan are Python objects of other kinds.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +17,7 @@ from fedwidth.config.build import set_precision
 from fedwidth.core.tensor_bytes import TensorBytes
 from fedwidth.data import Data, Partition, Shares
 from fedwidth.data.records import Split
+from fedwidth.data.trees import Tree, leaves, mapped
 from fedwidth.methods import Reference
 from fedwidth.objectives import Objective
 from fedwidth.plan.plan import Plan
@@ -33,11 +35,12 @@ class WorkerSetup:
     objective: Objective
     method: Reference
     data: Data
-    """The data set without its samples."""
-    inputs: TensorBytes
-    targets: TensorBytes
+    """The data set without its samples; where they are read as they are needed, with what reads them."""
+    inputs: list[TensorBytes]
+    """The tensors of the inputs; empty where they are read as they are needed."""
+    targets: list[TensorBytes]
     labels: TensorBytes | None
-    """The targets of the partition, where they are not those of the data."""
+    """The labels of the partition, where they are not those of the data."""
     partition: str
     """The name of the partition."""
     samples: TensorBytes
@@ -48,17 +51,17 @@ class WorkerSetup:
         """What the trainer of the driver holds, but test data."""
         data, partition = trainer.data, trainer.partition
         none = Split(torch.empty(0), torch.empty(0, dtype=torch.long))
-        own = partition.targets
-        alike = own.shape == data.train.targets.shape and _equal(own, data.train.targets)
+        own, labels, lazy = partition.targets, data.train.labels, data.is_lazy
+        alike = own is labels or (isinstance(own, Tensor) and own.shape == labels.shape and _equal(own, labels))
         return cls(
             model=trainer.model if trainer.device.type == "cpu" else copy.deepcopy(trainer.model).cpu(),
             plan=trainer.plan,
             settings=trainer.settings,
             objective=trainer.objective,
             method=Reference.of(trainer.method),
-            data=replace(data, train=none, test=none, vocabulary=None),
-            inputs=TensorBytes.of(data.train.inputs),
-            targets=TensorBytes.of(data.train.targets),
+            data=replace(data, train=data.train if lazy else _hollow(data.train), test=none, vocabulary=None),
+            inputs=[] if lazy else [TensorBytes.of(tensor) for tensor in leaves(data.train.inputs)],
+            targets=[] if lazy else [TensorBytes.of(tensor) for tensor in leaves(data.train.targets)],
             labels=None if alike else TensorBytes.of(own),
             partition=partition.name,
             samples=TensorBytes.of(partition.train.samples),
@@ -68,14 +71,17 @@ class WorkerSetup:
     @property
     def bytes(self) -> int:
         """The number of bytes of all arrays."""
-        arrays = [self.inputs, self.targets, self.samples, self.offsets, *([self.labels] if self.labels else [])]
+        labels = [self.labels] if self.labels else []
+        arrays = [*self.inputs, *self.targets, self.samples, self.offsets, *labels]
         return sum(array.data.nbytes for array in arrays)
 
     def trainer(self, device: torch.device) -> Trainer:
         """The trainer of a worker, on its device."""
-        train = Split(self.inputs.tensor(), self.targets.tensor())
+        train = self.data.train
+        if not train.is_lazy:
+            train = Split(_filled(train.inputs, self.inputs), _filled(train.targets, self.targets))
         shares = Shares(self.samples.tensor(), self.offsets.tensor())
-        labels = train.targets if self.labels is None else self.labels.tensor()
+        labels = train.labels if self.labels is None else self.labels.tensor()
         data = replace(self.data, train=train)
         if device.type == "cuda":
             data = data.to(device)
@@ -85,6 +91,18 @@ class WorkerSetup:
         model = self.model.to(device)
         given = (model, self.plan, data, partition, chosen, self.settings)
         return Trainer(*given, device=device, objective=self.objective)
+
+
+def _hollow(split: Split) -> Split:
+    """A split of the same structure without samples."""
+    inputs, targets = (mapped(lambda tensor: tensor[:0], tree) for tree in (split.inputs, split.targets))
+    return Split(inputs, targets)
+
+
+def _filled(tree: Tree, tensors: Sequence[TensorBytes]) -> Tree:
+    """A tree of this structure with these tensors."""
+    found = iter(tensors)
+    return mapped(lambda _: next(found).tensor(), tree)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -1,0 +1,24 @@
+"""Which engine trains a run, and why not: the one answer for pages and tests."""
+
+from __future__ import annotations
+
+from fedwidth.engines.limits import TRIALS, why_not_train
+from fedwidth.engines.processes.startup import why_not_import, why_not_send, why_not_share
+from fedwidth.training.client import Trainer
+
+ENGINES = ("serial", "processes", "vectorised", "cuda", "ray", "flower")
+
+
+def why_not_support(trainer: Trainer, engine: str) -> str | None:
+    """The reason why an engine cannot train what the trainer holds, or None where it can.
+
+    Where a flat engine cannot, the serial one trains instead; Ray's workers and Flower's devices can always train one
+    client at a time.
+    """
+    if engine in TRIALS:
+        return why_not_train(trainer, engine)
+    if engine == "processes":
+        return why_not_send(trainer.model) or why_not_share(trainer) or why_not_import(trainer)
+    if engine in ("ray", "flower") and not trainer.method.slices:
+        return f"{trainer.method.title} sends other parts than slices, which engine = '{engine}' does not take"
+    return None
