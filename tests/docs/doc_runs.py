@@ -8,6 +8,7 @@ prints it, block by block. The tests run by the same list, so what it says is ru
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,18 +69,31 @@ def pages_in(suite: str, program: str) -> list[Path]:
 
 
 def made_small(arguments: list[str]) -> list[str]:
-    """The same `fedwidth` command with less to do: one round of one step of a small model, two seeds, on the CPU."""
+    """The same `fedwidth` command with less to do: one round of one step of a small model, two seeds, on the CPU.
+
+    A recipe of the page that names a model of its own keeps it.
+    """
     if "--seeds" in arguments:
         at = arguments.index("--seeds") + 1
         arguments = [*arguments[:at], arguments[at][:3], *arguments[at + 1 :]]
     if arguments[0] in TRAINING:
         free = {"--packed", "--engine", "--ray-address"} & set(arguments)  # these choose the engine
         changes = SMALL if free else (*SMALL, "engine=serial")
+        if any(names_own_model(word) for word in arguments):
+            changes = tuple(change for change in changes if not change.startswith("model."))
         return [*arguments, *(word for change in changes for word in ("--set", change))]
     if "--rounds" in arguments:
         at = arguments.index("--rounds") + 1
         return [*arguments[:at], "2", *arguments[at + 1 :]]
     return arguments
+
+
+def names_own_model(word: str) -> bool:
+    """Whether a word is a recipe file here whose model is one of the page's own."""
+    path = Path(word)
+    if path.suffix != ".toml" or not path.is_file():
+        return False
+    return ":" in tomllib.loads(path.read_text(encoding="utf-8")).get("model", {}).get("name", "")
 
 
 def main() -> None:

@@ -53,7 +53,10 @@ def load(
     given = {"root": root, "download": download}
     accepted = inspect.signature(loader).parameters
     known = {key: value for key, value in given.items() if key in accepted}
-    return loader(**known, **options) if name in SETS else _own(name, loader, {**known, **options}, cache)
+    if name in SETS:
+        return SETS[name](**known, **options)
+    known = {key: value for key, value in known.items() if value is not None}  # what is not given has its own default
+    return _own(name, loader, {**known, **options}, cache)
 
 
 def options_of(name: str) -> dict[str, Any]:
