@@ -58,7 +58,8 @@ class DataSettings:
     """The data and how clients share it."""
 
     name: str = key(
-        "digits", "digits, mnist, cifar10, cifar100, text, stackoverflow, or package.module:function for your own"
+        "digits",
+        "digits, mnist, cifar10, cifar100, text, stackoverflow, synthetic_text, or package.module:function",
     )
     root: str = key("", "folder of the data; empty: --data, then FEDWIDTH_DATA, then the cache")
     options: dict[str, Any] = key({}, "options of the loader, e.g. {words = 10000}")

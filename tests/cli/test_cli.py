@@ -119,6 +119,8 @@ class TestBadSettings:
             (["coverage", "mlp", "--rounds", "0"], ["rounds"]),
             (["partition", "digits", "--kind", "labels", "--set", "per_client=11"], ["11", "10"]),
             (["partition", "digits", "--clients", "0"], ["clients"]),
+            (["partition", "digits", "--validation", "1"], ["validation must be a share from 0 to below 1"]),
+            (["partition", "digits", "--validation", "0.0001"], ["holds none out"]),
             (["partition", "digits", "--kind", "iid", "--set", "alpha=1"], ["'alpha'"]),
         ],
     )
@@ -613,6 +615,16 @@ class TestLooking:
     def test_partition(self, capsys):
         assert run_command(["partition", "digits", "--kind", "labels", "--clients", "5", "--set", "per_client=2"]) == 0
         assert len(capsys.readouterr().out.splitlines()) > 5
+
+    def test_partition_with_validation_samples(self, capsys):
+        """144 of 1,442 training samples are held out, and 1,298 are dealt to five clients."""
+        assert run_command(["partition", "digits", "--clients", "5", "--validation", "0.1"]) == 0
+        out = capsys.readouterr().out
+        assert "validation samples:      144" in out
+        assert "samples per client:      min 259, median 260, max 260" in out
+        assert "100.0 % of the data used" in out
+        assert run_command(["partition", "digits", "--clients", "5"]) == 0
+        assert "validation" not in capsys.readouterr().out
 
     def test_report(self, recipe, capsys, tmp_path):
         assert run_command(["run", recipe, "--out", "out"]) == 0

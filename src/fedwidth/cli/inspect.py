@@ -202,12 +202,20 @@ def show_coverage(
 
 
 def show_partition(
-    data: Annotated[str, typer.Argument(help="digits, mnist, cifar10, cifar100, text, stackoverflow")] = "digits",
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="digits, mnist, cifar10, cifar100, text, stackoverflow, synthetic_text, or package.module:function"
+        ),
+    ] = "digits",
     kind: Annotated[
         str, typer.Option("--kind", help="iid, labels, random_labels (the thesis), dirichlet, natural")
     ] = "iid",
     clients: Annotated[int, typer.Option("--clients", help="Number of clients.")] = 10,
     seed: Seed = 1,
+    validation: Annotated[
+        float, typer.Option("--validation", help="Share of the training data that no client trains on.")
+    ] = 0.0,
     options: Annotated[list[str] | None, typer.Option("--set", help="Option of the partition, key=value.")] = None,
     root: Annotated[str, typer.Option("--data", help="Folder of the data.")] = "",
 ) -> None:
@@ -215,7 +223,8 @@ def show_partition(
     from fedwidth.data import load, make_partition, partition_picture
 
     loaded = load(data, root or None)
-    print(partition_picture(loaded, make_partition(loaded, kind, clients, seed, **_pairs(options))))
+    dealt = make_partition(loaded, kind, clients, seed, validation=validation, **_pairs(options))
+    print(partition_picture(loaded, dealt))
 
 
 def _traced(

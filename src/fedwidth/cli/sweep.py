@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -13,6 +14,9 @@ import typer
 from fedwidth.cli import options
 from fedwidth.cli.options import parse_seeds, with_data, with_engine
 from fedwidth.errors import OptionError
+
+MAX_VALUE = 40
+"""Characters of a value that a title shows."""
 
 
 def sweep(
@@ -76,10 +80,32 @@ def sweep(
 
 def _parse_axis(text: str) -> tuple[str, list[str]]:
     name, equals, values = text.partition("=")
-    choices = [value.strip() for value in values.split(",") if value.strip()]
+    choices = [value for value in _split(values) if value]
     if not equals or not name.strip() or not choices:
         raise OptionError(f"--over must be key=value,value, not '{text}'")
     return name.strip(), choices
+
+
+def _split(text: str) -> list[str]:
+    """The values between commas; a comma inside brackets, braces or quotes belongs to its value.
+
+    >>> _split("a1-b1, [1, 0.5], {step = 1, rounding = 'up, or down'}")
+    ['a1-b1', '[1, 0.5]', "{step = 1, rounding = 'up, or down'}"]
+    """
+    values, start, depth, quote = [], 0, 0, ""
+    for place, character in enumerate(text):
+        if quote or character in "\"'":
+            quote = character if not quote else "" if character == quote else quote
+        elif character in "[{":
+            depth += 1
+        elif character in "]}":
+            depth -= 1
+        elif character == "," and not depth:
+            values.append(text[start:place].strip())
+            start = place + 1
+    if depth or quote:
+        raise OptionError(f"--over has a bracket or a quote that is not closed: '{text}'")
+    return [*values, text[start:].strip()]
 
 
 def _cell_titles(keys: Sequence[str], grid: Iterable[Sequence[str]]) -> list[str]:
@@ -89,6 +115,12 @@ def _cell_titles(keys: Sequence[str], grid: Iterable[Sequence[str]]) -> list[str
     ['FedRolex, lr 0.1']
     >>> _cell_titles(["server.lr", "training.lr"], [["1", "0.1"]])
     ['server.lr 1, training.lr 0.1']
+
+    A long value is cut, and titles that would be the same are numbered:
+
+    >>> lists = ["[" + "1," * 30 + "0.5]", "[" + "1," * 31 + "0.5]"]
+    >>> _cell_titles(["devices.capacities"], [[each] for each in lists])
+    ['capacities [1,1,1,1,1,1,1,1,…1,1,1,0.5]', 'capacities [1,1,1,1,1,1,1,1,…1,1,1,0.5] (2)']
     """
     from fedwidth.methods import methods
 
@@ -99,6 +131,12 @@ def _cell_titles(keys: Sequence[str], grid: Iterable[Sequence[str]]) -> list[str
     def say(key: str, word: str, value: str) -> str:
         if key == "method.name":
             return known[value].title if value in known else value
-        return f"{word} {value}"
+        return f"{word} {value if len(value) <= MAX_VALUE else f'{value[:17]}…{value[-10:]}'}"
 
-    return [", ".join(map(say, keys, words, values)) for values in grid]
+    said: Counter[str] = Counter()
+    titles = []
+    for values in grid:
+        title = ", ".join(map(say, keys, words, values))
+        said[title] += 1
+        titles.append(title if said[title] == 1 else f"{title} ({said[title]})")
+    return titles

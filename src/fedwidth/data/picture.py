@@ -28,6 +28,9 @@ def partition_picture(data: Data, partition: Partition, width: int = 80, shown: 
     lines.append(
         f"{data.name}, {partition.name}: {len(partition)} clients, {100 * partition.used:.1f} % of the data used"
     )
+    for name, held in (("validation", partition.validation), ("public", partition.public)):
+        if len(held):
+            lines.append(f"{name + ' samples:':<24} {len(held)}")
     lines.append(f"samples per client:      {_range(partition.sizes)}")
     lines.append(f"test samples per client: {_range(partition.test.sizes)}")
     if labelled:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from fedwidth.settings import Settings
 
+MAX_FOLDER_NAME = 200
+"""Characters; file systems allow 255 bytes."""
+
 
 @dataclass(frozen=True)
 class PlannedRun:
@@ -31,6 +34,7 @@ def folder_names(labels: Iterable[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for label in labels:
         plain = "".join(c if c.isalnum() or c in "-._=" else "-" for c in label).strip("-.").lower() or "run"
+        plain = plain[:MAX_FOLDER_NAME]
         name, copy = plain, 1
         while name in names.values() and label not in names:
             copy += 1
