@@ -33,6 +33,8 @@ from fedwidth.cli.entry import run_command
 from fedwidth.plan.rules import registry
 from fedwidth.reproduce.records import read_all
 
+OPTIONAL = ("transformers",)
+"""Packages that pages show and fedwidth does without."""
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
@@ -40,6 +42,13 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("stand-ins"))
+
+
+def skip_without(page):
+    """Skip a page that shows a package which fedwidth does without and which is not here."""
+    for name in OPTIONAL:
+        if any(re.search(rf"^(from|import) {name}\b", block.text, re.MULTILINE) for block in blocks_of(page)):
+            pytest.importorskip(name, reason=f"{name} is not installed, and {page_name(page)} shows it")
 
 
 @pytest.fixture
@@ -120,6 +129,7 @@ def test_packages_are_installed_as_the_pages_say(tmp_path):
 @every_page
 @pytest.mark.usefixtures("modules")
 def test_python_blocks_run(page, tmp_path, monkeypatch):
+    skip_without(page)
     monkeypatch.chdir(tmp_path)
     write_modules(page, tmp_path)
     namespace = {"__name__": "__page__"}
@@ -154,6 +164,7 @@ def write_modules(page, folder):
 @every_page
 @pytest.mark.usefixtures("modules")
 def test_recipes_and_commands_run_and_print_what_the_page_says(page, folder, capsys):
+    skip_without(page)
     write_modules(page, folder)
     for block in blocks_of(page):
         if block.language == "toml":
@@ -164,6 +175,33 @@ def test_recipes_and_commands_run_and_print_what_the_page_says(page, folder, cap
         for command in commands_of(block):
             if command.program == "fedwidth" and suite_of(command) == "test":
                 run_and_compare(page, command, folder, capsys, quick="quick" in block.marks)
+
+
+SHORT = {
+    "docs/other-tasks.md": {"houses.toml": "a regression", "reviews.toml": "text with masks", "spots.toml": "pixels"},
+    "docs/bring-your-own-data.md": {"scans.toml": "data on disk"},
+}
+"""Recipes of pages that say how little it takes, each followed by the same in Python."""
+MAX_RECIPE, MAX_PROGRAM = 25, 15
+"""Lines."""
+
+
+@pytest.mark.parametrize(("name", "title"), [(name, title) for name, titles in SHORT.items() for title in titles])
+@pytest.mark.usefixtures("modules")
+def test_other_tasks_take_a_short_recipe_or_a_short_program(name, title, tmp_path, monkeypatch):
+    """The program runs by itself, in no more lines than these."""
+    page = ROOT / name
+    skip_without(page)
+    monkeypatch.chdir(tmp_path)
+    write_modules(page, tmp_path)
+    blocks = blocks_of(page)
+    (at,) = (number for number, block in enumerate(blocks) if block.title == title)
+    program = next(block.text for block in blocks[at:] if block.language == "python")
+    assert len(blocks[at].text.splitlines()) <= MAX_RECIPE
+    assert len(program.splitlines()) <= MAX_PROGRAM
+    namespace = {"__name__": "__page__"}
+    exec(compile(program, page, "exec"), namespace)
+    assert namespace["result"].metrics[-1]["train_loss"] > 0
 
 
 def run_and_compare(page, command, folder, capsys, *, quick):
