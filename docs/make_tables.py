@@ -94,42 +94,43 @@ def _rooms(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def support_text() -> str:
-    """What every engine answers for every method and task, as a table, and the reasons below it."""
+    """What every column of the table answers for every method and task, and the reasons below it."""
     sys.path.append(str(DOCS.parent / "tests"))
-    from fedwidth.engines.support import ENGINES
     from fedwidth.methods import methods
-    from objective_runs import TASKS, support
+    from support_table import COLUMNS, TASKS, support
 
-    reasons: dict[str, int] = {}
+    reasons: dict[str, set[str]] = {}  # and the tasks that they are about, where not about all
     rows = []
     for name, method in methods().items():
-        found = {task: support(name, task) for task in TASKS}
+        answers = {task: support(name, task) for task in TASKS}
         cells = []
-        for engine in ENGINES:
-            answers = {task: found[task][engine] for task in TASKS}
-            alike = {task: _any(reason, method.title) for task, reason in answers.items() if reason is not None}
-            cells.append(_cell(list(TASKS), alike, reasons))
+        for column in COLUMNS:
+            against = {task: _any(why, method.title) for task in TASKS if (why := answers[task][column]) is not None}
+            for task, reason in against.items():
+                reasons.setdefault(reason, set()).update([task] if len(against) < len(TASKS) else [])
+            cells.append(_cell(against, list(reasons), len(TASKS)))
         rows.append((f"[{method.title}](methods/{name}.md)", *cells))
-    notes = "".join(f"{number}. {reason}\n" for reason, number in reasons.items())
-    return _table(("method", *(f"`{engine}`" for engine in ENGINES)), rows) + f"\n{notes}"
+    notes = []
+    for number, (reason, tasks) in enumerate(reasons.items(), start=1):
+        about = f" ({', '.join(task for task in TASKS if task in tasks)})" if tasks else ""
+        notes.append(f"{number}. {reason}{about}.\n")
+    return _table(("method", *(f"`{column}`" for column in COLUMNS)), rows) + "\n" + "".join(notes)
+
+
+def _cell(against: dict[str, str], reasons: list[str], tasks: int) -> str:
+    """One cell: yes; or no, where reasons are against all tasks, else some; with their numbers."""
+    if not against:
+        return "yes"
+    numbers = sorted({reasons.index(reason) + 1 for reason in against.values()})
+    return f"{'no' if len(against) == tasks else 'some'} ({', '.join(map(str, numbers))})"
 
 
 def _any(reason: str, method: str) -> str:
     """A reason in words that are for any method, objective and engine."""
     found = reason.replace(method, "the method")
     found = re.sub(r"objective [\w-]+ has", "the objective has", found)
-    found = re.sub(r"engine = '\w+'", "this engine", found)
-    return found[0].upper() + found[1:] + "."
-
-
-def _cell(tasks: list[str], against: dict[str, str], reasons: dict[str, int]) -> str:
-    """One cell: yes, yes for some tasks, or no; with the numbers of the reasons against the others."""
-    if not against:
-        return "yes"
-    numbers = sorted({reasons.setdefault(reason, len(reasons) + 1) for reason in against.values()})
-    told = ", ".join(map(str, numbers))
-    for_these = ", ".join(task for task in tasks if task not in against)
-    return f"{for_these}; else no ({told})" if for_these else f"no ({told})"
+    found = re.sub(r"(Ray's workers|Flower's devices) do", "this engine does", found)
+    return found[0].upper() + found[1:]
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

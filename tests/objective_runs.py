@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fedwidth.config.read import read_settings
-from fedwidth.engines.support import ENGINES, why_not_support
-from fedwidth.errors import OptionError
-from fedwidth.experiment import Experiment
+from fedwidth.errors import FellBack
 from fedwidth.settings import Settings
 
 RECIPE = """
@@ -63,28 +63,10 @@ def settings(*changes: str) -> Settings:
     return read_settings(RECIPE, changes).main
 
 
-TASKS = {
-    "classification": ["model.name=own_objective:Plain", "data.name=own_data:in_memory"],
-    "next-word": [
-        "model.name=own_objective:NextWord",
-        "data.name=synthetic_text",
-        "data.options={users=12,words=30,length=5}",
-    ],
-    "tagging": KINDS["token classification"],
-    "regression": KINDS["regression"],
-    "multi-label": KINDS["multi-label"],
-    "segmentation": KINDS["segmentation"],
-    "own objective": KINDS["own objective"],
-}
-"""A run for every task of the table of what trains what."""
-
-
-@cache
-def support(method: str, task: str) -> dict[str, str | None]:
-    """What every engine says to a method and a task: why not, or None."""
-    changes = ["rounds=1", "data.clients=4", "devices.per_round=2", "training.epochs=1", f"method.name={method}"]
-    try:
-        trainer = Experiment(settings(*TASKS[task], *changes)).trainer
-    except OptionError as error:
-        return dict.fromkeys(ENGINES, str(error).partition(": choose another")[0])
-    return {engine: why_not_support(trainer, engine) for engine in ENGINES}
+@contextmanager
+def no_fallback() -> Iterator[None]:
+    """What is trained inside trains as it was asked to, and not one client at a time instead."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield
+    assert not [str(each.message) for each in said if issubclass(each.category, FellBack)]

@@ -1,93 +1,162 @@
-"""The table of what trains what (docs/support.md): every yes trains with the result of the serial engine."""
+"""The table of what trains what (docs/support.md): every yes trains, with the result of the serial engine.
+
+Every method and every task is tried with every column; all pairs of them in `make test-slow`. Flower's column is tried
+where Flower is installed (tests/flower/test_flower_support.py), Ray's with workers of this process, and some of it on a
+real cluster (tests/engines/ray_cluster/test_ray_tasks.py).
+"""
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
+from engine_runs import WORKERS
 
 from fedwidth.core.tensor_bytes import TensorBytes
+from fedwidth.engines import ProcessEngine, make_engine
+from fedwidth.engines.ray.engine import RayEngine
 from fedwidth.engines.ray.worker_setup import WorkerSetup
 from fedwidth.engines.serial import SerialEngine
-from fedwidth.engines.support import ENGINES
 from fedwidth.errors import FellBack
 from fedwidth.experiment import Experiment
 from fedwidth.methods import methods
+from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.training.rounds import run_round
-from objective_runs import TASKS, settings, support
+from objective_runs import no_fallback, settings
 from own_data import write_files
+from played_cluster import PlayedCluster
 from small_runs import same
+from support_table import COLUMNS, SHORT, TASKS, pairs, run_of, support
 
-SHORT = ["rounds=1", "data.clients=4", "devices.per_round=2", "training.epochs=1", "evaluation.capacities=[]"]
-
-
-def experiment(method, task, *changes):
-    return Experiment(settings(*TASKS[task], *SHORT, f"method.name={method}", *changes))
-
-
-def trains_like_serial(method, task, engine):
-    assert support(method, task)[engine] is None
-    one = experiment(method, task).run().server.state
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FellBack)
-        other = experiment(method, task, f"engine={engine}", "workers=2").run().server.state
-    if engine == "processes":
-        assert same(one, other)
-    for name, tensor in one.items():
-        assert torch.allclose(tensor, other[name], rtol=1e-4, atol=1e-5), name
+ROOT = Path(__file__).parents[2]
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+"""Of engines that add up in another order, in single precision."""
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("engine", ["vectorised", "cuda"])
-def test_every_task_on_flat_engines(task, engine):
-    trains_like_serial("scaffold", task, engine)
+@cache
+def serial(method, task):
+    """The state after the run with the serial engine."""
+    return run_of(method, task).run().server.state
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["processes", "vectorised", "cuda"])
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("method", sorted(methods()))
-def test_every_yes_of_the_table(method, task, engine):
-    if support(method, task)[engine] is None:
-        trains_like_serial(method, task, engine)
+def alone(engine):
+    def states(method, task):
+        return [run_of(method, task, f"engine={engine}").run().server.state]
+
+    return states
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["vectorised", "cuda"])
-@pytest.mark.parametrize("method", sorted(methods()))
-def test_where_an_engine_says_no_the_serial_one_trains(method, engine):
-    reason = support(method, "regression")[engine]
-    if reason is None or methods()[method].classes:
+def in_processes(method, task):
+    run = run_of(method, task)
+    return [run.run(engine=ProcessEngine(run.trainer, WORKERS.number, start_pool=WORKERS.serve)).server.state]
+
+
+def on_ray(method, task):
+    run = run_of(method, task, "engine=ray", "ray.engine=serial")
+    cluster = PlayedCluster({1.0: 2.0, 0.5: 1.0}, 2)
+    engine = RayEngine(run.trainer, join=lambda settings: cluster, clock=cluster.clock)
+    return [run.run(engine=engine).server.state]
+
+
+def packed(engine):
+    """Twice the same run, as one batch."""
+
+    def states(method, task):
+        first = run_of(method, task, f"engine={engine}")
+        second = Experiment(first.settings, data=first.data)
+        return [result.server.state for result in run_in_lockstep([first, second])]
+
+    return states
+
+
+SHOWN = {
+    "serial": alone("serial"),
+    "processes": in_processes,
+    "vectorised": alone("vectorised"),
+    "cuda": alone("cuda"),
+    "ray": on_ray,
+    "vectorised --packed": packed("vectorised"),
+    "cuda --packed": packed("cuda"),
+}
+"""How a yes of each column is shown: by the states after the run, trained that way."""
+ELSEWHERE = {"flower": "tests/flower/test_flower_support.py"}
+"""Columns whose yes is shown by a file of their own."""
+EXACT = {"serial", "processes", "ray"}
+"""Columns whose result is the serial engine's bit for bit."""
+
+
+def test_every_column_is_shown():
+    assert SHOWN.keys() | ELSEWHERE.keys() == COLUMNS.keys()
+    for file in ELSEWHERE.values():
+        assert "pairs(" in (ROOT / file).read_text(), f"{file} must go through the table"
+
+
+def test_no_task_is_left_to_the_slow_tests_alone():
+    for column in COLUMNS:
+        tried = {task for method, task in pairs(every=False) if support(method, task)[column] is None}
+        assert tried == TASKS.keys(), column
+
+
+def trains_like_serial(method, task, column):
+    if support(method, task)[column] is not None:
         return
-    with pytest.warns(FellBack, match="falls back to one client at a time"):
-        experiment(method, "regression", f"engine={engine}").run()
+    with no_fallback():
+        found = SHOWN[column](method, task)
+    for state in found:
+        for name, tensor in serial(method, task).items():
+            assert torch.allclose(tensor, state[name], **TOLERANCE), name
+        assert column not in EXACT or same(serial(method, task), state)
+
+
+@pytest.mark.parametrize("column", SHOWN)
+@pytest.mark.parametrize(("method", "task"), pairs(every=False))
+def test_a_yes_of_every_method_and_task(method, task, column):
+    trains_like_serial(method, task, column)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", SHOWN)
+@pytest.mark.parametrize(("method", "task"), pairs(every=True))
+def test_every_yes(method, task, column):
+    trains_like_serial(method, task, column)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "cuda"])
+@pytest.mark.parametrize("method", sorted(methods()))
+def test_where_a_flat_engine_says_no_one_client_trains_at_a_time(method, engine):
+    task = "classification" if methods()[method].classes else "regression"
+    if (reason := support(method, task)[engine]) is None:
+        return
+    with pytest.warns(FellBack, match=f"falls back to one client at a time: .*{reason}"):
+        engine_made = make_engine(run_of(method, task, f"engine={engine}").trainer)
+    assert isinstance(engine_made, SerialEngine)
 
 
 def test_only_what_is_known_to_be_out_of_reach_is_refused():
     """A new reason belongs into the table, and into this test."""
-    words = ("logits of classes", "something else at every step", "no slices", "other parts than slices")
-    for method in methods():
-        for task in TASKS:
-            for engine, reason in support(method, task).items():
-                assert engine in ENGINES
-                assert reason is None or any(word in reason for word in words), (method, task, engine, reason)
-        assert support(method, "classification")["serial"] is None
+    words = (
+        "logits of classes",
+        "something else at every step",
+        "no slices",
+        "other parts than slices",
+        "stay with the clients",
+        "are sent or report more than a sub-model",
+    )
+    for method, task in pairs(every=True):
+        for column, reason in support(method, task).items():
+            assert reason is None or any(word in reason for word in words), (method, task, column, reason)
+    assert all(support(method, "classification")["serial"] is None for method in methods())
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_rays_workers_get_what_the_driver_holds(task):
     """Of the data as bytes, of inputs and targets of any form; then a worker trains as the driver would."""
-    run = experiment("fedrolex", task)
+    run = run_of("fedrolex", task)
     setup = WorkerSetup.of(run.trainer)
     assert all(isinstance(each, TensorBytes) for each in (*setup.inputs, *setup.targets))
-    there = setup.trainer(torch.device("cpu"))
-    found = [
-        run_round(run.rounds, run.first_server(), run.cohort(0), SerialEngine(trainer))[0].state
-        for trainer in (run.trainer, there)
-    ]
-    assert same(*found)
+    assert same(*first_rounds(run, setup))
 
 
 def test_rays_workers_read_what_is_read_as_needed(tmp_path):
@@ -96,25 +165,12 @@ def test_rays_workers_read_what_is_read_as_needed(tmp_path):
     run = Experiment(settings(*data, *SHORT))
     setup = WorkerSetup.of(run.trainer)
     assert (setup.inputs, setup.targets) == ([], [])
-    found = [
+    assert same(*first_rounds(run, setup))
+
+
+def first_rounds(run, setup):
+    """The state after a round here, and after one in a worker that was set up so."""
+    return [
         run_round(run.rounds, run.first_server(), run.cohort(0), SerialEngine(trainer))[0].state
         for trainer in (run.trainer, setup.trainer(torch.device("cpu")))
     ]
-    assert same(*found)
-
-
-@pytest.mark.parametrize("task", ["regression", "segmentation", "tagging", "own objective"])
-def test_flowers_devices_train_for_the_recipes_objective(task):
-    """The trainer of a device, made of the recipe alone."""
-    training = pytest.importorskip("fedwidth.flower.node.training")
-    from fedwidth.config.write import settings_toml
-
-    run = experiment("fedrolex", task)
-    there = training.trainer_of(settings_toml(run.settings), "", 0, light=False)
-    found = [
-        run_round(
-            run.rounds, run.first_server(), run.cohort(0), SerialEngine(replace(trainer, partition=run.partition))
-        )[0].state
-        for trainer in (run.trainer, there)
-    ]
-    assert same(*found)

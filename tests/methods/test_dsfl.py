@@ -140,7 +140,7 @@ def test_widths_are_measured_by_the_models_of_clients():
 
 
 def test_ray_refuses_it_with_the_reason():
-    with pytest.raises(OptionError, match="DS-FL sends other parts than slices, which engine = 'ray' does not take"):
+    with pytest.raises(OptionError, match="DS-FL sends other parts than slices, which Ray's workers do not take"):
         run_of("engine=ray").run()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -12,12 +11,12 @@ from fedwidth.config.read import read_settings
 from fedwidth.data.trees import mapped
 from fedwidth.engines import choose_engine
 from fedwidth.engines.limits import why_not_train
-from fedwidth.errors import FellBack, OptionError
+from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.objectives import Objective
 from fedwidth.objectives.catalogue import metric_of
 from fedwidth.run.lockstep import run_in_lockstep
-from objective_runs import KINDS, METRIC, settings
+from objective_runs import KINDS, METRIC, no_fallback, settings
 from own_data import write_files
 from own_objective import huber, within_one
 
@@ -49,8 +48,7 @@ def test_flat_engines_agree_with_the_serial_one(kind, engine):
     one = double(*KINDS[kind]).run()
     other = double(*KINDS[kind], f"engine={engine}")
     assert why_not_train(other.trainer, engine) is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FellBack)
+    with no_fallback():
         result = other.run()
     for name, tensor in one.server.state.items():
         assert torch.allclose(tensor, result.server.state[name], rtol=0, atol=1e-10), name
@@ -103,8 +101,7 @@ def test_samples_read_as_needed_in_slots(tmp_path):
     changes = [f"data.root={tmp_path}", "data.clients=6", "devices.per_round=3", "engine=cuda", "training.batch_size=7"]
     held = Experiment(read_settings(recipe, changes).main).run()
     read = Experiment(read_settings(recipe, [*changes, "data.cache=1"]).main)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FellBack)
+    with no_fallback():
         result = read.run()
     for name, tensor in held.server.state.items():  # batches lie elsewhere in memory, which may move the last bit
         assert torch.allclose(tensor, result.server.state[name], rtol=1e-5, atol=1e-6), name

@@ -1,12 +1,15 @@
-"""Which engine trains a run, and why not: the one answer for pages and tests."""
+"""Which engine trains a run, and why not: the one answer for engines, pages and tests."""
 
 from __future__ import annotations
 
 from fedwidth.engines.limits import TRIALS, why_not_train
 from fedwidth.engines.processes.startup import why_not_import, why_not_send, why_not_share
+from fedwidth.methods import Method
 from fedwidth.training.client import Trainer
 
 ENGINES = ("serial", "processes", "vectorised", "cuda", "ray", "flower")
+ELSEWHERE = {"ray": "Ray's workers", "flower": "Flower's devices"}
+"""Who trains on other machines."""
 
 
 def why_not_support(trainer: Trainer, engine: str) -> str | None:
@@ -19,6 +22,11 @@ def why_not_support(trainer: Trainer, engine: str) -> str | None:
         return why_not_train(trainer, engine)
     if engine == "processes":
         return why_not_send(trainer.model) or why_not_share(trainer) or why_not_import(trainer)
-    if engine in ("ray", "flower") and not trainer.method.slices:
-        return f"{trainer.method.title} sends other parts than slices, which engine = '{engine}' does not take"
-    return None
+    return why_not_elsewhere(trainer.method, engine) if engine in ELSEWHERE else None
+
+
+def why_not_elsewhere(method: Method, engine: str) -> str | None:
+    """The reason why a method's sub-models cannot go to other machines, or None where they can."""
+    if method.slices:
+        return None
+    return f"{method.title} sends other parts than slices, which {ELSEWHERE[engine]} do not take"

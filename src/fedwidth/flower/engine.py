@@ -18,8 +18,7 @@ from torch import Tensor
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import SubState, extract
 from fedwidth.engines.serial import add_update
-from fedwidth.engines.support import why_not_support
-from fedwidth.errors import ClientError, OptionError, UpdateError
+from fedwidth.errors import ClientError, UpdateError
 from fedwidth.flower.bounds import UNREAD, bound_replies
 from fedwidth.flower.exchange import Exchange, error_of, never_came
 from fedwidth.flower.patience import Patience
@@ -59,10 +58,6 @@ class FlowerEngine(Engine):
     log: Callable[[str], None] = print
     on_round_end: Callable[[int, Collection[int], Collection[int]], None] = lambda *_: None
     """Called after each round with its number, the clients that were late and those that answered."""
-
-    def __post_init__(self) -> None:
-        if (reason := why_not_support(self.trainer, "flower")) is not None:
-            raise OptionError(reason)
 
     def train_round(self, request: RoundRequest) -> RoundResult:
         """Send every client its task and sub-model; returns one sum for each cohort, of the answers that count."""

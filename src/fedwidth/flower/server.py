@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.read import read_settings
+from fedwidth.engines.support import why_not_elsewhere
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.evaluation.samples import samples_to_choose_by
 from fedwidth.experiment import Experiment, Line, Result
@@ -66,8 +67,8 @@ def _serve(
 ) -> Result:
     if config.load:  # what clients would score on their own data only they can know
         settings = replace(settings, evaluation=replace(settings.evaluation, local=False))
-    if not (method := method_of(settings)).slices:
-        raise OptionError(f"{method.title} sends other parts than slices, which Flower's devices do not take")
+    if (reason := why_not_elsewhere(method_of(settings), "flower")) is not None:
+        raise OptionError(reason)
     data, partition = load_parts(settings, config.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
     experiment.costs.memory_travels = True

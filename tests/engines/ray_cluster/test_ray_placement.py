@@ -5,7 +5,6 @@ the clock goes on to whoever is done first.
 """
 
 import math
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -16,16 +15,9 @@ from fedwidth.engines.ray.chunks import Chunk
 from fedwidth.engines.ray.engine import RayEngine
 from fedwidth.engines.ray.messages import WorkerInfo
 from fedwidth.engines.ray.scheduling import MAX_HELD, Costs, WorkerHandle, schedule
-from fedwidth.engines.ray.worker import Worker
 from fedwidth.experiment import Experiment
+from played_cluster import Clock, PlayedCluster
 from small_runs import same, small
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def hand(*seconds, clock=None):
@@ -110,50 +102,6 @@ def test_the_bound_is_met_by_the_case_that_is_known_to_meet_it():
     """3, 3, 2, 2, 2 on two workers: 7 instead of 6, which is 4/3 - 1/6 = 7/6 times as long."""
     assert max(place([3, 3, 2, 2, 2], 2)) == 7
     assert best([3, 3, 2, 2, 2], 2) == 6
-
-
-class Ref:
-    """The answer to a call, and when it will be there."""
-
-    def __init__(self, value, at):
-        self.value, self.at = value, at
-
-
-class PlayedCluster:
-    """Ray, as the engine uses it: workers in this process, each busy as long as the table of widths says."""
-
-    def __init__(self, seconds, workers):
-        self.seconds, self.workers, self.clock = seconds, workers, Clock()
-        error = type("Never", (Exception,), {})
-        self.ray = SimpleNamespace(
-            put=lambda value: value,
-            get=lambda ref: ref.value,
-            wait=self.wait,
-            kill=lambda actor: None,
-            exceptions=SimpleNamespace(RayTaskError=error, RayError=error),
-        )
-        self.check_room = self.close = lambda: None
-        self.check_store = lambda size: None
-        self.wanted = lambda: workers
-
-    def start(self):
-        worker, free = Worker(), [0.0]
-
-        def prepare(*setup):
-            return Ref(worker.prepare(*setup), self.clock.now)
-
-        def train(state, work):
-            took = sum(self.seconds[capacity] for capacity in work.capacities)
-            free[0] = max(free[0], self.clock.now) + took
-            answer = worker.train(state, work)
-            return Ref(type(answer)(answer.sums, answer.report, took), free[0])
-
-        return SimpleNamespace(prepare=SimpleNamespace(remote=prepare), train=SimpleNamespace(remote=train))
-
-    def wait(self, refs, timeout):
-        first = min(refs, key=lambda ref: ref.at)
-        self.clock.now = max(self.clock.now, first.at)
-        return [first], []
 
 
 def played(seconds, *changes, workers=2):
