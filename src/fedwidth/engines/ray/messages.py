@@ -64,7 +64,7 @@ class ChunkTasks:
         sent = self.sent or ({},) * len(self.clients)
         each = zip(self.clients, self.capacities, self.which, self.places, self.single, sent, strict=True)
         return [
-            Task(client, capacity, parts[number], place, _widened(own, parts[number], plan), single)
+            Task(client, capacity, parts[number], place, _widened(own, parts[number], plan), single=single)
             for client, capacity, number, place, single, own in each
         ]
 
