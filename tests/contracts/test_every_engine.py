@@ -69,7 +69,9 @@ def agrees(model, method, engine, *, rounds, **training):
     if local is not None and local.answers is not None and engine != "processes":
         reason = "send answers instead"
     if engine == "vectorised":
-        reason = reason or why_not_stacked(run.model) or (None if stacks(model) else "cannot be stacked")
+        draws = local is not None and local.widths is not None
+        reason = reason or ("draw a width at every step" if draws else why_not_stacked(run.model))
+        reason = reason or (None if stacks(model) else "cannot be stacked")
     if reason is not None:
         (message,) = said
         assert f"the {engine} engine falls back to one client at a time" in message

@@ -183,6 +183,20 @@ class TestCombinations:
         assert run.method.values["widths"] == (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
         assert run.run().summary["rounds"] == 2
 
+    @pytest.mark.parametrize("distil", ["false", "true"])
+    @pytest.mark.parametrize("names", [["method.name=fjord"], ["method.name=fedrolex", "local.name=fjord"]])
+    def test_drawn_widths_in_slots(self, names, distil, recwarn):
+        """Windows roll, so a narrower model lies elsewhere in the client's every round."""
+        where = "local" if len(names) > 1 else "method"
+        changes = [*names, f"{where}.options={{distil={distil}}}", "rounds=2", "devices.capacities=a1-b1-c1", "slots=2"]
+        changes += ["model.options={hidden=[16,8]}", "training.epochs=3"]
+        serial, slots = (Experiment(small(f"engine={engine}", *changes)).run() for engine in ("serial", "cuda"))
+        assert worst(serial.server.state, slots.server.state) <= 1e-5
+        assert [line["train_loss"] for line in slots.metrics] == pytest.approx(
+            [line["train_loss"] for line in serial.metrics], abs=1e-5
+        )
+        assert not [each for each in recwarn if "falls back" in str(each.message)]
+
 
 def test_what_a_method_needs_is_used_where_a_recipe_is_silent():
     settings = read_settings("method.name='scaffold'").main
@@ -222,7 +236,7 @@ def test_on_a_gpu_captured_steps_do_what_the_plain_loop_does(name, engine):
 
 
 def test_a_part_that_is_no_slice():
-    """Factors of different rank, averaged as products, one client at a time and in worker processes."""
+    """Factors of different rank, averaged as products, on every engine."""
     changes = ["model.options={hidden=[8]}", "rounds=6", "workers=2", "data.partition_options={per_client=10}"]
     runs = {
         engine: Experiment(small(f"engine={engine}", *changes), method=own_method.FACTORS).run()
@@ -231,6 +245,6 @@ def test_a_part_that_is_no_slice():
     assert same(runs["serial"].server.state, runs["processes"].server.state)
     losses = [line["train_loss"] for line in runs["serial"].metrics]
     assert losses[-1] < losses[0] - 0.05, "it learns"
-    with pytest.warns(UserWarning, match="the sub-models of Factors are no slices of the model"):
-        found = Experiment(small("engine=vectorised", *changes), method=own_method.FACTORS).run()
-    assert same(found.server.state, runs["serial"].server.state)
+    for engine in ("vectorised", "cuda"):
+        found = Experiment(small(f"engine={engine}", *changes), method=own_method.FACTORS).run()
+        assert worst(found.server.state, runs["serial"].server.state) <= 1e-5

@@ -135,8 +135,10 @@ def test_what_is_sent_must_not_change_from_client_to_client():
             outcome(chosen, engine)
 
 
-@pytest.mark.parametrize("parts", [dict(adds=("x",)), dict(own=("x",)), dict(reports=lambda *_: {})])
-def test_reports_are_named(parts):
+@pytest.mark.parametrize(
+    "parts", [dict(adds=("x",)), dict(own=("x",)), dict(reports=lambda *_: {}), dict(widths=lambda *_: [1.0])]
+)
+def test_what_belongs_together_is_asked_for(parts):
     with pytest.raises(OptionError, match="a local rule"):
         Local(**parts)
 

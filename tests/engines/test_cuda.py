@@ -63,7 +63,7 @@ def test_a_model_on_the_device_is_traced_there():
     assert fedwidth.narrow(model, plan, index)(inputs).is_cuda
 
 
-@pytest.mark.parametrize("method", ["fedrolex", "heterofl", "feddropout", "fedbrb"])
+@pytest.mark.parametrize("method", ["fedrolex", "heterofl", "feddropout", "fedbrb", "fjord"])
 def test_the_cuda_engine_agrees_with_the_serial_one(method):
     settings = quickstart(f"method.name={method}")
     one = Experiment(replace(settings, engine="serial")).run().server.state

@@ -110,7 +110,7 @@ def test_the_command_line_says_what_happens_in_one_line_each(tmp_path, capsys):
     code, said = run("engine=vectorised", "method.name=fjord")
     assert code == 0
     assert (
-        "warning: the vectorised engine falls back to one client at a time: the loss of FjORD may do something else"
+        "warning: the vectorised engine falls back to one client at a time: clients of FjORD draw a width at every step"
         in said
     )
     code, said = run("model.name=engine_models:failing", "model.options={}")

@@ -33,6 +33,8 @@ def why_not_by_rule(trainer: Trainer, engine: str) -> str | None:
         return f"models stay with the clients of {trainer.rule.title}, which send answers instead"
     if trainer.rule.local.loss is not None and not trainer.rule.local.steady:
         return f"the loss of {trainer.rule.title} may do something else at every step"
+    if trainer.rule.local.widths is not None and engine == "vectorised":
+        return f"clients of {trainer.rule.title} draw a width at every step, which stacked clients would share"
     if len({p.dtype for p in model.parameters()}) > 1:
         return "its parameters have several dtypes"
     for name, module in model.named_modules():

@@ -28,11 +28,10 @@ def local_widths(capacity: float, options: Mapping[str, Any]) -> list[float]:
 
 
 def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of a width drawn at or below the client's own."""
-    width = float(client.generator("width").choice(local_widths(client.capacity, client.options)))
-    if width >= client.capacity:
+    """The loss of the step's width, which is the client's own or lies inside it."""
+    if client.width >= client.capacity:
         return client.loss(client.logits(inputs), targets)
-    logits = client.narrower(width, inputs)
+    logits = client.narrower(client.width, inputs)
     loss = client.loss(logits, targets)
     if not client.options["distil"]:
         return loss
@@ -71,5 +70,7 @@ METHOD = Method(
     },
     shared=lambda _: True,
     nested=lambda _: True,
-    local=Local(loss=loss, classes=lambda options: bool(options["distil"]), refuses=refuses),
+    local=Local(
+        loss=loss, steady=True, widths=local_widths, classes=lambda options: bool(options["distil"]), refuses=refuses
+    ),
 )

@@ -37,6 +37,7 @@ from fedwidth.training.schedule import learning_rate
 from fedwidth.training.skeletons import fill, make_skeleton, takes_channels_last, with_channels_last
 from fedwidth.training.step import report_of, take_step
 from fedwidth.training.weights import Weights
+from fedwidth.training.widths import draw_widths
 
 State = Mapping[str, Tensor]
 
@@ -90,8 +91,11 @@ class Trainer:
         precise = torch.promote_types(torch.float32, next(module.parameters()).dtype)
         losses, steps, passes = torch.zeros((), dtype=precise, device=self.device), 0, 0
 
+        widths = draw_widths(self, task, round)
+
         def step(places: Tensor) -> Tensor:
             pass_.places, batch = places, samples[places]
+            pass_.width = next(widths)
             found = self.data.batch(self.data.train, batch, train=augments, generator=draws, device=self.device)
             return self._step(pass_, weights, *found)
 

@@ -36,6 +36,12 @@ class Pass:
     places: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long), kw_only=True)
     """The places of the samples of the batch at hand among the client's own."""
 
+    width: float = field(init=False)
+    """The width that the coming step trains."""
+
+    def __post_init__(self) -> None:
+        self.width = self.capacity
+
     def logits(self, inputs: Any) -> Any:
         """What counts of the model's answer."""
         return self.objective.answer(self.forward, inputs)
@@ -49,8 +55,8 @@ class Pass:
         return self.objective.mean(values, targets)
 
     def narrower(self, width: float, inputs: Any) -> Any:
-        """Only clients that train one at a time have narrower sub-models."""
-        raise NotImplementedError("a rule whose loss asks for narrower sub-models must not be called steady")
+        """Only clients that do not train in stacks have narrower sub-models."""
+        raise NotImplementedError("a steady loss finds its narrower sub-models by the rule's `widths`")
 
     def network(self) -> nn.Module:
         """The module that holds the client's sub-model."""

@@ -9,16 +9,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedwidth.methods import Task
 from fedwidth.models import set_scaler
-from fedwidth.objectives import arguments
 from fedwidth.randomness import numpy_generator
 from fedwidth.training.loss import Pass
+from fedwidth.training.narrower import Narrower
 from fedwidth.training.skeletons import with_channels_last
+from fedwidth.training.widths import narrower_index
 
 if TYPE_CHECKING:
     from fedwidth.data import Data
@@ -36,6 +35,7 @@ class ModulePass(Pass):
     parameters: list[nn.Parameter]
     """Those that are trained."""
     _generators: dict[str, np.random.Generator] = field(default_factory=dict)
+    _narrower: dict[float, Narrower] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trainer: Trainer, module: nn.Module, task: Task, round: int) -> ModulePass:
@@ -75,20 +75,14 @@ class ModulePass(Pass):
 
     def narrower(self, width: float, inputs: Any) -> Any:
         """Forward through the sub-model of this width: its weights are slices of the client's."""
-        trainer, outer = self.trainer, self.task.index
-        inner = trainer.method.select(trainer.plan, capacity=width, round=self.round, seed=trainer.settings.seed)
-        smaller = trainer.skeleton(inner)
+        trainer = self.trainer
+        if width not in self._narrower:
+            inner = narrower_index(trainer, width, self.round)
+            self._narrower[width] = Narrower(trainer.skeleton(inner), inner, self.task.index, trainer.device)
+        smaller = self._narrower[width].module
         if trainer.settings.training.scaler:
             set_scaler(smaller, width)
-        tensors = {}
-        for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
-            if name in trainer.plan.scale_buffers:
-                continue
-            for dim, (kept, held) in enumerate(zip(inner[name], outer[name], strict=True)):
-                if len(kept) != len(held):
-                    tensor = tensor.index_select(dim, torch.searchsorted(held, kept).to(tensor.device))
-            tensors[name] = tensor
-        answer = functional_call(smaller, tensors, *arguments(inputs))
+        answer = self._narrower[width](self.module, inputs)
         if smaller is self.module and trainer.settings.training.scaler:  # layers too small for the widths to differ
             set_scaler(self.module, self.task.capacity)
         return self.objective.output(answer)

@@ -177,7 +177,7 @@ def test_engines_that_cannot_be_packed_are_refused():
     settings = read_settings("quickstart").main
     with pytest.raises(OptionError, match="need engine auto, vectorised or cuda, not serial"):
         check_for_packing(replace(settings, engine="serial"))
-    with pytest.raises(OptionError, match="the loss of FjORD may do something else at every step"):
+    with pytest.raises(OptionError, match="clients of FjORD draw a width at every step"):
         run_in_lockstep(experiments(["seed=1"], ["seed=2", "method.name=fjord"]))
 
 

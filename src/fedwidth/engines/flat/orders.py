@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from fedwidth.randomness import torch_generator
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.batches import one_epoch, order_generator
 from fedwidth.training.client import Trainer
+from fedwidth.training.widths import draw_widths
 
 NO_SAMPLE = -1
 """Stands in an order where a batch is shorter than the others."""
@@ -33,6 +35,8 @@ class Order(NamedTuple):
     """True for the classes the client lacks, on the device; None where no class is masked."""
     probes: int = 0
     """The number of batches at the beginning over which only the gradient is gathered."""
+    widths: tuple[float, ...] = ()
+    """The width of each step, where the client's rule draws them."""
 
     @property
     def steps(self) -> int:
@@ -43,10 +47,13 @@ class Order(NamedTuple):
 def draw_orders(trainer: Trainer, tasks: Sequence[Task], round: int) -> list[Order]:
     """The orders of a round's clients. They do not depend on the state, so they may be drawn beforehand."""
     absent = _absent_classes(trainer, tasks)
-    return [
-        Order(*draw_order(trainer, task.client, round), own, count_probes(trainer, task.client))
-        for task, own in zip(tasks, absent, strict=True)
-    ]
+    found = []
+    for task, own in zip(tasks, absent, strict=True):
+        samples, lengths, draws = draw_order(trainer, task.client, round)
+        drawn = draw_widths(trainer, task, round) if trainer.rule.local.widths is not None else ()
+        widths = tuple(islice(drawn, len(lengths)))
+        found.append(Order(samples, lengths, draws, own, count_probes(trainer, task.client), widths))
+    return found
 
 
 def draw_order(trainer: Trainer, client: int, round: int) -> tuple[Tensor, tuple[int, ...], Tensor | None]:

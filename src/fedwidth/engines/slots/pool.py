@@ -179,7 +179,7 @@ class SlotPool:
         # Launching a graph of hundreds of kernels keeps a processor busy for longer than narrow models need to train,
         # and happens outside Python's lock: several threads launch side by side.
         started: list[Future[None]] = []
-        at_once = all(slot.has_captured(own) for _, slot, own in work)
+        at_once = all(slot.has_captured(own, flat_task.order.widths) for flat_task, slot, own in work)
         try:
             for flat_task, slot, own in work:
                 with (
@@ -187,7 +187,7 @@ class SlotPool:
                     slot.stream.queue(),
                 ):
                     _begin(flat_task, slot)
-                    slot.capture_steps(own)
+                    slot.capture_steps(own, flat_task.order.widths)
                 if at_once:
                     started += self._launch(flat_task, slot, own)
             if not at_once:  # capturing a graph must not meet other threads' work
@@ -226,12 +226,13 @@ def _begin(flat_task: FlatTask, slot: Slot) -> None:
         sent=flat_task.sent,
         steps=flat_task.order.steps,
     )
+    slot.client.place(flat_task.trainer, flat_task.task.part, flat_task.round, flat_task.order.widths)
 
 
 def _train(flat_task: FlatTask, slot: Slot, batches: Batches) -> None:
     """Train the client that is in a slot."""
     with error_context("train", flat_task.round, flat_task.task, run=flat_task.run):
-        slot.train_all(batches, flat_task.order.probes)
+        slot.train_all(batches, flat_task.order.probes, flat_task.order.widths)
 
 
 def _update_of(flat_task: FlatTask, slot: Slot) -> FlatUpdate:

@@ -30,16 +30,19 @@ from fedwidth.engines.flat.vectors import (
 )
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.slots.generators import drawing_from
+from fedwidth.engines.slots.narrowing import SlotPass
 from fedwidth.objectives import Objective
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.gpu import autocast
-from fedwidth.training.loss import Pass, loss_of
+from fedwidth.training.loss import loss_of
 from fedwidth.training.rule import Rule
 from fedwidth.training.skeletons import with_channels_last
 from fedwidth.training.step import report_of, take_step
 
 Batches = Sequence[tuple[Tree, Tree]]
 """Inputs and targets of each step."""
+Kind = tuple[Hashable, float]
+"""The shapes of a batch, and a width: steps of one kind are one captured step."""
 
 MAX_GRAPHS = 3
 """Batch sizes captured per slot (the full batch and common last batches); rarer ones run without a graph."""
@@ -71,7 +74,7 @@ class Slot:
         self.loss_sum = torch.zeros((), dtype=dtype, device=device)
         self.absent = torch.zeros(classes, dtype=torch.bool, device=device)
         absent = None if settings.mask == "none" else self.absent
-        self.client = Pass(self.module, absent, settings.mask, rule.options, capacity, objective, module)
+        self.client = SlotPass(self.module, absent, settings.mask, rule.options, capacity, objective, module)
         views = sub.views(self.flat)
         _make_views(module, views)
         self.others = {name: buffer for name, buffer in module.named_buffers() if name not in views}
@@ -86,8 +89,8 @@ class Slot:
         matter."""
         self.stream = GraphStream.on(device)
         self.max_graphs = MAX_GRAPHS
-        self.graphs: dict[Hashable, tuple[Tree, Tree, torch.cuda.CUDAGraph]] = {}
-        """Where a captured step reads its inputs and targets, and the step, by the shapes of a batch."""
+        self.graphs: dict[Kind, tuple[Tree, Tree, torch.cuda.CUDAGraph]] = {}
+        """Where a captured step reads its inputs and targets, and the step."""
 
     def begin(
         self,
@@ -117,24 +120,34 @@ class Slot:
         else:
             self.absent.copy_(absent)
 
-    def has_captured(self, batches: Batches) -> bool:
+    def has_captured(self, batches: Batches, widths: Sequence[float] = ()) -> bool:
         """Whether `capture_steps` would have nothing to do."""
-        sizes = {shapes(*batch) for batch in batches}
-        return self.stream.cuda is None or len(self.graphs) >= self.max_graphs or sizes <= self.graphs.keys()
+        return self.stream.cuda is None or not any(map(self._is_to_be_captured, self._kinds(batches, widths)))
 
-    def capture_steps(self, batches: Batches) -> None:
+    def capture_steps(self, batches: Batches, widths: Sequence[float] = ()) -> None:
         """Capture the steps that these batches need, as far as that is worth it."""
         if self.stream.cuda is None:
             return
-        for inputs, targets in batches:
-            size = shapes(inputs, targets)
-            if size not in self.graphs and len(self.graphs) < self.max_graphs:
+        for (inputs, targets), kind in zip(batches, self._kinds(batches, widths), strict=True):
+            if self._is_to_be_captured(kind):
                 held = mapped(torch.clone, inputs), mapped(torch.clone, targets)
+                self.client.width = kind[1]
                 with self._drawing():
-                    self.graphs[size] = (*held, self._capture(*held))
+                    self.graphs[kind] = (*held, self._capture(*held))
 
-    def why_not_capture(self, inputs: Tree, targets: Tree) -> str | None:
-        """The reason why the step cannot be captured, or None; the slot is of no further use."""
+    def _kinds(self, batches: Batches, widths: Sequence[float]) -> list[Kind]:
+        """The kind of the step on each batch; where no widths are drawn, all train the client's own."""
+        own = widths or [self.client.capacity] * len(batches)
+        return [(shapes(*batch), width) for batch, width in zip(batches, own, strict=True)]
+
+    def _is_to_be_captured(self, kind: Kind) -> bool:
+        """Whether steps of this kind are neither captured yet nor of too rare shapes."""
+        sizes = {size for size, width in self.graphs if width == kind[1]}
+        return kind not in self.graphs and len(sizes) < self.max_graphs
+
+    def why_not_capture(self, inputs: Tree, targets: Tree, width: float) -> str | None:
+        """The reason why a step of this width cannot be captured, or None; the slot is of no further use."""
+        self.client.width = width
         try:
             with self._drawing():
                 self._step(inputs, targets)  # the first one may wait, to set things up
@@ -152,14 +165,15 @@ class Slot:
             return f"its step cannot be captured ({type(error).__name__}: {message})"
         return None
 
-    def train_all(self, batches: Batches, probes: int = 0) -> None:
+    def train_all(self, batches: Batches, probes: int = 0, widths: Sequence[float] = ()) -> None:
         """Take one local step on each of these batches; over the first `probes` ones only the gradient is gathered."""
+        kinds = self._kinds(batches, widths)
         if probes:
             samples = sum(count(inputs) for inputs, _ in batches[:probes])
-            for inputs, targets in batches[:probes]:
+            for batch, kind in zip(batches[:probes], kinds, strict=False):
                 with self.stream.queue():
-                    self._set(rate=0.0, share=count(inputs) / samples)
-                self._train([(inputs, targets)])
+                    self._set(rate=0.0, share=count(batch[0]) / samples)
+                self._train([batch], [kind])
             with self.stream.queue():  # what layers counted on the way is forgotten, and so are momentum and losses
                 self.flat.copy_(self.weights.start[0])
                 for name, value in self._others.items():
@@ -167,7 +181,7 @@ class Slot:
                 reset(self.weights, gathered=False)
                 self.loss_sum.zero_()
                 self._set(rate=self._rate, share=0.0)
-        self._train(batches[probes:])
+        self._train(batches[probes:], kinds[probes:])
 
     def reports(self) -> dict[str, Tensor]:
         """What the trained client reports beside its sub-model, as vectors."""
@@ -180,21 +194,16 @@ class Slot:
         if self.rule.probes:
             fill(self.weights.share, share)
 
-    def _train(self, batches: Batches) -> None:
-        """Take a step on each batch, a captured one where there is one of its shapes."""
-        if self.stream.cuda is None:
-            with self._drawing():
-                for inputs, targets in batches:
-                    self._step(inputs, targets)
-            return
+    def _train(self, batches: Batches, kinds: Sequence[Kind]) -> None:
+        """Take a step on each batch, a captured one where there is one of its kind."""
         with self.stream.queue():
-            for inputs, targets in batches:
-                size = shapes(inputs, targets)
-                if size not in self.graphs:
+            for (inputs, targets), kind in zip(batches, kinds, strict=True):
+                if kind not in self.graphs:
+                    self.client.width = kind[1]
                     with self._drawing():
                         self._step(inputs, targets)
                     continue
-                held_inputs, held_targets, graph = self.graphs[size]
+                held_inputs, held_targets, graph = self.graphs[kind]
                 copy_into(held_inputs, inputs)
                 copy_into(held_targets, targets)
                 graph.replay()

@@ -43,6 +43,8 @@ def _try_capture(trainer: Trainer) -> str | None:
             for name, value in trainer.example_sends(state).items()
         }
         slot.begin(start, learning_rate=0.0, absent=None, others=others, sent=sent)
-        reason = slot.why_not_capture(inputs, targets)
+        widths = [1.0] if trainer.rule.local.widths is None else trainer.rule.local.widths(1.0, trainer.rule.options)
+        slot.client.place(trainer, part, 0, widths)
+        reasons = [slot.why_not_capture(inputs, targets, width) for width in widths]
     torch.cuda.synchronize(device)
-    return reason
+    return next((reason for reason in reasons if reason), None)

@@ -12,7 +12,7 @@ client or of many. So a rule must be element-wise, and cannot know which tensor 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,6 +65,8 @@ class ClientPass(Protocol):
 
     options: Mapping[str, Any]
     capacity: float
+    width: float
+    """The width this step trains: one that was drawn from the rule's `widths`, or else the client's capacity."""
     given: Mapping[str, Tensor]
     """What the client was given as it is, by name."""
     rate: float
@@ -122,8 +124,11 @@ class Local:
     """A function (pass, inputs, targets) -> the loss of a batch. Means over samples are taken by `pass.loss` and
     `pass.mean`: a stack fills short batches up with samples whose targets do not count."""
     steady: bool = False
-    """True for a loss that does the same in every step (it draws nothing and asks for no narrower model), so that it
-    can be captured and stacked."""
+    """True for a loss that does the same in every step of one width (it draws nothing itself), so that it can be
+    captured and, without `widths`, stacked."""
+    widths: Callable[[float, Mapping[str, Any]], Sequence[float]] | None = None
+    """A function (capacity, options) -> widths at or below the capacity, of which every step of a client draws one; the
+    loss finds it as `pass.width`."""
     sends: Sends | None = None
     """A function (the server's memory, the client's own, for whom and when) -> what the client is sent beside its
     sub-model: numbers, or tensors of the full model's shapes, of which the client gets its part."""
@@ -156,6 +161,8 @@ class Local:
     def __post_init__(self) -> None:
         if (self.adds or self.own) and self.reports is None:
             raise OptionError("a local rule that adds or keeps something needs a function `reports` that says what")
+        if self.widths is not None and self.loss is None:
+            raise OptionError("a local rule that draws widths needs a function `loss` that trains them")
         if self.reports is not None and not (self.adds or self.own):
             raise OptionError("a local rule with reports must name them: those it `adds`, and those that are its `own`")
 
