@@ -14,6 +14,7 @@ from fedwidth.plan.permutation import PermutationLaw
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.shares import share, why_so_large
 from fedwidth.plan.trace import trace
+from zoo.problem_pictures import ShuffledHalves
 
 
 def case_of(name: str) -> zoo.Case:
@@ -80,6 +81,19 @@ def test_a_case_that_stays_large_says_why() -> None:
         case, _, _, plan = planned(name)
         assert share(plan, 0.5).parameters > 0.34
         assert any(case.stays in line for line in why_so_large(plan, share(plan, 0.5)))
+
+
+def test_shuffled_halves_need_factors_of_two() -> None:
+    # 58 channels that pass are 29 and 29 after the first shuffle, which the next one cannot halve; 64 are 32, 16, 8.
+    shares = {}
+    for width in (116, 128):
+        model = ShuffledHalves(width, blocks=3)
+        plan = trace(model, zoo.PROBLEMS["shuffled-halves"].inputs())
+        plan.check(model, zoo.PROBLEMS["shuffled-halves"].inputs())
+        shares[width] = share(plan, 0.5)
+    assert shares[128].parameters < 0.34
+    assert shares[116].parameters > 0.6
+    assert "does not follow the width" in str(trace(ShuffledHalves(116, 3), torch.randn(2, 3, 8, 8)))
 
 
 @pytest.mark.parametrize("name", ["mlp", "resnet-bn", "densenet", "vit", "lstm", "mixture"])
