@@ -20,7 +20,18 @@ from fedwidth.report.entries import group_runs
 from fedwidth.report.rebuild import ModelRebuilder
 from fedwidth.report.runs import read_runs
 
-SCRIPTS = ("dom.js", "chart.js", "coverage.js", "views.js", "compare.js", "split.js", "table.js", "live.js", "page.js")
+SCRIPTS = (
+    "dom.js",
+    "chart.js",
+    "coverage.js",
+    "views.js",
+    "compare.js",
+    "split.js",
+    "table.js",
+    "live.js",
+    "headline.js",
+    "page.js",
+)
 
 
 def write_report(folders: Sequence[Path], out: Path, *, own_models: bool = False) -> Path:
