@@ -82,6 +82,20 @@ def test_without_a_whole_client_the_server_joins():
     torch.testing.assert_close(by_rank[0], torch.tensor([share * 2 + (1 - share) * 9, (1 - share) * 9]))
 
 
+def test_the_server_joins_with_its_counters_too():
+    """Batch norms count batches in whole numbers: a client's 4 and the server's 2 are 3 on average."""
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    plan = fedwidth.trace(model, torch.randn(3, 2))
+    part = Factors(plan, "separable", {"1.weight": (0,)})
+    state = fedwidth.state_of(model) | {"2.num_batches_tracked": torch.tensor(2)}
+    summed = part.accumulator()
+    summed.add(fedwidth.Update(part.cut(state, plan) | {"2.num_batches_tracked": torch.tensor(4)}, part, 1.0))
+    closing = Closing(state, [summed], plan, tasks=[Task(0, 0.5, part, 0, single=True)], options=FEDHM.values)
+    found = FEDHM.finish(closing)["2.num_batches_tracked"]
+    assert found == torch.tensor(3)
+    assert found.dtype == torch.int64
+
+
 def test_ranks_follow_the_paper_and_layers_that_gain_nothing_stay_whole():
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 1))

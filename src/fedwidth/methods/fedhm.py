@@ -29,6 +29,7 @@ from fedwidth.core.decomposition import SEPARABLE, hidden_layers, matrix_shape
 from fedwidth.core.factored_layer import product_norm
 from fedwidth.core.factors import Factors
 from fedwidth.core.index import Index
+from fedwidth.core.running_mean import accumulable
 from fedwidth.methods.definition import (
     ClientPass,
     Closing,
@@ -82,7 +83,7 @@ def close(closing: Closing) -> dict[str, Tensor]:
     if all(factor > 1 for factor in factors.values()):
         clients = sum(cohort.clients for cohort in closing.sums)
         own = sum(cohort.total_weight for cohort in closing.sums) / clients  # what a client weighs on average
-        state = {name: tensor for name, tensor in closing.state.items() if name not in closing.plan.tied}
+        state = {name: accumulable(tensor) for name, tensor in closing.state.items() if name not in closing.plan.tied}
         weights = dict.fromkeys(state, own * scale(1.0))
         sums.append(CohortSum.of(Index.whole(closing.plan), state, weights, 1))
     return finalise(closing.state, sums, closing.plan)
