@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedwidth.errors import PlanError
 from fedwidth.plan.axis import Units
 from fedwidth.plan.plan import Group, Plan
+from fedwidth.plan.shaken import Shaken
 from fedwidth.plan.trace import trace
 
 
@@ -67,3 +68,22 @@ def test_passes_do_not_see_what_others_wrote() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     trace(model, inputs).check(model, inputs)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_no_two_rows_or_columns_of_a_large_tensor_of_zeros_are_alike() -> None:
+    names = {"one": nn.Parameter(torch.zeros(1200, 1700)), "other": nn.Parameter(torch.zeros(1200, 1700))}
+    state = Shaken(names).state(torch.float64)
+    for tensor in state.values():
+        assert len(tensor.sum(0).unique()) == 1700
+        assert len(tensor.sum(1).unique()) == 1200
+    assert (state["one"] != state["other"]).all()
+
+
+def test_what_is_not_finite_is_left_in_buffers_and_out_of_parameters() -> None:
+    values = torch.tensor([-torch.inf, 2.0, 4.0])
+    state = Shaken({"mask": values, "weight": nn.Parameter(values), "none": torch.empty(0)}).state(torch.float64)
+    assert state["mask"][0] == -torch.inf
+    assert (state["mask"][1:] >= values[1:]).all()
+    assert torch.isfinite(state["weight"]).all()
+    assert (state["weight"][1:] - values[1:]).abs().max() <= 1.5  # half of the mean size, 3
+    assert state["none"].shape == (0,)

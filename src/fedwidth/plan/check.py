@@ -27,7 +27,7 @@ def check_plan_on(
     plan: Plan, model: nn.Module, example_inputs: Any, output: Callable[[Any], Any] | None = None
 ) -> None:
     """Raise `PlanError` naming the group and tensor that break the permutation law, or what fails at half width."""
-    shaken = Shaken(check_fit(plan, model))
+    shaken, small = Shaken(check_fit(plan, model)), _half(plan, model)
     for training in (False, True) if plan.training_passes else (False,):
         inputs = at_least_two(example_inputs) if training else example_inputs
         law = PermutationLaw(plan, model, inputs, output, training=training, shaken=shaken)
@@ -35,7 +35,7 @@ def check_plan_on(
         for moved in _moves(plan):
             if law.joint_error(moved) > law.tolerance:
                 _blame(law, moved, mode)
-        _check_half(law, mode)
+        _check_half(law, small, mode)
 
 
 def _moves(plan: Plan) -> Iterator[list[str]]:
@@ -58,14 +58,17 @@ def _blame(law: PermutationLaw, moved: list[str], mode: str) -> None:
             raise PlanError(f"group '{group}' breaks the permutation law{mode} ({error:.1e}): {law.explain(group)}")
 
 
-def _check_half(law: PermutationLaw, mode: str) -> None:
-    """A model of half the width must run, and give outputs of the same shapes."""
+def _half(plan: Plan, model: nn.Module) -> nn.Module:
+    """The model at half width."""
     from fedwidth.core.index import Index
     from fedwidth.core.narrow import narrow
 
+    return narrow(model, plan, Index.of_units(plan, {name: range(n) for name, n in plan.counts(0.5).items()}))
+
+
+def _check_half(law: PermutationLaw, small: nn.Module, mode: str) -> None:
+    """The model at half width must run, and give outputs of the same shapes."""
     plan, inputs = law.plan, law.example_inputs
-    half = Index.of_units(plan, {name: range(count) for name, count in plan.counts(0.5).items()})
-    small = narrow(law.model, plan, half)
     for seed in range(plan.training_passes if law.training else 1):
         try:
             with untouched(small), torch.no_grad():

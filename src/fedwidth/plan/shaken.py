@@ -6,6 +6,7 @@ A fresh model's zeros and ones look the same in any order; moved, no two element
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 from fedwidth.errors import PlanError
 from fedwidth.plan.axis import groups_of, positions
 from fedwidth.plan.plan import Plan
+
+BLOCK, STEP = 1_000_003, 104_729
+"""How many numbers are drawn, and by how many the next tensor begins later: two primes."""
 
 
 class Shaken:
@@ -31,10 +35,10 @@ class Shaken:
     def state(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
         """The tensors by name, those of floating point in this dtype (or in their own)."""
         if dtype not in self._states:
-            generator, copies = torch.Generator().manual_seed(0), {}
+            copies: dict[int, Tensor] = {}
             for tensor in self._names.values():
                 if id(tensor) not in copies:
-                    copies[id(tensor)] = _shake(tensor, generator, dtype or tensor.dtype)
+                    copies[id(tensor)] = _shake(tensor, len(copies), dtype or tensor.dtype)
             self._states = {dtype: {name: copies[id(tensor)] for name, tensor in self._names.items()}}
             self._last = None
         return dict(self._states[dtype])
@@ -76,21 +80,52 @@ def _reordered(
             if any(group in units for group in groups_of(axis)):
                 if axis not in orders:
                     orders[axis] = positions(axis, units)
-                tensor = tensor.index_select(dim, orders[axis].to(tensor.device))
+                tensor = _select(tensor, dim, orders[axis].to(tensor.device))
         moved[name] = tensor
     return moved
 
 
-def _shake(tensor: Tensor, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """A copy of the tensor, each element moved differently; the signs of buffers stay."""
+def _select(tensor: Tensor, dim: int, order: Tensor) -> Tensor:
+    """The tensor with one dimension in this order; of the last one a gather is three times as fast on a CPU."""
+    if dim == tensor.dim() - 1 and dim:
+        return tensor.gather(dim, order.expand(*tensor.shape[:-1], -1))
+    return tensor.index_select(dim, order)
+
+
+def _shake(tensor: Tensor, number: int, dtype: torch.dtype) -> Tensor:
+    """A copy of the tensor of this number, each element moved differently; the signs of buffers stay."""
     if not tensor.is_floating_point():
         return tensor.detach()
-    noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
-    value = tensor.detach().double()
-    finite = value if torch.isfinite(value.sum()) else value[torch.isfinite(value)]
-    if isinstance(tensor, nn.Parameter) and finite is not value:
-        value = torch.where(torch.isfinite(value), value, 0.0)
-    size = finite.abs().mean() if value.numel() else value.sum()
+    value = tensor.detach()
+    size = torch.linalg.vector_norm(value, 1, dtype=_norm_dtype(value)) / max(1, value.numel())
+    if not torch.isfinite(size):
+        finite = torch.isfinite(value)
+        size = value[finite].double().abs().sum() / max(1, int(finite.sum()))
+        if isinstance(tensor, nn.Parameter):
+            value = torch.where(finite, value, 0.0)
+    noise = _noise(value.numel(), number).view(value.shape).to(value.device)
     if isinstance(tensor, nn.Parameter) or not size > 0:
         return noise.sub_(0.5).mul_(size if size > 0 else 0.1).add_(value).to(dtype)
     return noise.mul_(0.3).add_(1).mul_(value).to(dtype)
+
+
+def _norm_dtype(value: Tensor) -> torch.dtype:
+    return value.dtype if value.dtype == torch.float64 else torch.float32
+
+
+def _noise(count: int, number: int) -> Tensor:
+    """So many numbers between 0 and 1 that differ, others for every number of a tensor.
+
+    A large tensor repeats the block after a prime number of elements, which no row of it is long: drawing them all
+    would take a fifth of a check.
+    """
+    block, begin = _block(), number * STEP % BLOCK
+    pieces = [block[begin : begin + count]]
+    while (left := count - sum(map(len, pieces))) > 0:
+        pieces.append(block[:left])
+    return torch.cat(pieces)
+
+
+@cache
+def _block() -> Tensor:
+    return torch.rand(BLOCK, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
