@@ -431,7 +431,7 @@ def test_a_client_process_imports_torch_only_to_train(tmp_path):
     package.mkdir()
     import fedwidth.flower.node as source
 
-    for name in ("client_app.py", "wire.py"):
+    for name in ("client_app.py", "refusals.py", "wire.py"):
         (package / name).write_text((Path(source.__file__).parent / name).read_text())
     (package / "__init__.py").write_text("")
     code = "import sys, app.client_app; print('torch' in sys.modules, 'fedwidth' in sys.modules)"

@@ -32,12 +32,12 @@ from fedwidth.core.tensor_bytes import TensorBytes
 from fedwidth.errors import OptionError
 from fedwidth.flower.access.guard import KEY, Guard
 from fedwidth.flower.attendance import Attendance
-from fedwidth.flower.bounds import bound_replies
 from fedwidth.flower.exchange import error_of
 from fedwidth.flower.node import trainer
 from fedwidth.flower.node.client_app import client_app, train_block
 from fedwidth.flower.node.training import trainer_of
 from fedwidth.flower.node.wire import CODES, pack, receive, send, unpack
+from fedwidth.flower.reply_bounds import bound_replies
 from fedwidth.flower.run_config import RunConfig
 from fedwidth.flower.server import serve
 
@@ -333,7 +333,7 @@ def test_an_upload_that_stops_half_way_does_not_hold_up_the_round():
 
 
 def test_a_device_loads_its_data_as_the_signed_app_says(tmp_path):
-    from fedwidth.flower.node.client_app import check_load
+    from fedwidth.flower.node.refusals import check_load
 
     project = tmp_path / "pyproject.toml"
     check_load("anything:load", project)  # no app folder: whoever made the app gave it its recipe

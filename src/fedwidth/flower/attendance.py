@@ -18,11 +18,11 @@ from flwr.serverapp import Grid
 from fedwidth.devices.capacity import parse_capacity, sample_clients
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.flower.access.enrolment import Enrolled
-from fedwidth.flower.bounds import bound_replies
 from fedwidth.flower.budgets import BUDGETS
 from fedwidth.flower.exchange import Exchange, error_of, never_came, within
 from fedwidth.flower.printable import printable
 from fedwidth.flower.records import size_of
+from fedwidth.flower.reply_bounds import bound_replies
 from fedwidth.flower.stragglers import Stragglers
 
 MAX_BYTES = 16_384

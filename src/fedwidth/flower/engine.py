@@ -19,11 +19,11 @@ from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import SubState, extract
 from fedwidth.engines.serial import add_update
 from fedwidth.errors import ClientError, UpdateError
-from fedwidth.flower.bounds import UNREAD, bound_replies
 from fedwidth.flower.exchange import Exchange, error_of, never_came
 from fedwidth.flower.patience import Patience
 from fedwidth.flower.printable import printable
 from fedwidth.flower.records import CheckedAnswer, Limits, read_answer, size_of, task_arrays, task_record
+from fedwidth.flower.reply_bounds import UNREAD, bound_replies
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer
 from fedwidth.training.rounds import Engine, Report, RoundRequest, RoundResult

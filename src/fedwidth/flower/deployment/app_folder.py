@@ -27,6 +27,8 @@ SCRIPTS = ("superlink.sh", "register.sh", "run.sh", "flwr.sh")
 """The commands of a deployment, on the server's machine."""
 COPIED = ("device.py", "device_key.py", "connection.py", "supernode.py", "trainer_process.py")
 """The files of `node/` that are copied into a device's folder, because they run without importing fedwidth."""
+IN_APPS = ("client_app.py", "refusals.py", "wire.py")
+"""The files of `node/` that are copied into the app, which devices are sent."""
 AUTHORITY_DAYS = 3650
 """How long an authority is valid at least: devices know it, and the server's certificate is renewed under it."""
 ENVIRONMENT = {
@@ -126,8 +128,8 @@ def _write_app(folder: Path, setup: Setup, settings: Settings) -> None:
     package = folder / "app" / PACKAGE
     here, templates = files("fedwidth.flower.node"), files("fedwidth.flower.deployment") / "templates"
     (package / "__init__.py").write_text('"""The app that Flower sends to every device."""\n')
-    (package / "client_app.py").write_text(here.joinpath("client_app.py").read_text())
-    (package / "wire.py").write_text(here.joinpath("wire.py").read_text())
+    for name in IN_APPS:
+        (package / name).write_text(here.joinpath(name).read_text())
     (package / "server_app.py").write_text(templates.joinpath("server_app.py.txt").read_text())
     (package / "recipe.toml").write_text(settings_toml(settings))
     values = {

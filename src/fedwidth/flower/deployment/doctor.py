@@ -16,6 +16,7 @@ from fedwidth.data import load
 from fedwidth.errors import FedwidthError
 from fedwidth.flower.deployment.app_folder import (
     ENVIRONMENT,
+    IN_APPS,
     OPERATORS,
     PACKAGE,
     PRIVATE,
@@ -52,7 +53,7 @@ def examine(folder: Path, *, online: bool = True) -> list[Finding]:
 
 def _files(folder: Path) -> Iterator[Finding]:
     wanted = [*SCRIPTS, "flower/config.toml", "app/pyproject.toml"]
-    wanted += [f"app/{PACKAGE}/{name}" for name in ("client_app.py", "server_app.py", "wire.py", "recipe.toml")]
+    wanted += [f"app/{PACKAGE}/{name}" for name in (*IN_APPS, "server_app.py", "recipe.toml")]
     wanted += ["certificates/ca.pem", "certificates/server.pem", "certificates/server.key", OPERATORS]
     missing = [name for name in wanted if not (folder / name).is_file()]
     yield from (wrong(f"{name} is missing") for name in missing)

@@ -1,8 +1,8 @@
 """The ClientApp: hands each task to the device's resident trainer, or trains in this process where there is none.
 
 Flower starts a new process for every message, so this file imports only flwr and the standard library; torch is
-imported when a task has to be trained in this process. It is copied into app folders, beside `wire.py` and
-`recipe.toml`.
+imported when a task has to be trained in this process. It is copied into app folders, beside `refusals.py`, `wire.py`
+and `recipe.toml`.
 
 A device is configured by `flower-supernode --node-config`:
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from .refusals import check_client, check_load
 from .wire import Raw, pack, receive, send, unpack
 
 STYPE = "fedwidth.raw"
@@ -56,9 +56,7 @@ def client_app(recipe: str | None = None) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         """Train the sub-model that came with the message."""
         facts = dict[str, Any](message.content.config_records["task"])
-        own = context.node_config.get("client")
-        if facts.get("client") != own:
-            raise ValueError(f"this is client {own}, not {facts.get('client')}")
+        check_client(facts.get("client"), context.node_config.get("client"))
         load = str(context.run_config.get("load", ""))
         if recipe is None:
             check_load(load, Path(__file__).parent.with_name("pyproject.toml"))
@@ -126,20 +124,6 @@ def _why_ended(trainer: str, since: float) -> str:
             return path.read_text()
         time.sleep(0.1)
     return "it was killed, or ran out of memory"
-
-
-def check_load(load: str, project: Path) -> None:
-    """Refuse to load data by a function that the signed app does not name.
-
-    The server chooses a run's settings, but the operator has signed the app, with its pyproject.toml (`project`).
-    """
-    if not project.exists():
-        return
-    signed = tomllib.loads(project.read_text())["tool"]["flwr"]["app"].get("config", {}).get("load", "")
-    if load != signed:
-        raise ValueError(
-            f"the run wants to load data by {load!r}, but the app names {signed!r}: change app/pyproject.toml"
-        )
 
 
 def _recipe_beside() -> str:
