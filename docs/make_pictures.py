@@ -53,6 +53,7 @@ HELD = (1.0, 1 / 2, 1 / 4, 1 / 8)
 TAUGHT = {
     "feddf": "every width is a model of its own; the server teaches each on public data what all say together",
     "dsfl": "models stay with clients, which send what they say of public samples; the server teaches its own",
+    "fedgkt": "features leave each client where the model is split; the server has the full model behind it",
     "fedbe": "the server teaches the average on public data what likely models say together",
 }
 CELL, GAP, EDGE, TOP = 10, 16, 14, 34

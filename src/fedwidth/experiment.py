@@ -15,6 +15,7 @@ from fedwidth.config.build import build_model
 from fedwidth.config.influence import identity
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, Partition
+from fedwidth.data.records import moved
 from fedwidth.devices.cohorts import Cohorts
 from fedwidth.devices.time import Speeds
 from fedwidth.engines import make_engine
@@ -73,7 +74,17 @@ class Experiment:
         devices = settings.devices
         self.cohorts = Cohorts(self.capacities, len(self.partition), devices, settings.seed)
         enrolled = self.capacities.enrolled(settings.devices.excluded)
-        beginning = Beginning(state_of(self.model), self.plan, enrolled, settings.seed, self.method.values)
+        example = moved(self.data.example(), self.device)
+        beginning = Beginning(
+            state_of(self.model),
+            self.plan,
+            enrolled,
+            settings.seed,
+            self.method.values,
+            model=self.model,
+            example=example,
+            answer=self.objective.answer,
+        )
         self.first_state = self.method.first_state(beginning)
         self._first_memory = self.method.first_memory(replace(beginning, state=self.first_state))
         self.trainer = Trainer(
@@ -98,6 +109,7 @@ class Experiment:
             enrolled=enrolled,
             model=self.model,
             public=setup.public,
+            example=example,
             objective=self.objective,
             device=self.device,
             attends=self.costs.attends if devices.dropout or devices.deadline else None,

@@ -24,9 +24,12 @@ def test_answers_are_copied_and_counted():
 @pytest.mark.parametrize(
     ("answers", "why"),
     [
-        ({"a": torch.zeros(2), "b": torch.zeros(3)}, r"client 3 must answer with equally many rows.*'a': 2, 'b': 3"),
-        ({}, "equally many rows"),
-        ({"a": torch.tensor([1.0, float("nan")])}, "client 3 sent a value in 'a' that is not finite"),
+        ({"a": torch.zeros(2)}, r"client 3 must say under 'samples' what it answers for, not only \['a'\]"),
+        ({}, r"not only \[\]"),
+        (
+            {"samples": torch.arange(2), "a": torch.tensor([1.0, float("nan")])},
+            "client 3 sent a value in 'a' that is not finite",
+        ),
     ],
 )
 def test_bad_answers_are_refused_and_leave_nothing_behind(answers, why):
@@ -38,6 +41,6 @@ def test_bad_answers_are_refused_and_leave_nothing_behind(answers, why):
 
 def test_a_second_client_is_refused():
     found = AnswerSum()
-    found.add(update(a=torch.zeros(2)))
+    found.add(update(samples=torch.zeros(2)))
     with pytest.raises(SelectionError, match="client 4 answers where another client has"):
-        found.add(update(client=4, a=torch.ones(2)))
+        found.add(update(client=4, samples=torch.ones(2)))

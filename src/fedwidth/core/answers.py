@@ -1,6 +1,7 @@
-"""What a client sends where its model stays with it: answers, tensors whose rows are samples.
+"""What a client sends where its model stays with it: answers, tensors by name.
 
-They are never added up: a sum of them holds those of one client.
+Under `SAMPLES` are the numbers of the samples it answers for; other answers have a row for each of them, or are a few
+weights. They are never added up: a sum of them holds those of one client.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from torch import Tensor
 from fedwidth.core.updates import Update, check_finite
 from fedwidth.errors import SelectionError, UpdateError
 
-ANSWERS = "answers"
-"""The name of the report of an update that holds a client's answers."""
+ANSWERS, SAMPLES = "answers", "samples"
+"""The name of the report of an update that holds a client's answers, and of the numbers of samples among them."""
 
 
 class AnswerSum:
@@ -22,7 +23,7 @@ class AnswerSum:
 
     def __init__(self) -> None:
         self.answers: Mapping[str, Tensor] = {}
-        """The answers by name; all have as many rows."""
+        """The answers by name."""
         self.weight, self.clients = 0.0, 0
         self.mean: dict[str, Tensor] = {}
         self.reports: dict[str, Any] = {}
@@ -32,9 +33,10 @@ class AnswerSum:
         answers = update.reports.get(ANSWERS, {})
         if self.clients:
             raise SelectionError(f"{update.who} answers where another client has: answers are not added up")
-        if len({len(tensor) for tensor in answers.values()}) != 1:
-            rows = {name: len(tensor) for name, tensor in answers.items()}
-            raise UpdateError(f"{update.who} must answer with equally many rows under every name, not {rows}")
+        if SAMPLES not in answers:
+            raise UpdateError(
+                f"{update.who} must say under '{SAMPLES}' what it answers for, not only {sorted(answers)}"
+            )
         check_finite(answers, update.who)
         self.answers = {name: tensor.detach().clone() if copy else tensor for name, tensor in answers.items()}
         self.weight, self.clients = update.weight, 1
@@ -42,7 +44,7 @@ class AnswerSum:
     @property
     def rows(self) -> int:
         """How many samples the client answered for."""
-        return len(next(iter(self.answers.values()))) if self.answers else 0
+        return len(self.answers[SAMPLES]) if self.answers else 0
 
     @property
     def bytes(self) -> int:

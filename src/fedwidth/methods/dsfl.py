@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
+from fedwidth.core.answers import SAMPLES
 from fedwidth.methods.definition import (
     Beginning,
     ClientPass,
@@ -41,8 +42,8 @@ from fedwidth.methods.shared.width_models import filled, tensors_of
 from fedwidth.plan.plan import Plan
 from fedwidth.randomness import torch_generator
 
-SAMPLES, TAUGHT, LABELS, PROBABILITIES = "samples", "taught", "labels", "probabilities"
-"""What travels: the samples to answer, the round before's and what all said of them; and what the client says."""
+TAUGHT, LABELS, PROBABILITIES = "taught", "labels", "probabilities"
+"""What travels beside the samples to answer: the round before's and what all said of them; and what the client says."""
 
 
 def init(beginning: Beginning) -> dict[str, Tensor]:

@@ -136,6 +136,8 @@ class Rounds:
     """The capacities that clients may have."""
     model: nn.Module | None = None
     public: Data | None = None
+    example: Any = None
+    """Inputs of two samples, as the model takes them."""
     objective: Objective = CLASSIFICATION
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     attends: Callable[[Task, int], bool] | None = None
@@ -205,6 +207,7 @@ class Rounds:
             enrolled=self.enrolled,
             model=self.model,
             public=self.public,
+            example=self.example,
             answer=self.objective.answer,
             device=self.device,
             options=self.method.values,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fedwidth.data import Data
 
 Made = TypeVar("Made")
+Answer = Callable[[nn.Module, Any], Any]
+"""A function (model, batch of inputs) -> what counts of the model's output."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class Beginning:
     """The capacities that clients of this run may have."""
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    model: nn.Module | None = None
+    """The global model, where a run begins; None where only shapes are asked for."""
+    example: Any = None
+    """Inputs of two samples, as the model takes them."""
+    answer: Answer = lambda model, inputs: model(inputs)
+    """As of `Closing`."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,9 @@ class Closing:
     """The global model. Its weights may be those of any round: `state` has the right ones."""
     public: Data | None = None
     """Data that the server holds, if the run has some."""
-    answer: Callable[[nn.Module, Any], Any] = lambda model, inputs: model(inputs)
+    example: Any = None
+    """Inputs of two samples, as the model takes them."""
+    answer: Answer = lambda model, inputs: model(inputs)
     """(model, batch of inputs) -> what counts of the model's output: a tensor of logits, where there are classes."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     options: Mapping[str, Any] = field(default_factory=dict)

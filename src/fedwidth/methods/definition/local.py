@@ -138,9 +138,9 @@ class Local:
     before: Callable[[ClientPass], int] | None = None
     """A function (pass) -> samples it has trained with: what the client does before it trains on its own samples."""
     answers: Callable[[ClientPass], Mapping[str, Tensor]] | None = None
-    """A function (pass) -> what the client sends in place of its model, after training: tensors whose rows are samples.
-    The model then stays with the client, which keeps it from round to round, and the method must `collect` updates and
-    hand out an `OwnModel`."""
+    """A function (pass) -> what the client sends in place of its model, after training: tensors by name, with the
+    numbers of the samples it answers for under "samples". The model then stays with the client, which keeps it from
+    round to round, and the method must `collect` updates and hand out an `OwnModel`."""
     reports: Reports | None = None
     """A function (weights, weights at the start, what was sent, moment) -> what the client reports beside its
     sub-model."""

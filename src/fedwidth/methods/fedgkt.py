@@ -1,0 +1,216 @@
+"""FedGKT: clients train the lower end of a model, the server the upper one, and both teach each other (He et al. 2020).
+
+The model is split after one of its layers. A client has all that comes before the boundary and a narrow network behind
+it that ends in logits; the server has the full model behind the boundary, which may be larger than any client can hold.
+
+    client   min CE(y) + alpha KD(own, server's logits)       KD(s, t) = T^2 KL(softmax(t / T) || softmax(s / T))
+    server   min KD(own, client's logits) + alpha CE(y)
+
+After training a client sends, for each of its samples, features (the output at the boundary), logits and the label. The
+server trains on those of the round's clients in turn and returns its logits, which clients find by the sample. Before
+the first of them clients minimise CE alone. Nothing is averaged in training.
+
+For a whole model to measure and hand out, clients send the few weights before the boundary as well; the state has the
+mean of the round's, which no client is ever given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Adam
+
+from fedwidth.core.answers import SAMPLES
+from fedwidth.methods.definition import (
+    Beginning,
+    ClientPass,
+    Closing,
+    Local,
+    Memory,
+    Method,
+    Moment,
+    Need,
+    Sending,
+    above_zero,
+    at_least_zero,
+    count,
+    named,
+    switch,
+    under,
+)
+from fedwidth.methods.shared.boundary import Upper, boundary_of, check_boundary, lower_counts, lower_half
+from fedwidth.methods.shared.distillation import MAX_ANSWERED
+from fedwidth.methods.shared.own_models import OwnModel, first_models, own_model
+from fedwidth.methods.shared.width_models import filled, tensors_of
+from fedwidth.plan.plan import Plan
+from fedwidth.randomness import torch_generator, torch_seed
+
+FEATURES, LOGITS, LABELS, LOWER, MOMENT = "features", "logits", "labels", "lower", "moment"
+"""What clients send and are given, the weights before the boundary, and what the server's optimiser remembers."""
+DECAY = 1e-4
+"""Weight decay of the server's optimiser, as published."""
+
+
+def init(beginning: Beginning) -> dict[str, Tensor]:
+    """The models that clients begin with."""
+    plan, layers = beginning.plan, beginning.options["layers"]
+    if beginning.model is not None:
+        check_boundary(beginning, layers, "FedGKT")
+    widths = {float(width) for width in beginning.enrolled}
+    return first_models(beginning, {width: lower_counts(plan, layers, plan.counts(width)) for width in sorted(widths)})
+
+
+def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> OwnModel:
+    """The client's own model."""
+    return own_model(lower_counts(plan, at.options["layers"], counts), at)
+
+
+def gives(memory: Memory, at: Sending) -> dict[str, Tensor]:
+    """The server's logits for the client's samples, in their order, once there are some."""
+    name = f"{LOGITS}.{at.client}"
+    return {LOGITS: memory[name]} if name in memory else {}
+
+
+def distillation(own: Tensor, other: Tensor, temperature: float) -> Tensor:
+    """KD(own, other), the mean over samples, from logits [samples, …, classes].
+
+    >>> round(distillation(torch.zeros(1, 2), torch.tensor([[2.0, 0.0]]), 3.0).item(), 6)
+    0.473532
+    """
+    wanted = torch.softmax(other.flatten(0, -2) / temperature, -1)
+    said = functional.log_softmax(own.flatten(0, -2) / temperature, -1)
+    return functional.kl_div(said, wanted, reduction="batchmean") * temperature**2
+
+
+def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
+    """CE(y) + alpha KD(client, server)."""
+    logits = client.logits(inputs)
+    plain = client.loss(logits, targets)
+    if LOGITS not in client.given:
+        return plain
+    server = client.given[LOGITS][client.places.to(logits.device)]
+    taught = distillation(logits, server, client.options["temperature"])
+    return plain.add(taught, alpha=client.options["alpha"])
+
+
+def answers(client: ClientPass) -> dict[str, Tensor]:
+    """Features, logits and labels of all samples of the client, and its weights before the boundary."""
+    network, places = client.network(), torch.arange(client.number_of_samples())
+    boundary = boundary_of(network, client.options["layers"])
+    found: dict[str, list[Tensor]] = {FEATURES: [], LOGITS: [], LABELS: []}
+    met: list[str] = []
+    for batch in torch.split(places, MAX_ANSWERED):
+        inputs, targets = client.own_samples(batch)
+        met, features, logits = lower_half(network, boundary, partial(client.logits, inputs))
+        for name, tensor in ((FEATURES, features), (LOGITS, logits), (LABELS, targets)):
+            found[name].append(tensor)
+    own = dict([*network.named_parameters(), *network.named_buffers()])
+    lower = {name: own[name].detach().clone() for name in met}
+    return {SAMPLES: places, **{name: torch.cat(each) for name, each in found.items()}, **named(LOWER, lower)}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the server has after a round."""
+
+    network: nn.Module
+    logits: Sequence[Tensor]
+    """Its logits for the samples of each client of the round."""
+    moments: Mapping[str, Tensor]
+
+
+def served(closing: Closing) -> Served:
+    """Train the server's network on what the round's clients sent, one after the other, and let it answer for all."""
+    assert closing.model is not None
+    options, sent = closing.options, closing.answers()
+    network = filled(closing, 1.0, closing.state).train()
+    upper = Upper(network, boundary_of(network, options["layers"]), closing.example, closing.answer)
+    parameters = dict(network.named_parameters())
+    optimiser = Adam(parameters.values(), lr=options["rate"], weight_decay=DECAY, amsgrad=True)
+    for name, parameter in parameters.items():
+        if known := under(closing.memory, f"{MOMENT}.{name}"):
+            optimiser.state[parameter] = {kind: tensor.clone() for kind, tensor in known.items()}
+    said = [torch.zeros_like(answer[LOGITS]) for answer in sent]
+    with torch.random.fork_rng(devices=[closing.device] if closing.device.type == "cuda" else []):
+        torch.manual_seed(torch_seed(closing.seed, "server dropout", closing.round))
+        for client, batch in _batches(closing, [len(answer[SAMPLES]) for answer in sent]):
+            answer = {name: tensor[batch.to(tensor.device)] for name, tensor in sent[client].items() if name in _ROWS}
+            optimiser.zero_grad(set_to_none=True)
+            logits = upper(answer[FEATURES])
+            said[client][batch.to(logits.device)] = logits.detach()  # of the last epoch, in the end
+            taught = distillation(logits, answer[LOGITS], options["temperature"])
+            plain = functional.cross_entropy(logits.flatten(0, -2), answer[LABELS].flatten())
+            taught.add(plain, alpha=options["alpha"]).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    if not options["published"]:
+        network.eval()
+        with torch.no_grad():
+            said = [
+                torch.cat([upper(batch) for batch in torch.split(answer[FEATURES], MAX_ANSWERED)]) for answer in sent
+            ]
+    kept = {name: optimiser.state[parameter] for name, parameter in parameters.items() if parameter in optimiser.state}
+    moments = {f"{MOMENT}.{name}.{kind}": tensor for name, each in kept.items() for kind, tensor in each.items()}
+    return Served(network, said, moments)
+
+
+_ROWS = (FEATURES, LOGITS, LABELS)
+
+
+def _batches(closing: Closing, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """(place of the client, numbers of its samples) of every step: epoch by epoch, client by client."""
+    generator = torch_generator(closing.seed, "server", closing.round)
+    for _ in range(closing.options["epochs"]):
+        for client, size in enumerate(sizes):
+            for batch in torch.split(torch.randperm(size, generator=generator), closing.options["batch_size"]):
+                yield client, batch
+
+
+def close(closing: Closing) -> dict[str, Tensor]:
+    """The server's network, with the mean of the clients' weights before the boundary."""
+    found = tensors_of(closing.once(served).network, closing.state)
+    lower = [under(answer, LOWER) for answer in closing.answers()]
+    means = {name: torch.stack([own[name].double() for own in lower]).mean(0) for name in lower[0]}
+    return found | {name: mean.to(closing.state[name]) for name, mean in means.items()}
+
+
+def advance(closing: Closing) -> dict[str, Tensor]:
+    """The models that clients begin with, the server's logits by client and sample, and its optimiser's moments."""
+    known = closing.once(served)
+    logits = {
+        f"{LOGITS}.{task.client}": said[torch.argsort(answer[SAMPLES]).to(said.device)]
+        for task, said, answer in zip(closing.tasks, known.logits, closing.answers(), strict=True)
+    }
+    return {**closing.memory, **logits, **known.moments}
+
+
+METHOD = Method(
+    name="fedgkt",
+    title="FedGKT",
+    paper="He et al. 2020",
+    equation="Algorithm 1",
+    choose=choose,
+    options={
+        "layers": count(1, "layers before the boundary", least=1),
+        "alpha": at_least_zero(1.0, "weight of the second term of both losses"),
+        "temperature": above_zero(3.0, "T"),
+        "epochs": count(20, "times the server sees all samples of a round"),
+        "batch_size": count(256, "samples of one client in a batch of the server", least=1),
+        "rate": at_least_zero(1e-3, "learning rate of the server's Adam"),
+        "published": switch("return the logits of the last epoch, each before its step, as the published code does"),
+    },
+    slices=False,
+    reads=("memory", "own"),
+    local=Local(gives=gives, loss=loss, answers=answers),
+    init=init,
+    advance=advance,
+    close=close,
+    uploads="features, logits and labels of all its samples",
+    collect="updates",
+    classes=True,
+    needs={"training.augment": Need(False, "logits and features belong to samples as they are")},
+)

@@ -1,0 +1,116 @@
+"""A model in two halves: what comes before a boundary, the output of one of its layers, and what comes after it.
+
+The boundary is the output of a linear or convolution layer, which the plan names. It is one only if nothing behind it
+looks at the input by another way; that is tried, not assumed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwidth.data.trees import leaves, mapped
+from fedwidth.errors import OptionError
+from fedwidth.methods.definition import Beginning
+from fedwidth.plan.axis import groups_of
+from fedwidth.plan.layers import plain_layers
+from fedwidth.plan.plan import Plan
+from fedwidth.plan.trace import tensors_of
+
+Answer = Callable[[nn.Module, Any], Any]
+
+
+class Given(nn.Module):
+    """Stands for a layer whose output is given, whatever comes in."""
+
+    features: Tensor
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        """The features that were given."""
+        return self.features
+
+
+class Upper:
+    """The upper half of a model: it takes features, the output of the boundary."""
+
+    def __init__(self, network: nn.Module, boundary: str, example: Any, answer: Answer) -> None:
+        self.network, self.example, self.answer = network, example, answer
+        self.given = Given()
+        network.set_submodule(boundary, self.given)
+
+    def __call__(self, features: Tensor) -> Any:
+        """The model's answer where these features are the output of the boundary."""
+        self.given.features = features
+        # What comes before the boundary computes on any samples of the right shape, and is not looked at.
+        inputs = mapped(lambda tensor: tensor[:1].expand(len(features), *tensor.shape[1:]), self.example)
+        return self.answer(self.network, inputs)
+
+
+def boundary_of(model: nn.Module, layers: int) -> str:
+    """The name of the layer whose output is the boundary: the last of the first so many."""
+    names = list(plain_layers(model, tensors_of(model)[1]))
+    return names[min(layers, len(names)) - 1].removesuffix(".weight")
+
+
+def lower_counts(plan: Plan, layers: int, counts: Mapping[str, int]) -> dict[str, int]:
+    """So many units of every group, but all of those that the first layers give out: features have one size for all."""
+    lower = {group for name in list(plan.layers)[:layers] for group in groups_of(plan.axes[name][0])}
+    for _ in plan.couplings:  # a group that is a multiple of another goes with it
+        for pair in ({coupling.whole, coupling.part} for coupling in plan.couplings):
+            lower |= pair if lower & pair else set()
+    return {name: plan.groups[name].size if name in lower else count for name, count in counts.items()}
+
+
+def check_boundary(beginning: Beginning, layers: int, title: str) -> None:
+    """Refuse a model in which more than the boundary's output reaches what comes after it, or nothing comes after."""
+    assert beginning.model is not None
+    model, example = copy.deepcopy(beginning.model).eval(), beginning.example
+    found = plain_layers(model, tensors_of(model)[1])
+    if layers >= len(found):
+        raise OptionError(
+            f"{title} splits the model after layer {layers} of {len(found)}, which leaves the server nothing to train"
+        )
+    name = boundary_of(model, layers)
+    features = lower_half(model, name, lambda: beginning.answer(model, example))[1]
+    upper = Upper(model, name, example, beginning.answer)
+    with torch.no_grad():
+        one = upper(features)
+        upper.example = mapped(lambda tensor: torch.zeros_like(tensor), example)
+        other = upper(features)
+    if any(not torch.equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True)):
+        raise OptionError(
+            f"{title} splits the model after '{name}', but what comes after it looks at more than its output:"
+            " choose another number of layers"
+        )
+
+
+def lower_half(network: nn.Module, boundary: str, run: Callable[[], Any]) -> tuple[list[str], Tensor, Any]:
+    """The tensors that a pass meets up to the boundary, by name, the boundary's output, and what the pass returns."""
+    met: list[str] = []
+    features: list[Tensor] = []
+
+    def note(prefix: str, module: nn.Module) -> Callable[..., None]:
+        own = [*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False)]
+
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            if not features:
+                met.extend(name for name, _ in own)
+            if prefix == boundary:
+                features.append(output)
+
+        return hook
+
+    handles = [module.register_forward_hook(note(name, module)) for name, module in network.named_modules()]
+    try:
+        with torch.no_grad():
+            answer = run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(features) != 1:
+        raise OptionError(f"'{boundary}' is used {len(features)} times in a pass, so its output is no boundary")
+    return met, features[0], answer
