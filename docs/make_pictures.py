@@ -54,6 +54,7 @@ TAUGHT = {
     "feddf": "every width is a model of its own; the server teaches each on public data what all say together",
     "dsfl": "models stay with clients, which send what they say of public samples; the server teaches its own",
     "fedgkt": "features leave each client where the model is split; the server has the full model behind it",
+    "fedet": "every width is a model of its own; a projection lets all end in the same layer, here behind this one",
     "fedbe": "the server teaches the average on public data what likely models say together",
 }
 CELL, GAP, EDGE, TOP = 10, 16, 14, 34

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -82,10 +82,26 @@ class Composition:
         return cost_of(lambda: self.module(model, plan), plan, example, capacity=capacity)
 
 
+class ModelOfItsOwn(Protocol):
+    """A part whose tensors are no slices of the global state."""
+
+    @property
+    def index(self) -> Index | None:
+        """Where its tensors would lie in the full model's."""
+
+    @property
+    def width(self) -> float:
+        """The width whose model it is."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What a client is sent."""
+
+
 class CompositionSum(CohortSum):
     """The weighted mean of the tensors of clients of one width."""
 
-    def __init__(self, part: Composition) -> None:
+    def __init__(self, part: ModelOfItsOwn) -> None:
         assert part.index is not None, "sums are made where the plan is"
         super().__init__(part.index)
         self.part = part

@@ -1,0 +1,187 @@
+"""Fed-ET: small models of many kinds teach a large one on the server, and share their last layers (Cho et al. 2022).
+
+Devices of different sizes train different networks; here these are the widths of the run's model, each a model of its
+own. The server has the full model, which may be wider than all of them. All end in the same representation layers, here
+the last one; narrow models have a projection before it, so that its shape is the same. After local training
+
+    1  the server's representation layers are the mean of all clients'
+    2  on public samples without labels, clients' logits s_k are weighed by their confidence, the variance over classes:
+           y* = argmax of sum over k of a_k s_k,   a_k = var(s_k) / sum of var(s_l)
+       Those who would have said otherwise are heard too, weighed in the same way: s_div
+    3  the server minimises CE(y*) + lambda KL(softmax(s_div) || softmax(own))
+    4  the model of each width is the mean of its clients', with the server's representation layers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD
+
+from fedwidth.methods.definition import Closing, Method, at_least_zero, count, named
+from fedwidth.methods.shared.distillation import Lesson
+from fedwidth.methods.shared.projection import choose, init, last_layer, shared_names
+from fedwidth.methods.shared.width_models import WIDTH, filled, tensors_of
+from fedwidth.randomness import torch_seed
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """What clients say of samples together."""
+
+    label: Tensor
+    """The class y* of each sample."""
+    dissent: Tensor
+    """The probabilities, softmax(s_div), of those who would have said another class; anything where nobody would."""
+    heard: Tensor
+    """Whether there is somebody who would."""
+
+    def packed(self) -> Tensor:
+        """All of it as one tensor [samples, …, 2 + classes], as lessons hold it."""
+        parts = self.label[..., None].to(self.dissent), self.heard[..., None].to(self.dissent), self.dissent
+        return torch.cat(parts, -1)
+
+    @classmethod
+    def unpacked(cls, packed: Tensor) -> Consensus:
+        """The inverse of `packed`."""
+        return cls(packed[..., 0].long(), packed[..., 2:], packed[..., 1] > 0)
+
+
+def consensus(logits: Tensor) -> Consensus:
+    """What clients say together, from logits [clients, samples, …, classes].
+
+    >>> said = consensus(torch.tensor([[[6.0, 0.0, 3.0]], [[0.0, 3.0, 0.0]], [[1.0, 1.0, 4.0]]]))
+    >>> said.label.tolist(), [round(p, 6) for p in said.dissent[0].tolist()]
+    ([0], [0.100368, 0.449816, 0.449816])
+    """
+    confidence = logits.var(-1, correction=0)
+    label = weighed(logits, confidence).argmax(-1)
+    differ = logits.argmax(-1) != label
+    return Consensus(label, torch.softmax(weighed(logits, confidence * differ), -1), differ.any(0))
+
+
+def weighed(logits: Tensor, weights: Tensor) -> Tensor:
+    """The mean over clients with these weights [clients, samples, …]; 0 where nobody weighs anything."""
+    shares = weights / weights.sum(0).clamp(min=torch.finfo(weights.dtype).tiny)
+    return (shares[..., None] * logits).sum(0)
+
+
+def loss(logits: Tensor, said: Consensus, diversity: float) -> Tensor:
+    """CE(y*) + lambda KL(softmax(s_div) || own), the mean over samples; without the second term where all agree."""
+    own = functional.log_softmax(logits.flatten(0, -2), -1)
+    plain = functional.nll_loss(own, said.label.flatten())
+    apart = functional.kl_div(own, said.dissent.flatten(0, -2), reduction="none").sum(-1)
+    return plain.add((apart * said.heard.flatten()).mean(), alpha=diversity)
+
+
+def mean_of(states: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
+    """The mean of tensors, moved towards one after the other: those that agree stay as they are, bit for bit."""
+    found = {name: states[0][name].clone() for name in names}
+    for number, state in enumerate(states[1:], 2):
+        for name, mean in found.items():
+            if mean.is_floating_point():
+                mean += (state[name].to(mean) - mean) / number
+    return found
+
+
+def taught(closing: Closing) -> dict[float, dict[str, Tensor]]:
+    """The models of all widths after the round; the server's own under 0."""
+    last, plan, options = last_layer(closing.plan), closing.plan, closing.options
+    clients = [(task.capacity, {**one.mean}) for one, task in zip(closing.sums, closing.tasks, strict=True)]
+    common = [
+        {full: state[own] for full, own in shared_names(last, width).items() if own in state}
+        for width, state in clients
+    ]
+    server = dict(closing.state) | mean_of(common, list(common[0]))
+    if options["steps"]:
+        server = _teach(closing, server)
+    models: dict[float, dict[str, Tensor]] = {0.0: server}
+    for width in sorted({float(width) for width in closing.enrolled}):
+        prefix = f"{WIDTH}.{width:g}."
+        old = {n.removeprefix(prefix): tensor for n, tensor in closing.memory.items() if n.startswith(prefix)}
+        own = [state for capacity, state in clients if capacity == width]
+        held = [name for name in old if own and name in own[0]]
+        new = old | {name: tensor.to(old[name]) for name, tensor in (mean_of(own, held) if own else {}).items()}
+        names = {inner: full for full, inner in shared_names(last, width).items() if inner in new}
+        new |= {inner: server[full].to(old[inner]) for inner, full in names.items()}
+        models[width] = new | {name: new[first] for name, first in plan.tied.items() if name in new and first in new}
+    return models
+
+
+def _teach(closing: Closing, server: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The server's model, trained on what clients say of public samples."""
+    options, data = closing.options, closing.public
+    lesson = Lesson.of(
+        closing,
+        _teachers(closing),
+        lambda logits: consensus(logits).packed(),
+        steps=options["steps"],
+        batch_size=options["batch_size"],
+    )
+    assert data is not None
+    student = filled(closing, 1.0, server).train()
+    optimiser = SGD(student.parameters(), lr=options["rate"])
+    with torch.random.fork_rng(devices=[closing.device] if closing.device.type == "cuda" else []):
+        torch.manual_seed(torch_seed(closing.seed, "distil dropout", closing.round))
+        for batch, wanted in zip(lesson.batches, lesson.wanted, strict=True):
+            inputs, _ = data.batch(data.train, batch, train=False, device=closing.device)
+            optimiser.zero_grad(set_to_none=True)
+            logits = closing.answer(student, inputs).float()
+            loss(logits, Consensus.unpacked(wanted), options["diversity"]).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    return tensors_of(student, server)
+
+
+def _teachers(closing: Closing) -> list[nn.Module]:
+    """The models that single clients sent, as modules that only answer."""
+    assert closing.model is not None
+    found = []
+    for one, task in zip(closing.sums, closing.tasks, strict=True):
+        module = task.part.module(closing.model, closing.plan).to(closing.device)
+        with torch.no_grad():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                if name in one.mean:
+                    tensor.copy_(one.mean[name])
+        found.append(module.eval())
+    return found
+
+
+def close(closing: Closing) -> dict[str, Tensor]:
+    """The server's model."""
+    return closing.once(taught)[0.0]
+
+
+def advance(closing: Closing) -> dict[str, Tensor]:
+    """The models of all widths."""
+    memory = dict(closing.memory)
+    for width, tensors in closing.once(taught).items():
+        memory |= named(f"{WIDTH}.{width:g}", tensors) if width else {}
+    return memory
+
+
+METHOD = Method(
+    name="fedet",
+    title="Fed-ET",
+    paper="Cho et al. 2022",
+    equation="Algorithm 1",
+    choose=choose,
+    options={
+        "steps": count(128, "batches the server's model is taught in a round"),
+        "batch_size": count(64, "public samples each", least=1),
+        "rate": at_least_zero(0.005, "of SGD in teaching"),
+        "diversity": at_least_zero(0.05, "lambda, the weight of those who disagree"),
+    },
+    slices=False,
+    reads=("memory",),
+    shared=lambda _: True,
+    init=init,
+    advance=advance,
+    close=close,
+    collect="updates",
+    public=True,
+    classes=True,
+)
