@@ -9,8 +9,6 @@ from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import under
 from fedwidth.methods.fedet import Consensus, consensus, loss, mean_of, weighed
-from fedwidth.methods.shared.projection import last_layer
-from fedwidth.plan import trace
 from fedwidth.training.rounds import run_round
 from small_runs import contents, same, small
 
@@ -108,9 +106,9 @@ class TestTheCommonLayer:
             def forward(self, x):
                 return super().forward(x).flatten(1)
 
-        model = Convolutional(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 6))
-        with pytest.raises(OptionError, match="does not end in a linear layer that all widths could share"):
-            last_layer(trace(model, torch.zeros(2, 1, 8, 8)))
+        model = Convolutional(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 10, 6))
+        with pytest.raises(OptionError, match="Fed-ET needs a model that ends in a linear layer of its own"):
+            Experiment(small("method.name=fedet"), model=model)
 
 
 def test_untrained_clients_change_nothing_where_nobody_is_taught():

@@ -42,16 +42,16 @@ class Projection(nn.Module):
         return found
 
 
-def last_layer(plan: Plan) -> str:
-    """The name of the layer that all models end in: the last linear one that gives the model's output."""
+def last_layer(plan: Plan) -> str | None:
+    """The name of the layer that all models end in: the last linear one that gives the model's output, if any does."""
     ends = [n for n in plan.layers if not groups_of(plan.axes[n][0]) and groups_of(plan.axes[n][1])]
-    if not ends or len(plan.shapes[ends[-1]]) != 2:
-        raise OptionError("the model does not end in a linear layer that all widths could share")
-    return ends[-1].removesuffix(".weight")
+    return ends[-1].removesuffix(".weight") if ends and len(plan.shapes[ends[-1]]) == 2 else None
 
 
-def shared_names(last: str, width: float) -> dict[str, str]:
+def shared_names(last: str | None, width: float) -> dict[str, str]:
     """What the tensors of the common layer are called in the wide model, and in the model of a width."""
+    if last is None:
+        return {}
     inner = last if width == 1 else f"{last}.layer"
     return {f"{last}.{name}": f"{inner}.{name}" for name in ("weight", "bias")}
 
@@ -60,10 +60,12 @@ def init(beginning: Beginning) -> dict[str, Tensor]:
     """A model for every enrolled width: the first units of the wide one, projections at random, the wide last layer."""
     plan, state = beginning.plan, beginning.state
     last, memory = last_layer(plan), dict[str, Tensor]()
+    if last is None and beginning.model is not None:
+        raise OptionError("Fed-ET needs a model that ends in a linear layer of its own, which all widths can share")
     for place, width in enumerate(sorted({float(width) for width in beginning.enrolled})):
         index = first_units(plan, width)
         tensors = {name: tensor.clone() for name, tensor in extract(state, plan, index).items()}
-        if width < 1:
+        if width < 1 and last is not None:
             weight = state[f"{last}.weight"]
             narrow = tensors[f"{last}.weight"].shape[1]
             drawn = torch.rand(weight.shape[1], narrow + 1, generator=torch_generator(beginning.seed, "project", place))
@@ -126,8 +128,8 @@ class ProjectedModel:
     def module(self, model: nn.Module, plan: Plan) -> nn.Module:
         """The narrow module, ending in a projection and the wide model's last layer."""
         made = skeleton(model, plan, plan.counts(self.width))
-        if self.width < 1:
-            last = last_layer(plan)
+        last = last_layer(plan)
+        if self.width < 1 and last is not None:
             layer = made.get_submodule(last)
             assert isinstance(layer, nn.Linear)
             made.set_submodule(last, Projection(layer, plan.shapes[f"{last}.weight"][1]))
