@@ -337,7 +337,7 @@ def test_real_devices_are_not_simulated(tmp_path):
         serve(grid_of(text), text, RunConfig(out=str(tmp_path)), log=lambda _: None)
 
 
-@pytest.mark.parametrize("name", ["fedhm", "dsfl"])
+@pytest.mark.parametrize("name", ["fedhm", "dsfl", "fedet", "fedgkt"])
 def test_parts_that_are_no_slices_are_refused_before_anyone_is_asked(tmp_path, name):
     text = recipe(f'method.name = "{name}"\n')
     with pytest.raises(OptionError, match="sends other parts than slices, which Flower's devices do not take"):

@@ -5,12 +5,14 @@ import math
 import pytest
 import torch
 
+from fedwidth.cli.runs.first_lines import explain_memory
 from fedwidth.config.read import read_settings
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import under
 from fedwidth.methods.dsfl import together
+from fedwidth.methods.shared.distillation import divergence
 from fedwidth.training.rounds import run_round
 from small_runs import contents, same, small
 
@@ -40,6 +42,15 @@ def test_reduction_can_raise_the_entropy_of_many_classes():
     reduced = together(mean, "era", 0.1)[0]
     assert float(reduced[0] / reduced[1]) == pytest.approx(math.exp((0.05 - 0.95 / 99) / 0.1))
     assert (entropy(mean[0, 0]), entropy(reduced)) == pytest.approx((4.5639, 4.6041), abs=1e-4)
+
+
+def test_an_answer_equal_to_the_students_teaches_nothing():
+    student = torch.tensor([[2.0, 0.0, -1.0]], requires_grad=True)
+    own = torch.softmax(student.detach(), -1)
+    loss = divergence(student, together(own[None], "mean", 0.1), 1.0)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.0, abs=1e-7)
+    assert student.grad.abs().max().item() < 1e-7
 
 
 def test_weights_stay_with_clients_and_are_kept_from_round_to_round():
@@ -137,6 +148,13 @@ def test_widths_are_measured_by_the_models_of_clients():
         present = width in line["capacities"]
         assert (line["capacity_accuracy"][f"{width:g}"] is not None) == present
     assert "capacity_accuracy_mean" not in line
+
+
+def test_a_run_says_how_much_memory_clients_models_take():
+    run = run_of()
+    largest = (8 * 64 + 8 + 10 * 8 + 10) * 4
+    assert f"(6 of {largest / 1e6:.3g} MB), kept in memory" in explain_memory(run)
+    assert "kept in files" in explain_memory(run_of("client_memory=disk"))
 
 
 def test_ray_refuses_it_with_the_reason():

@@ -2,6 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from fedwidth.core.index import Index
 from fedwidth.errors import CapacityError, OptionError, PlanError, SelectionError
-from fedwidth.methods import Closing, Task, method, methods
+from fedwidth.methods import Closing, Local, Task, method, methods
 from hand_plans import heads_plan, mlp_plan, random_state
 
 METHODS = sorted(name for name, method in methods().items() if method.slices)
@@ -149,3 +150,26 @@ def test_threads_choose_as_one_does():
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(map(tuple, pool.map(choose, range(16))))) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"reads": ("mind",)}, "a method's choice reads 'state', 'memory' or 'own', not 'mind'"),
+        ({"collect": "sums"}, "whose clients keep their models hands out no slices, and collects 'updates'"),
+        ({"slices": True}, "whose clients keep their models hands out no slices, and collects 'updates'"),
+        (
+            {"slices": True, "local": Local(before=lambda client: 0)},
+            "clients are given something, or do something before they train, only where they hold no slices",
+        ),
+    ],
+)
+def test_records_that_make_no_sense_are_refused(changes, why):
+    with pytest.raises(OptionError, match=why):
+        replace(method("dsfl"), **changes)
+
+
+def test_what_clients_are_given_must_be_tensors():
+    odd = replace(method("dsfl"), local=replace(method("dsfl").local, gives=lambda memory, at: {"samples": [1, 2]}))
+    with pytest.raises(OptionError, match="gives of dsfl must return tensors by name, not a list as 'samples'"):
+        odd.send([Task(0, 1.0, None, 0)], {}, {}, plan=mlp_plan(), round=0, seed=0, clients=1)
