@@ -2,4 +2,8 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob: list[str] = [] if find_spec("flwr") and find_spec("cryptography") else ["src/fedwidth/flower/*.py"]
+_FLOWER, _KEYS = find_spec("flwr"), find_spec("cryptography")
+collect_ignore_glob: list[str] = [
+    *([] if _FLOWER and _KEYS else ["src/fedwidth/flower/*.py"]),
+    *([] if _KEYS else [f"src/fedwidth/secure/{name}.py" for name in ("keys", "masks", "device", "aggregator")]),
+]

@@ -46,6 +46,10 @@ class DataError(FedwidthError):
     """Data that is missing, damaged or cannot be split as asked."""
 
 
+class SecureError(FedwidthError):
+    """A secure sum that is not opened, or a message of one that must not be answered. It never names a secret."""
+
+
 class FellBack(UserWarning):
     """A warning that an engine cannot train this run, and that clients are trained one at a time instead."""
 

@@ -1,0 +1,120 @@
+"""What all clients of one attempt at a round agree on. Every key depends on all of it.
+
+Fields are laid one after the other, each with its length before it: no two sessions have the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwidth.secure.fixed_point import FixedPoint
+
+PROTOCOL = b"fedwidth-secure-sums-1"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client of a session: its public key, and the segments that it holds."""
+
+    client: int
+    key: bytes
+    segments: tuple[int, ...]
+    signature: bytes = b""
+    """Proof that the key is the client's own; it is no part of what is agreed on."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """One attempt at one round of one run."""
+
+    run: bytes
+    """A name that no other run has."""
+    round: int
+    attempt: int
+    members: tuple[Member, ...]
+    """Everyone who is to take part, in the order of their numbers."""
+    threshold: int
+    """How many of them must answer before anything is opened."""
+    min_clients: int
+    """How many holders a segment must have to be opened."""
+    lengths: Mapping[int, int]
+    """How many words each segment has."""
+    plan: bytes
+    """A digest of the model's plan."""
+    fixed_point: FixedPoint
+    every_class: bool = False
+    """Whether a segment is opened only if every width among its holders has so many."""
+
+    @cached_property
+    def by_client(self) -> dict[int, Member]:
+        """The members by their numbers."""
+        return {member.client: member for member in self.members}
+
+    @cached_property
+    def held(self) -> dict[int, tuple[int, ...]]:
+        """The segments that each client holds."""
+        return {member.client: member.segments for member in self.members}
+
+    def point(self, client: int) -> int:
+        """Where the shares of a client lie on the polynomials: its place among all, from 1."""
+        return self._points[client]
+
+    @cached_property
+    def _points(self) -> dict[int, int]:
+        return {member.client: number for number, member in enumerate(self.members, start=1)}
+
+    def encode(self) -> bytes:
+        """The bytes that stand for the session."""
+        members = [
+            framed(number(member.client), member.key, b"".join(map(number, member.segments))) for member in self.members
+        ]
+        point = self.fixed_point
+        return framed(
+            PROTOCOL,
+            self.run,
+            number(self.round),
+            number(self.attempt),
+            framed(*members),
+            number(self.threshold),
+            number(self.min_clients),
+            framed(*(number(segment) + number(length) for segment, length in sorted(self.lengths.items()))),
+            self.plan,
+            number(point.clients) + struct.pack("<dd", point.clip, point.max_weight),
+            bytes([self.every_class]),
+        )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What every key of the session depends on."""
+        return hashlib.sha256(self.encode()).digest()
+
+
+def number(value: int) -> bytes:
+    """A whole number of at least 0 in 8 bytes."""
+    return value.to_bytes(8, "little")
+
+
+def framed(*fields: bytes) -> bytes:
+    """Fields of any length, so that they can be told apart.
+
+    >>> framed(b"a", b"bc") == framed(b"ab", b"c")
+    False
+    """
+    return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+
+
+def digest_clients(clients: list[int]) -> bytes:
+    """A digest of a set of clients."""
+    return hashlib.sha256(b"".join(map(number, sorted(clients)))).digest()
+
+
+def digest_values(values: NDArray[np.generic]) -> bytes:
+    """A digest of the values of a segment, as a client was sent them."""
+    return hashlib.sha256(framed(values.dtype.str.encode(), np.ascontiguousarray(values).tobytes())).digest()

@@ -1,0 +1,269 @@
+"""A server that lies: the device aborts, and gives nothing away (the notes' numbers 19 to 29)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from parties import LENGTHS, RUN, TEN, Parties, make_devices, session_of, signing_key
+
+from fedwidth.errors import SecureError
+from fedwidth.secure.device import MAX_SESSIONS, Device
+from fedwidth.secure.fixed_point import FixedPoint
+from fedwidth.secure.keys import sign_key
+from fedwidth.secure.messages import Answer, Bundle
+from fedwidth.secure.session import Member, Session, digest_values
+
+
+@pytest.fixture
+def masked() -> Parties:
+    """All have sent their words; client 1 has never shared."""
+    parties = Parties(TEN)
+    sharing = [client for client in TEN if client != 1]
+    parties.share(sharing)
+    parties.upload(sharing)
+    return parties
+
+
+OTHERS = [client for client in TEN if client != 1]
+
+
+def test_19_nobody_is_both_alive_and_gone(masked):
+    """A device says one thing of an owner: who is alive follows from one list, and a second one is not answered."""
+    answer = masked.devices[0].open(0, 0, OTHERS)
+    assert {kind for kind, _ in answer.shares.values()} == {0}
+    with pytest.raises(SecureError, match="holds nothing of round 0"):
+        masked.devices[0].open(0, 0, [client for client in OTHERS if client != 2])
+
+
+def test_20_itself_missing(masked):
+    with pytest.raises(SecureError, match="says that client 0 is gone"):
+        masked.devices[0].open(0, 0, OTHERS[1:])
+
+
+@pytest.mark.parametrize("survivors", [[*OTHERS, 1], [*OTHERS, 99], [*OTHERS, 2]], ids=["21", "22", "22 twice"])
+def test_21_22_one_that_has_not_shared_is_unknown_or_named_twice(masked, survivors):
+    with pytest.raises(SecureError, match="alive twice, or one that has not shared"):
+        masked.devices[0].open(0, 0, survivors)
+
+
+def test_23_too_few_alive(masked):
+    with pytest.raises(SecureError, match="only 6 clients are alive, and 7 are needed"):
+        masked.devices[0].open(0, 0, OTHERS[:6])
+
+
+def test_24_no_second_opening_in_any_attempt(masked):
+    again = Parties(TEN, devices=masked.devices, changes={"attempt": 1})
+    again.share()
+    again.upload()
+    device = masked.devices[0]
+    device.open(0, 0, OTHERS)
+    for attempt in (0, 1):
+        with pytest.raises(SecureError, match="holds nothing of round 0"):
+            device.open(0, attempt, list(TEN))
+    with pytest.raises(SecureError, match="has opened round 0: none up to it is opened again"):
+        device.share(replace(masked.session, attempt=2))
+
+
+@pytest.mark.parametrize("how", ["swapped", "replayed", "truncated", "short", "changed", "from itself", "stranger"])
+def test_25_letters_that_are_not_what_they_should_be(how):
+    parties = Parties(TEN)
+    parties.share()
+    letters = parties.server.letters_for(0)
+    if how == "swapped":
+        letters[1], letters[2] = letters[2], letters[1]
+    elif how == "replayed":
+        earlier = Parties(TEN, devices=parties.devices, changes={"attempt": 1})
+        earlier.share()
+        letters[1] = earlier.server.letters_for(0)[1]
+    elif how == "truncated":
+        letters[1] = letters[1][:-1]
+    elif how == "short":
+        letters[1] = letters[1][:5]
+    elif how == "changed":
+        letters[1] = letters[1][:20] + bytes([letters[1][20] ^ 1]) + letters[1][21:]
+    else:
+        letters[0 if how == "from itself" else 99] = letters[1]
+    with pytest.raises(SecureError, match="changed, or is not for this round|no other client of the session|too short"):
+        parties.devices[0].mask(0, 0, parties.words[0], parties.received(0), letters)
+    with pytest.raises(SecureError, match="before it has sent its words"):
+        parties.devices[0].open(0, 0, list(TEN))
+
+
+def altered(session: Session, client: int, **changes: object) -> Session:
+    members = [replace(m, **changes) if m.client == client else m for m in session.members]
+    return replace(session, members=tuple(members))
+
+
+def test_26_keys_that_are_not_the_clients_own():
+    devices = make_devices(TEN)
+    session, device = session_of(devices, TEN), devices[0]
+    stranger = make_devices([3])[3]
+    with pytest.raises(SecureError, match="has not the key of client 0"):
+        device.share(altered(session, 0, key=stranger.key))
+    with pytest.raises(SecureError, match="a key twice"):
+        device.share(altered(session, 1, key=devices[2].key))
+    with pytest.raises(SecureError, match="key of client 3 is not signed by its device for this run"):
+        device.share(altered(session, 3, key=stranger.key))
+    other_run = sign_key(signing_key(3), b"another run", 3, devices[3].key)
+    with pytest.raises(SecureError, match="key of client 3 is not signed"):
+        device.share(altered(session, 3, signature=other_run))
+    outsider = Member(40, stranger.key, (0,), sign_key(signing_key(40), RUN, 40, stranger.key))
+    with pytest.raises(SecureError, match="client 40 is not on the roster"):
+        device.share(replace(session, members=(*session.members, outsider), fixed_point=FixedPoint(11), threshold=8))
+
+
+@pytest.mark.parametrize("point", [bytes(32), (1).to_bytes(32, "little"), b"short"])
+def test_26_points_of_low_order(point):
+    """Signed by a device that is on the roster, and still refused: what is agreed on would be known to all."""
+    devices = make_devices(TEN)
+    session = session_of(devices, TEN)
+    with pytest.raises(SecureError, match="a public key is none"):
+        devices[0].share(altered(session, 3, key=point, signature=sign_key(signing_key(3), RUN, 3, point)))
+    devices[0].share(session)  # nothing was drawn for it
+
+
+def test_27_fewer_than_the_device_asks_for():
+    roster = {client: signing_key(client).public_key() for client in TEN}
+    devices = make_devices(TEN)
+    devices[0] = Device(0, RUN, signing=signing_key(0), roster=roster, min_clients=5)
+    session = session_of(devices, TEN)
+    with pytest.raises(SecureError, match="opens sums of 2, this device's of 5"):
+        devices[0].share(session)
+    for needed in (6, 11):
+        with pytest.raises(SecureError, match=f"needs {needed} answers of 10 clients"):
+            devices[0].share(replace(session, min_clients=5, threshold=needed))
+    with pytest.raises(SecureError, match="words are for 9 clients, not 10"):
+        devices[0].share(replace(session, min_clients=5, fixed_point=FixedPoint(9)))
+
+
+def test_a_session_must_make_sense():
+    devices = make_devices(TEN)
+    session, device = session_of(devices, TEN), devices[0]
+    with pytest.raises(SecureError, match="another run"):
+        device.share(replace(session, run=b"another"))
+    with pytest.raises(SecureError, match="not in their order"):
+        device.share(replace(session, members=session.members[::-1]))
+    with pytest.raises(SecureError, match="no length of a segment that client 2 holds"):
+        device.share(replace(session, lengths={0: 5, 1: 7}))
+
+
+def test_28_stages_out_of_order():
+    parties = Parties(TEN)
+    device, words = parties.devices[0], parties.words[0]
+    with pytest.raises(SecureError, match="holds nothing of round 0, attempt 0"):
+        device.mask(0, 0, words, parties.received(0), {})
+    with pytest.raises(SecureError, match="holds nothing of round 0, attempt 0"):
+        device.open(0, 0, list(TEN))
+    parties.share()
+    with pytest.raises(SecureError, match="has shared for round 0"):
+        device.share(parties.session)
+    with pytest.raises(SecureError, match="before it has sent its words"):
+        device.open(0, 0, list(TEN))
+    letters = parties.server.letters_for(0)
+    with pytest.raises(SecureError, match="holds 5 words of 32 bits, not 4"):
+        device.mask(0, 0, words[:4], parties.received(0)[:4], letters)
+    device.mask(0, 0, words, parties.received(0), letters)
+    with pytest.raises(SecureError, match="has sent its words of round 0 already"):
+        device.mask(0, 0, words, parties.received(0), letters)
+    for attempt in range(1, MAX_SESSIONS):
+        device.share(replace(parties.session, attempt=attempt))
+    with pytest.raises(SecureError, match="for too many, already"):
+        device.share(replace(parties.session, attempt=MAX_SESSIONS))
+
+
+def test_29_other_values_for_one_holder_give_noise():
+    """Client 3 is sent another second shell; its first one is that of all, and opens."""
+    parties = Parties(dict.fromkeys(range(6), (0, 1)))
+    parties.share()
+    at = (0, 0)
+    for client in range(6):
+        received = parties.received(client)
+        if client == 3:
+            received[-1] += 1e-9
+        letters = parties.server.letters_for(client)
+        parties.server.add(client, parties.devices[client].mask(*at, parties.words[client], received, letters))
+    parties.answer()
+    found = parties.open()
+    assert found[0].tolist() == parties.plain(0, range(6)).tolist()
+    assert not (found[1] == parties.plain(1, range(6))).any()
+
+
+def test_the_server_refuses_what_does_not_belong():
+    parties = Parties(TEN)
+    bundle = parties.devices[0].share(parties.session)
+    with pytest.raises(SecureError, match="has not a letter for every other client"):
+        parties.server.collect(0, Bundle(bundle.seeds, {1: b""}))
+    parties.server.collect(0, bundle)
+    for client in (0, 99):
+        with pytest.raises(SecureError, match=f"client {client} is not to share now"):
+            parties.server.collect(client, bundle)
+    with pytest.raises(SecureError, match="client 3 has not shared"):
+        parties.server.letters_for(3)
+    parties.share([client for client in TEN if client])
+    with pytest.raises(SecureError, match="sent 3 words of uint32, not 5"):
+        parties.server.add(0, np.zeros(3, np.uint32))
+    with pytest.raises(SecureError, match="without its having shared"):
+        parties.server.add(99, np.zeros(LENGTHS[0], np.uint32))
+    parties.upload()
+    with pytest.raises(SecureError, match="client 0 is not to answer now"):
+        parties.server.answer(0, Answer({}))
+    parties.server.settle()
+    with pytest.raises(SecureError, match="other shares than it was asked for"):
+        parties.server.answer(0, Answer({}))
+
+
+def test_32_messages_of_another_form_are_refused():
+    parties = Parties(TEN)
+    data = parties.devices[0].share(parties.session).encode()
+    assert Bundle.decode(data).encode() == data
+    for wrong, why in ((data[:-1], "too short"), (data + b"x", "too long"), (b"", "too short")):
+        with pytest.raises(SecureError, match=why):
+            Bundle.decode(wrong)
+    twice = Bundle(bytes(2 * 16 + 16), {1: b"a", 2: b"b"}).encode().replace(b"\x02\x00\x01\x00b", b"\x01\x00\x01\x00b")
+    with pytest.raises(SecureError, match="two letters for one client"):
+        Bundle.decode(twice)
+    answer = Answer({3: (0, (bytes(17), bytes(17))), 4: (1, (bytes(17),))})
+    assert Answer.decode(answer.encode()) == answer
+    for wrong, why in (
+        (answer.encode()[:-1], "too short"),
+        (b"\x03\x00\x02\x00", "no kind"),
+        (answer.encode() * 2, "twice"),
+    ):
+        with pytest.raises(SecureError, match=why):
+            Answer.decode(wrong)
+
+
+def test_31_secrets_are_in_no_message_of_an_error_and_no_text():
+    """Neither the device nor what it holds shows a secret when it is printed or fails."""
+    parties = Parties(TEN)
+    parties.share()
+    device = parties.devices[0]
+    held = device._held[0, 0]
+    secrets = [held.seeds_key, *held.own_seeds.values(), device._private.private_bytes_raw()]
+    shown = [repr(device), str(device.__dict__), repr(held)]
+    for attempt in range(2):
+        with pytest.raises(SecureError) as caught:
+            device.open(0, attempt, [1])
+        shown.append(repr(caught.value) + str(caught.value.__cause__) + str(caught.value.__context__))
+    for secret in secrets:
+        for text in shown:
+            assert secret.hex() not in text
+            assert repr(secret)[2:-1] not in text
+
+
+def test_a_wrong_share_is_noticed_or_gives_noise():
+    """A client that lies about a share of the key of seeds: the sealed seeds cannot be read, and nothing is opened."""
+    parties = Parties(TEN)
+    parties.share()
+    alive = [client for client in TEN if client != 9]
+    parties.upload(alive)
+    settled = parties.server.settle()
+    for client in alive:
+        answer = parties.devices[client].open(0, 0, settled)
+        if client == 0:
+            answer = Answer({**answer.shares, 9: (1, (bytes(17),))})
+        parties.server.answer(client, answer)
+    with pytest.raises(SecureError, match="do not belong together|was changed"):
+        parties.server.open({segment: digest_values(values) for segment, values in parties.values.items()})
