@@ -104,6 +104,7 @@ class Experiment:
             self.plan,
             settings.server,
             settings.seed,
+            secure=settings.secure,
             number=settings.rounds,
             clients=len(self.partition),
             enrolled=enrolled,
@@ -156,6 +157,10 @@ class Experiment:
                 "devices.rates, bandwidth, deadline and dropout are for simulated devices, and these are real:"
                 " leave them out"
             )
+        if cohort is not None and self.settings.secure.enabled:
+            raise OptionError(
+                "secure.enabled is simulated, and these devices are real: their updates would not be hidden"
+            )
         folder = Path(out) if out is not None else None
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -201,9 +206,8 @@ class Experiment:
         """Choose the sub-models of a round that is still to come, while the device trains; None after the last."""
         if round >= self.settings.rounds:
             return None
-        tasks = self.rounds.assign(Server({}, round), self.cohort(round))
-        chosen[round] = self.rounds.attending(tasks, round)
-        return chosen[round], round
+        chosen[round] = self.rounds.assign(Server({}, round), self.cohort(round))
+        return self.rounds.attending(chosen[round], round), round
 
     def evaluate(self, server: Server) -> Line:
         """The metric of a server's state on test and validation samples, on each client's own, and at each capacity."""

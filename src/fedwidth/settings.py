@@ -187,6 +187,15 @@ class ServerSettings:
 
 
 @dataclass(frozen=True)
+class SecureSettings:
+    """Secure sums: the server learns what clients trained together, and of none what it trained alone."""
+
+    enabled: bool = key(False, "simulate secure sums; label_rows is then false unless it is set")
+    min_clients: int = key(8, "clients that must hold a part of the model for its sum to be opened", least=2)
+    clip: float = key(1.0, "largest change of one weight in a round that counts; above 0", least=0)
+
+
+@dataclass(frozen=True)
 class EvaluationSettings:
     """What is measured, and when."""
 
@@ -233,6 +242,7 @@ class Settings:
     devices: DeviceSettings = field(default_factory=DeviceSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
+    secure: SecureSettings = field(default_factory=SecureSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     ray: RaySettings = field(default_factory=RaySettings)
     engine: str = key(

@@ -25,7 +25,10 @@ def test_2_a_mean_is_within_the_bound():
     assert point.scale == 715827881 / 2
     changes = np.random.default_rng(1).uniform(-0.5, 0.5, (3, 1000))
     weights = (1.0, 2.0, 4.0)
-    total = sum((point.words(own, w)[0] for own, w in zip(changes, weights, strict=True)), np.zeros(1000, np.uint32))
+    total = sum(
+        (point.words(own, np.zeros(1000), w)[0] for own, w in zip(changes, weights, strict=True)),
+        np.zeros(1000, np.uint32),
+    )
     exact = [sum(Fraction(w) * Fraction(x) for w, x in zip(weights, column, strict=True)) / 7 for column in changes.T]
     errors = [abs(float(Fraction(float(found)) - e)) for found, e in zip(point.mean(total, 7.0), exact, strict=True)]
     assert max(errors) <= point.error(3, 7.0) == 3 / (2 * 715827881 / 2 * 7)
@@ -42,7 +45,7 @@ def test_2_a_mean_is_within_the_bound():
 def test_3_the_largest_sum_does_not_wrap(clients, clip, weight, signs):
     point = FixedPoint(clients, clip, weight)
     extreme = np.array([sign * value for sign in signs for value in (clip, 1e30, clip * (1 - 1e-16))])
-    words, clipped = point.words(extreme, weight)
+    words, clipped = point.words(extreme, np.zeros(len(extreme)), weight)
     assert clipped == len(signs)
     total = np.zeros_like(words)
     for _ in range(clients):
@@ -54,7 +57,8 @@ def test_3_the_largest_sum_does_not_wrap(clients, clip, weight, signs):
 
 def test_4_no_change_is_no_change():
     point = FixedPoint(7)
-    words, _ = point.words(np.zeros(5, np.float32))
+    start = np.array([1e-30, 3.7, -1e30, 0.1, 0.0], np.float32)
+    words, _ = point.words(start, start)
     assert not words.any()
     assert (point.mean(words, 7.0) == 0).all()
 
@@ -62,7 +66,7 @@ def test_4_no_change_is_no_change():
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_6_what_is_not_finite_is_refused_on_the_device(value):
     with pytest.raises(UpdateError, match="not finite"):
-        FixedPoint(3).words(np.array([0.0, value], np.float32))
+        FixedPoint(3).words(np.array([0.0, value], np.float32), np.zeros(2, np.float32))
 
 
 def test_a_fixed_point_refuses_what_it_cannot_add():
@@ -71,7 +75,7 @@ def test_a_fixed_point_refuses_what_it_cannot_add():
     with pytest.raises(OptionError, match="finite numbers above 0"):
         FixedPoint(2, clip=0.0)
     with pytest.raises(UpdateError, match="above 0 and at most 1, not 2"):
-        FixedPoint(2).words(np.zeros(1), 2.0)
+        FixedPoint(2).words(np.zeros(1), np.zeros(1), 2.0)
 
 
 def test_7_shells_of_a_matrix_by_hand():

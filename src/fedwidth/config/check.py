@@ -9,6 +9,7 @@ from typing import Any
 
 from fedwidth.config.method_settings import check_exponent, method_of
 from fedwidth.config.schema import keys, read
+from fedwidth.config.secure_settings import check_secure
 from fedwidth.data import Partition
 from fedwidth.data.catalogue import options_of
 from fedwidth.data.partition import PARTITIONS, partition_options
@@ -108,7 +109,9 @@ def _check_method(settings: Settings) -> None:
     found = method(chosen.name, local=settings.local.name or None)
     kind = f"option of method '{chosen.name}'" + (f" with '{settings.local.name}'" if settings.local.name else "")
     _refuse_others(kind, [*chosen.options, *settings.local.options], found.options)
-    check_exponent(settings, method_of(settings))  # which looks at the options' values too
+    chosen_method = method_of(settings)  # which looks at the options' values too
+    check_exponent(settings, chosen_method)
+    check_secure(settings, chosen_method)
 
 
 def _refuse_others(kind: str, given: Iterable[str], allowed: Iterable[str]) -> None:

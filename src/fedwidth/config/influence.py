@@ -48,6 +48,7 @@ ADDED = (
     *("server.clip", "server.screen", "server.strikes", "server.quarantine"),
     *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),
     *("data.cache", "model.weights", "model.fresh", "model.keep"),
+    *("secure.enabled", "secure.min_clients", "secure.clip"),
     *("objective.name", "objective.loss", "objective.metric", "objective.better", "objective.output"),
 )
 """Settings that version 0.1.0 lacked. At their default they are no part of a fingerprint, and earlier ones hold."""
@@ -118,8 +119,9 @@ def _fingerprint(settings: Settings, without: Collection[str] = ()) -> str:
         section, _, key = name.rpartition(".")
         if everything[section][key] == keys()[name].default:
             del everything[section][key]
-    if not everything["objective"]:
-        del everything["objective"]
+    for section in ("objective", "secure"):  # as it was before there were such settings
+        if not everything[section]:
+            del everything[section]
     if not settings.local.name:  # as it was before there were local rules
         del everything["local"]
     ray = everything.pop("ray")

@@ -42,6 +42,14 @@ def describe_round(
         "bytes_up": up,
         "macs": sum(costs.macs(task, passes) for task, passes in worked) + answering,
     }
+    if (opened := report.opened) is not None:
+        line["bytes_down"], line["bytes_up"] = down + opened.down, up + opened.up
+        line["secure"] = {
+            "segments": opened.segments,
+            "closed": opened.closed,
+            "closed_weights": opened.closed_weights,
+            "clipped": opened.clipped,
+        }
     if clipped := {str(client): float(f"{times:.3g}") for client, times in report.excess.items() if times > 1}:
         line["clipped"] = clipped
     if report.opposed:

@@ -12,6 +12,7 @@ from fedwidth.config.build import build_model, find_device, load_data, public_da
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
 from fedwidth.config.objective_settings import name_objective
+from fedwidth.config.secure_settings import check_secure, warn_of_little
 from fedwidth.data import Data, Partition
 from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.correlation import correlate
@@ -63,6 +64,7 @@ def set_up(
         check_settings(settings, method, objective)
     method = method or method_of(settings)
     check_exponent(settings, method)
+    check_secure(settings, method)
     settings = with_needs(settings, method)
     if method.public and partition is None and public is None:
         settings = with_public(settings)
@@ -77,6 +79,7 @@ def set_up(
     if (reason := objective.refuses(method)) is not None:
         raise OptionError(f"{reason}: choose another method or objective")
     settings = with_needs(settings, objective)
+    warn_of_little(settings)
     partition = partition if partition is not None else split_data(settings, data)
     capacities = _assign_capacities(settings, partition)
     if device.type == "cuda":

@@ -2,10 +2,10 @@
 
 Of n clients, each of weight at most w_max and no change larger than the clip C, a word is
 
-    q = round(w * clip(x, -C, C) * scale),    scale = ((2^31 - 1) div n - 1) / (w_max C)
+    q = round(w * clip(trained - start, -C, C) * scale),    scale = ((2^31 - 1) div n - 1) / (w_max C)
 
-so n of them stay below 2^31 and their sum, read as a signed number, is right. The mean of n_h holders of total weight W
-is wrong by at most n_h / (2 scale W): a change of 0 is 0, exactly.
+all in double precision, so n of them stay below 2^31 and their sum, read as a signed number, is right. The mean of n_h
+holders of total weight W is wrong by at most n_h / (2 scale W), and a change of 0 is 0 exactly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedwidth.errors import OptionError, UpdateError
 LARGEST = 2**31 - 1
 MAX_CLIENTS = 2**16 - 1
 """Clients of a round, at most: their numbers are two bytes, and more would leave a change less than 15 bits."""
-CHUNK = 1 << 18
+CHUNK = 1 << 15
 """Elements that are converted at a time: a small device does not hold its sub-model in double precision."""
 
 
@@ -51,13 +51,16 @@ class FixedPoint:
         """What a change of 1 is for a client of weight 1."""
         return self.steps / (self.max_weight * self.clip)
 
-    def words(self, changes: NDArray[np.floating], weight: float = 1.0) -> tuple[NDArray[np.uint32], int]:
-        """The words of one client's changes, and how many changes were clipped. What is not finite is refused."""
+    def words(
+        self, trained: NDArray[np.floating], start: NDArray[np.floating], weight: float = 1.0
+    ) -> tuple[NDArray[np.uint32], int]:
+        """The words of what one client changed, and how many changes were clipped. What is not finite is refused."""
         if not 0 < weight <= self.max_weight:
             raise UpdateError(f"a client's weight must be above 0 and at most {self.max_weight:g}, not {weight:g}")
-        found, clipped = np.empty(changes.size, np.uint32), 0
-        for begin in range(0, changes.size, CHUNK):
-            part = changes[begin : begin + CHUNK].astype(np.float64)
+        found, clipped = np.empty(trained.size, np.uint32), 0
+        for begin in range(0, trained.size, CHUNK):
+            part = trained[begin : begin + CHUNK].astype(np.float64)
+            part -= start[begin : begin + CHUNK]
             if not np.isfinite(part).all():
                 raise UpdateError("a change is not finite: it is not added to a secure sum")
             clipped += int(np.count_nonzero(np.abs(part) > self.clip))
@@ -70,7 +73,7 @@ class FixedPoint:
         """The mean change of clients of this total weight, from the sum of their words.
 
         >>> point = FixedPoint(clients=2)
-        >>> words = [point.words(np.array([change]))[0] for change in (0.5, -0.25)]
+        >>> words = [point.words(np.array([trained]), np.ones(1))[0] for trained in (1.5, 0.75)]
         >>> bool(abs(point.mean(words[0] + words[1], 2.0)[0] - 0.125) <= 0.5 / point.scale)
         True
         """

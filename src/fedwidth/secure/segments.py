@@ -15,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Kind = TypeVar("Kind", bound=np.generic)
 
 Levels = Sequence[NDArray[np.uint8]]
 """For each axis of a tensor the shell in which every position begins to be held."""
@@ -42,11 +45,11 @@ class Words:
         """How many words the client sends."""
         return sum(self.lengths)
 
-    def arrange(self, elements: NDArray[np.generic]) -> NDArray[np.generic]:
+    def arrange(self, elements: NDArray[Kind]) -> NDArray[Kind]:
         """The elements of a sub-model in the order of its words."""
         return elements if self.order is None else elements[self.order]
 
-    def restore(self, words: NDArray[np.generic]) -> NDArray[np.generic]:
+    def restore(self, words: NDArray[Kind]) -> NDArray[Kind]:
         """Words in the order of the sub-model's elements: the inverse of `arrange`.
 
         >>> words = Words((0, 1), (2, 2), np.array([0, 2, 1, 3]))
@@ -59,7 +62,7 @@ class Words:
         found[self.order] = words
         return found
 
-    def split(self, words: NDArray[np.generic]) -> dict[int, NDArray[np.generic]]:
+    def split(self, words: NDArray[Kind]) -> dict[int, NDArray[Kind]]:
         """The words of each segment, as views."""
         ends = np.cumsum(self.lengths)
         pieces = np.split(words, ends[:-1])

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from fedwidth.core.answers import AnswerSum
 from fedwidth.core.cohort import CohortSum
 from fedwidth.methods import Closing, Method, Task
+from fedwidth.methods.lookup.secure_sums import SHELLS, segments_of
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.plan.plan import Plan
-from fedwidth.settings import ServerSettings
+from fedwidth.settings import SecureSettings, ServerSettings
 from fedwidth.training.server.clipping import FAR, clip_updates, merged
 from fedwidth.training.server.holders import damp
+from fedwidth.training.server.secure import Opened, SecureRound
 from fedwidth.training.server.state import Server
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class Report:
     """What clients keep for themselves: their part of their memory, by client, name and tensor."""
     answered: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """By client, where models stay with clients: for how many samples it answered, and in how many bytes."""
+    opened: Opened | None = None
+    """What was opened of secure sums, where the round has such."""
 
     @property
     def struck(self) -> list[int]:
@@ -128,6 +132,7 @@ class Rounds:
     plan: Plan
     settings: ServerSettings
     seed: int
+    secure: SecureSettings = field(default_factory=SecureSettings)
     number: int = 1
     """How many rounds the run has."""
     clients: int = 1
@@ -153,12 +158,13 @@ class Rounds:
         tasks = self.method.assign(
             self.plan, cohort, server.round, server.memory, self.seed, state=server.state, own=server.clients
         )
-        return [replace(task, single=True) for task in tasks] if compares_updates(self.settings) else tasks
+        wants_single = compares_updates(self.settings) or self.secure.enabled
+        return [replace(task, single=True) for task in tasks] if wants_single else tasks
 
-    def attending(self, tasks: list[Task], round: int) -> list[Task]:
+    def attending(self, tasks: Sequence[Task], round: int) -> list[Task]:
         """The tasks whose clients neither fail nor come late."""
         attends = self.attends
-        return tasks if attends is None else [task for task in tasks if attends(task, round)]
+        return list(tasks) if attends is None else [task for task in tasks if attends(task, round)]
 
     def send(self, server: Server, tasks: Sequence[Task]) -> list[Task]:
         """The tasks with what their clients are sent beside their sub-models."""
@@ -191,6 +197,29 @@ class Rounds:
         tasks = [task for number, task in enumerate(tasks) if number not in out]
         sums = [total for number, total in enumerate(clipped.sums) if number not in out]
         return tasks, sums if self.method.collect == "updates" else merged(sums, tasks), report
+
+    def hide(
+        self,
+        server: Server,
+        drawn: Sequence[Task],
+        tasks: Sequence[Task],
+        sums: Sequence[CohortSum],
+        report: Report,
+    ) -> tuple[Sequence[CohortSum], Report]:
+        """What the server learns of the sums, where they are secure; `drawn` are the tasks of all who were to train."""
+        if not self.secure.enabled:
+            return sums, report
+        securely = SecureRound(
+            server.state,
+            self.plan,
+            drawn,
+            self.secure,
+            by_shells=segments_of(self.method) == SHELLS,
+            weighting=self.settings.weighting,
+            label_rows=self.settings.label_rows and bool(self.plan.label_axes),
+        )
+        sums, opened = securely.add(tasks, sums)
+        return sums, replace(report, opened=opened)
 
     def close(self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report) -> Server:
         """The server one round further: the method closes the round, and the server takes its step."""
@@ -251,7 +280,8 @@ def run_round(
 
     `tasks` are what would be chosen, where that was done beforehand.
     """
-    tasks = rounds.send(server, tasks or rounds.attending(rounds.assign(server, cohort), server.round))
+    drawn = tasks or rounds.assign(server, cohort)
+    tasks = rounds.send(server, rounds.attending(drawn, server.round))
     out = {task.client: server.quarantine.why_out(task.client, server.round) for task in tasks}
     left_out = {client: why for client, why in out.items() if why}
     tasks = [task for task in tasks if task.client not in left_out]
@@ -263,4 +293,7 @@ def run_round(
     tasks = [task for task in tasks if task.client not in report.absent]
     report = replace(report, answered=_answered(tasks, sums))
     tasks, sums, report = rounds.compare(server, tasks, sums, report)
+    sums, report = rounds.hide(server, drawn, tasks, sums, report)
+    if report.opened and not sums:  # too few were left in every segment
+        return server.skip(), tasks, report
     return rounds.close(server, tasks, sums, report), tasks, report
