@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedwidth.core.index import Index
+from fedwidth.core.running_mean import accumulable
 from fedwidth.errors import SelectionError
 from fedwidth.plan.axis import groups_of
 from fedwidth.secure.segments import MAX_CLASSES, Words, cohort, shells
@@ -36,7 +37,7 @@ class Layout:
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> NDArray[np.floating]:
         """The elements of a sub-model in the order of its words."""
-        flat = torch.cat([tensors[name].detach().reshape(-1).cpu() for name in self.names])
+        flat = torch.cat([accumulable(tensors[name].detach()).reshape(-1).cpu() for name in self.names])
         return self.words.arrange(flat.numpy())
 
     def unflatten(self, words: NDArray[np.floating]) -> dict[str, Tensor]:
