@@ -26,6 +26,8 @@ def segments_of(method: Method) -> str:
 def _why_not(method: Method) -> str | None:
     if method.collect == "updates" or method.public:
         return "its server needs the updates of single clients"
+    if method.uploads:
+        return "its clients send something else than what they hold"
     if not method.slices or not method.additive:
         return "its clients hold no slices of the model"
     if method.local is not None and (method.local.adds or method.local.own):
