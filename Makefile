@@ -48,7 +48,7 @@ test-track: $(TRACK_VENV)/.installed  ## Test --track with the real TensorBoard,
 
 # Flower wants older versions of packages than the rest does, so its tests have an environment and pins of their own.
 FLOWER_VENV ?= .venv-flower
-FLOWER_TESTS = tests/flower tests/docs/test_docs_flower.py src/fedwidth/flower
+FLOWER_TESTS = tests/flower tests/secure tests/docs/test_docs_flower.py src/fedwidth/flower src/fedwidth/secure
 
 $(FLOWER_VENV)/.installed: PINS = constraints-flower.txt
 $(FLOWER_VENV)/.installed: PACKAGES = -e '.[dev,flower]'

@@ -24,8 +24,10 @@ from fedwidth.secure.messages import overhead
 from fedwidth.secure.rules import threshold
 from fedwidth.secure.sharing import combine, split, weights_at_zero
 
-WIDTHS = {"1": 11_172_170, "1/2": 2_796_170, "1/4": 700_586, "1/8": 175_914, "1/16": 44_378}
+WIDTHS = {"1": 11_172_170, "1/2": 2_796_714, "1/4": 701_018, "1/8": 176_178, "1/16": 44_510}
 """Weights of PreResNet18 with ten classes."""
+UNITS = {"1": 2880, "1/2": 1440, "1/4": 720, "1/8": 360, "1/16": 180}
+"""Units of its width groups: a client is sent the shell of each in a byte."""
 
 
 def seconds(work: Callable[[], None]) -> float:
@@ -106,7 +108,7 @@ def compare_bytes() -> None:
         alive = [client for client in range(clients) if client % 10]
         down, up = overhead(held, alive, range(5))
         each = (down + up) / clients
-        shares = ", ".join(f"{each / (8 * words):.2%} at {width}" for width, words in WIDTHS.items())
+        shares = ", ".join(f"{(each + UNITS[width]) / (8 * words):.2%} at {width}" for width, words in WIDTHS.items())
         print(f"{clients} clients: {each / 1e3:.1f} kB each, down and up: {shares}")
 
 

@@ -260,7 +260,9 @@ def test_the_metrics_count_the_bytes_of_the_protocol():
     seeds = 6 * (2 + 16 * 5 + 16)
     opened = sum(min(own, other["secure"]["segments"] - other["secure"]["closed"]) for own in segments)
     assert other["bytes_up"] - one["bytes_up"] == seeds + letters + 6 * (6 * 4 + 17 * opened)
-    assert other["bytes_down"] - one["bytes_down"] == 6 * sum(35 + own for own in segments) + letters + 6 * 2 * 6
+    units = sum(int(8 * capacity) for capacity in other["capacities"])
+    members, alive = 6 * sum(35 + own for own in segments), 6 * 2 * 6
+    assert other["bytes_down"] - one["bytes_down"] == members + letters + alive + units
 
 
 def test_label_rows_are_off_unless_set():

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedwidth.secure.keys import derive
 from fedwidth.secure.session import number
 
-CHUNK = 1 << 14
+CHUNK = 1 << 15
 """Words that are masked at a time."""
 _ZEROS = memoryview(bytes(4 * CHUNK))
 
@@ -35,4 +35,4 @@ def add_masks(words: NDArray[np.uint32], streams: Iterable[tuple[bytes, int]]) -
         zeros, into, mask = _ZEROS[: 4 * part.size], room[: 4 * part.size], scratch[: part.size]
         for cipher, sign in ciphers:
             cipher.update_into(zeros, into)
-            (np.add if sign > 0 else np.subtract)(part, mask, out=part)
+            (np.add if sign > 0 else np.subtract)(part, mask, part)

@@ -92,6 +92,8 @@ class SecureRound:
         tried = {segment for task in tasks for segment in held[task.client]}
         closed = sum(lengths[segment] for segment in tried - opened.keys()) / sum(lengths[s] for s in tried)
         down, up = overhead(held, [task.client for task in tasks], opened)
+        if self.by_shells:  # the shell of each unit, in a byte
+            down += sum(task.index.number_of_units for task in self.drawn)
         return found, Opened(len(lengths), len(lengths) - len(opened), closed, clipped, down, up)
 
     def _weight(self, task: Task) -> float:
