@@ -9,6 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+pytest.importorskip("cryptography", reason="cryptography is not installed: pip install 'fedwidth[secure]'")
+
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from parties import LENGTHS, TEN, Parties, make_devices, session_of
 
