@@ -187,3 +187,14 @@ def accuracy():
 def test_two_of_twenty_that_go_backwards_are_kept_out(accuracy, case, kept_out):
     """Within 5 points of the run without them."""
     assert (accuracy(case) > accuracy("absent") - 0.05) == kept_out
+
+
+def test_distillation_is_measured_on_the_real_path(start, tmp_path, capsys):
+    out = tmp_path / "found.json"
+    small = ["--model", "cnn", "--options", '{"widths": [8, 8]}', "--steps", "3", "--samples", "40", "--teachers", "2"]
+    start(FOLDER / "distillation.py", *small, "--batch-size", "16", "--out", str(out))
+    found = json.loads(out.read_text())
+    assert (found["steps"], found["teachers"]) == (3, 2)
+    assert found["teachers_s"] > 0
+    assert found["whole_s"] > 0
+    assert "target: 15 s" in capsys.readouterr().out

@@ -99,6 +99,17 @@ class Experiment:
             public=setup.public,
         )
         self.costs = TaskCosts(self.trainer, self.first_state, Speeds.of(devices, enrolled))
+        self.evaluator = Evaluator(
+            self.model,
+            self.plan,
+            self.data,
+            self.partition,
+            self.method,
+            settings,
+            device=self.device,
+            cohort=self.cohorts.of_round,
+            objective=self.objective,
+        )
         self.rounds = Rounds(
             self.method,
             self.plan,
@@ -113,18 +124,10 @@ class Experiment:
             example=example,
             objective=self.objective,
             device=self.device,
+            precision=settings.precision,
+            channels_last=self.method.public and self.trainer.takes_channels_last,
+            validate=self.evaluator.validate if len(self.partition.validation) else None,
             attends=self.costs.attends if devices.dropout or devices.deadline else None,
-        )
-        self.evaluator = Evaluator(
-            self.model,
-            self.plan,
-            self.data,
-            self.partition,
-            self.method,
-            settings,
-            device=self.device,
-            cohort=self.cohorts.of_round,
-            objective=self.objective,
         )
         if devices.deadline:
             self.costs.check_deadline(self.rounds, self.first_server())

@@ -1,16 +1,19 @@
 """FedDF: its target and loss by hand, and the laws that tie it to FedAvg."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import fedwidth
 from fedwidth.config.read import read_settings
+from fedwidth.core.index import Index
 from fedwidth.experiment import Experiment
-from fedwidth.methods import under
+from fedwidth.methods import Closing, Task, under
 from fedwidth.methods.feddf import ensemble
-from fedwidth.methods.shared.distillation import divergence
+from fedwidth.methods.shared.distillation import Best, Lesson, divergence
+from fedwidth.methods.shared.width_models import filled, teachers
 from small_runs import same, small
 
 TEACHERS = torch.tensor([[[2.0, 0.0]], [[0.0, 1.0]]])
@@ -88,3 +91,101 @@ def test_bad_public_data_is_named():
         Experiment(small("method.name=feddf"), data=run.data, partition=run.partition)
     with pytest.raises(fedwidth.FedwidthError, match=r"holds none out: take a larger share"):
         Experiment(small("method.name=feddf", "data.public=0.0001"))
+
+
+TAUGHT = ["method.name=feddf", "devices.capacities=a1", "data.public=0.1", "rounds=2"]
+
+
+def test_teachers_that_all_say_what_the_student_says_teach_nothing():
+    """Untrained clients of one width: the average is each of them, and no step moves it by more than rounding.
+
+    Without decay and momentum of their own, Adam's steps are as long for tiny gradients: rounding counts, so the
+    gradient itself is looked at.
+    """
+    run = Experiment(small(*TAUGHT, "training.lr=0.0"))
+    index = Index.whole(run.plan)
+    sums, tasks = [], []
+    for client in range(3):
+        total = index.accumulator()
+        total.add(fedwidth.Update(run.first_state, index, 1.0, client=client))
+        sums.append(total)
+        tasks.append(Task(client, 1.0, index, client, single=True))
+    closing = Closing(
+        run.first_state,
+        sums,
+        run.plan,
+        tasks=tasks,
+        model=run.model,
+        public=run.rounds.public,
+        options=run.method.values,
+    )
+    lesson = Lesson.of(closing, teachers(closing), lambda z: ensemble(z, "logits", 1.0), steps=1, batch_size=8)
+    student = filled(closing, 1.0, run.first_state)
+    inputs, _ = closing.public.batch(closing.public.train, lesson.batches[0])
+    divergence(student(inputs), lesson.wanted[0], 1.0).backward()
+    assert max(parameter.grad.abs().max().item() for parameter in student.parameters()) < 1e-6
+
+
+def test_without_distillation_untrained_clients_change_nothing():
+    settings = ["method.name=feddf", "method.options={steps=0}", "rounds=2", "training.lr=0.0", "devices.per_round=6"]
+    run = Experiment(small(*settings))
+    found = run.run()
+    assert same(run.first_state, found.server.state)
+    assert same(dict(run.first_server().memory), dict(found.server.memory))
+
+
+def test_each_public_sample_is_answered_once_by_each_teacher():
+    run = Experiment(small(*TAUGHT, "rounds=1", "devices.per_round=3", "method.options={steps=40, batch_size=16}"))
+    asked, plain = [], run.rounds.answer
+    counted = replace(run.rounds)
+    object.__setattr__(
+        counted, "answer", lambda model, inputs: asked.append((model.training, len(inputs))) or plain(model, inputs)
+    )
+    run.rounds = counted
+    run.run()
+    assert sum(number for training, number in asked if not training) == 3 * len(run.rounds.public.train)
+    assert sum(number for training, number in asked if training) == 40 * 16
+
+
+def scored(*scores):
+    """A judge that gives these scores, one after the other."""
+    left = iter(scores)
+    return lambda student: next(left)
+
+
+def test_the_student_that_validated_best_is_kept():
+    """Scores 1, 3, 2, 2 at steps 2, 4, 6, 8; with a patience of 4 the ninth and tenth step are not taken."""
+    student = torch.nn.Linear(1, 1, bias=False)
+    best = Best(student, scored(1.0, 3.0, 2.0, 2.0), every=2, patience=4)
+    taken = 0
+    for step in range(10):
+        student.weight.data.fill_(step)
+        taken += 1
+        if not best.look(step):
+            break
+    assert taken == 8
+    best.restore()
+    assert student.weight.item() == 3.0
+    untouched = Best(student, None, every=1, patience=0)
+    assert untouched.look(0)
+    untouched.restore()
+    assert student.weight.item() == 3.0
+
+
+def test_validation_samples_choose_among_students():
+    settings = [*TAUGHT, "rounds=1", "data.validation=0.2"]
+    looks = "method.options={steps=6, batch_size=16, rate=0.05, look_every=1}"
+    seen = []
+    run = Experiment(small(*settings, looks))
+    validate = run.rounds.validate
+    run.rounds = replace(run.rounds, validate=lambda model: seen.append(validate(model)) or seen[-1])
+    state = run.run().server.state
+    assert len(seen) == 6
+    assert len(set(seen)) > 1
+    assert validate(filled_with(run, state)) == max(seen)
+    assert Experiment(small(*TAUGHT)).rounds.validate is None
+
+
+def filled_with(run, state):
+    run.model.load_state_dict(state)
+    return run.model

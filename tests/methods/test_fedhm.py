@@ -1,6 +1,7 @@
 """FedHM: worked examples of its equations, by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ import fedwidth
 from fedwidth.core.factored_layer import product_norm
 from fedwidth.core.factors import Factors
 from fedwidth.core.index import Index
+from fedwidth.experiment import Experiment
 from fedwidth.methods import Closing, Task
+from small_runs import small
 
 
 def net(matrix):
@@ -122,3 +125,38 @@ def test_the_gradient_of_its_decay_is_that_of_the_product():
     up, down = module[1].up, module[1].down
     torch.testing.assert_close(up.grad, 0.1 * up @ down @ down.mT)
     torch.testing.assert_close(down.grad, 0.1 * up.mT @ up @ down)
+
+
+def test_published_classifiers_shrink_where_clients_lack_a_class():
+    """A has both classes, B the first alone, both weigh 1: row 0 is (3 + 1) / 2, row 1 is 3 / 2 in place of 3."""
+    state, whole = fedwidth.state_of(net([[1.0, 0.0], [0.0, 1.0]])), Index.whole(PLAN)
+    found = {}
+    for published in (False, True):
+        method = fedwidth.method("fedhm", published=published)
+        total = whole.accumulator()
+        for client, (value, labels) in enumerate(((3.0, [0, 1]), (1.0, [0]))):
+            sub = {name: torch.full_like(tensor, value) for name, tensor in state.items()}
+            total.add(fedwidth.Update(sub, whole, 1.0, labels=torch.tensor(labels), client=client))
+        tasks = [Task(0, 1.0, whole, 0), Task(1, 1.0, whole, 1)]
+        found[published] = method.finish(Closing(state, [total], PLAN, tasks=tasks, options=method.values))
+    assert found[False]["2.weight"].tolist() == [[2.0, 2.0], [3.0, 3.0]]
+    assert found[True]["2.weight"].tolist() == [[2.0, 2.0], [1.5, 1.5]]
+    assert torch.equal(found[True]["1.weight"], found[False]["1.weight"])
+
+
+def test_published_factors_decay_like_all_weights():
+    """One step on a loss of 0 with decay 0.1 and rate 1: factors shrink by a tenth, or stay."""
+    training = ["training.weight_decay=0.1", "training.lr=1.0", "training.momentum=0", "training.steps=1", "rounds=1"]
+    settings = ["method.name=fedhm", "devices.capacities=1/4:1", "model.options={hidden=[32,32]}", *training]
+    trained = {}
+    for published in ("false", "true"):
+        run = Experiment(small(*settings, f"method.options={{decay=0, published={published}}}"))
+        (task, *_) = run.method.assign(run.plan, [(0, 0.25)], round=0)
+        sub = task.part.cut(run.first_state, run.plan)
+        run.trainer.objective = replace(run.objective, loss=lambda output, targets: (output * 0).sum())
+        after = run.trainer.train(sub, task, 0).update.sub
+        names = [name for name in sub if name.endswith((".up", ".down"))]
+        assert names
+        trained[published] = {name: (after[name] / sub[name]).median().item() for name in names}
+    assert set(trained["false"].values()) == {1.0}
+    assert all(share == pytest.approx(0.9) for share in trained["true"].values())

@@ -16,14 +16,18 @@ from fedwidth.core.decomposition import SEPARABLE, from_matrices
 class FactoredLayer(nn.Module):
     """A linear or convolution layer as two: `down` to the rank, `up` to the outputs."""
 
-    def __init__(self, layer: nn.Module, reading: str, rows: int, rank: int, columns: int) -> None:
+    def __init__(
+        self, layer: nn.Module, reading: str, rows: int, rank: int, columns: int, *, decays: bool = False
+    ) -> None:
+        """`decays` says whether plain weight decay moves the factors too."""
         super().__init__()
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, nn.Parameter)
         assert bias is None or isinstance(bias, nn.Parameter)
         groups = getattr(layer, "groups", 1)
-        self.up = _unregularised(weight.new_empty(groups, rows, rank), weight.requires_grad)
-        self.down = _unregularised(weight.new_empty(groups, rank, columns), weight.requires_grad)
+        self.up = nn.Parameter(weight.new_empty(groups, rows, rank), requires_grad=weight.requires_grad)
+        self.down = nn.Parameter(weight.new_empty(groups, rank, columns), requires_grad=weight.requires_grad)
+        self.up.decays = self.down.decays = decays  # type: ignore[attr-defined]
         self.bias = bias
         self.reading, self.shape, self.groups = reading, tuple(weight.shape), groups
         self.movement = Movement.of(layer)
@@ -71,10 +75,3 @@ def product_norm(module: nn.Module) -> Tensor:
     found = [layer for layer in module.modules() if isinstance(layer, FactoredLayer)]
     norms = [((f.up.mT @ f.up) * (f.down @ f.down.mT)).sum() for f in found]
     return torch.stack(norms).sum() if norms else next(module.parameters()).new_zeros(())
-
-
-def _unregularised(tensor: Tensor, requires_grad: bool) -> nn.Parameter:
-    """A parameter that plain weight decay leaves alone: products are regularised, not their factors."""
-    made = nn.Parameter(tensor, requires_grad=requires_grad)
-    made.decays = False  # type: ignore[attr-defined]
-    return made

@@ -44,14 +44,19 @@ class Factors:
     """For each factored weight which of its components the client holds, in rising order; other tensors are whole."""
     keeps_factors: bool = False
     """Whether the mean of clients' factors is wanted beside the mean of their products."""
+    decays: bool = False
+    """Whether weight decay of the settings moves factors too; else products alone are regularised."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"plan": None, **{name: vars(self)[name] for name in ("reading", "components", "keeps_factors")}}
+        return {
+            "plan": None,
+            **{name: vars(self)[name] for name in ("reading", "components", "keeps_factors", "decays")},
+        }
 
     @cached_property
     def key(self) -> str:
         """Clients with the same components hold the same."""
-        text = f"{self.reading} {self.keeps_factors} {sorted(self.components.items())}"
+        text = f"{self.reading} {self.keeps_factors} {self.decays} {sorted(self.components.items())}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property
@@ -85,7 +90,8 @@ class Factors:
         for weight, held in self.components.items():
             name = weight.removesuffix(".weight")
             rows, columns = matrix_shape(plan, weight, self.reading)[1:]
-            made.set_submodule(name, FactoredLayer(made.get_submodule(name), self.reading, rows, len(held), columns))
+            layer, rank = made.get_submodule(name), len(held)
+            made.set_submodule(name, FactoredLayer(layer, self.reading, rows, rank, columns, decays=self.decays))
         return made
 
     def accumulator(self) -> FactorSum:

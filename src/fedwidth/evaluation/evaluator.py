@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -90,6 +90,26 @@ class Evaluator:
         precision = "float32" if precise else self.settings.precision
         with autocast(self.device, precision):  # statistics as in training; the scores are more precise
             return scores.prepare(model, state, self.data, settings, self.device, samples)
+
+    def validate(self, model: nn.Module) -> float:
+        """How well a model does on the validation samples as it is, the higher the better; it stays in its mode.
+
+        Batch norms that collect statistics before they are measured have none yet: they take those of the batch.
+        """
+        training, settings = model.training, replace(self.settings.evaluation, norm="batch")
+        model.eval()
+        with autocast(self.device, self.settings.precision):
+            found, _ = scores.score(
+                model,
+                self.data,
+                self.data.train,
+                settings,
+                self.device,
+                self.partition.validation,
+                objective=self.objective,
+            )
+        model.train(training)
+        return self.objective.metric.measure.sign * found.value
 
     def describe(
         self,

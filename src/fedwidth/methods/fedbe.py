@@ -104,9 +104,10 @@ def close(closing: Closing) -> dict[str, Tensor]:
     averaged = AveragedModel(student)
     first = int(options["average_from"] * options["steps"])
 
-    def average(step: int) -> None:
+    def average(step: int) -> bool:
         if step >= first:
             averaged.update_parameters(student)
+        return True
 
     teach(
         student,

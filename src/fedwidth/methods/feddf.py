@@ -5,7 +5,8 @@ own, and the server keeps the widest. After local training
 
     1  for each architecture that took part, its clients are averaged: that is the student
     2  teachers are all clients' models, of every architecture
-    3  on public samples without labels the student minimises KL(softmax(mean of teachers' logits / T) || student)
+    3  on public samples without labels the student minimises KL(softmax(mean of teachers' logits / T) || student);
+       where the run has validation samples, the student that did best on them is taken
 
 and the result is the architecture's model of the next round. Where no client has full width, the server's model is
 taught too, from where it was.
@@ -21,7 +22,7 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from fedwidth.methods.definition import Closing, Method, above_zero, at_least_zero, choice, count
-from fedwidth.methods.shared.distillation import Lesson, teach
+from fedwidth.methods.shared.distillation import Best, Lesson, teach
 from fedwidth.methods.shared.width_models import (
     averages,
     choose,
@@ -53,23 +54,25 @@ def students(closing: Closing) -> dict[float, dict[str, Tensor]]:
     lesson = Lesson.of(closing, teachers(closing), says, steps=options["steps"], batch_size=options["batch_size"])
     for width, tensors in models.items():
         student = filled(closing, width, tensors)
-        optimiser = Adam(student.parameters(), lr=options["rate"])
+        optimiser = Adam(student.parameters(), lr=options["rate"], fused=closing.device.type == "cuda")
         schedule = CosineAnnealingLR(optimiser, options["steps"])
+        best = Best(student, closing.validate, every=options["look_every"], patience=options["patience"])
         teach(
             student,
             lesson,
             optimiser,
             temperature=options["temperature"],
             clip=CLIP,
-            after=partial(_along, schedule),
+            after=partial(_look, best, schedule),
         )
+        best.restore()
         models[width] = tensors_of(student, tensors)
     return models
 
 
-def _along(schedule: CosineAnnealingLR, step: int) -> None:
-    del step
+def _look(best: Best, schedule: CosineAnnealingLR, step: int) -> bool:
     schedule.step()
+    return best.look(step)
 
 
 def close(closing: Closing) -> dict[str, Tensor]:
@@ -93,6 +96,8 @@ METHOD = Method(
         "batch_size": count(128, "public samples each", least=1),
         "rate": at_least_zero(1e-3, "Adam's learning rate, along a cosine"),
         "temperature": above_zero(1.0, "T"),
+        "look_every": count(100, "batches between looks at validation samples, where there are some", least=1),
+        "patience": count(1000, "batches without a better look after which a student is taught no longer"),
         "average": choice("logits", "probabilities", help="of what the teachers' mean is taken"),
     },
     slices=False,

@@ -13,13 +13,16 @@ and the server multiplies what comes back and averages products, not factors:
 If nobody in the round held the whole model, the server's own joins as one more client with f = 1: otherwise all that
 is not of low rank would be gone.
 
+The published code also lets weight decay of the settings move factors, and adds up the classifier's rows of each class
+over the clients that have it without dividing by their weight, so that they shrink: `published = true`.
+
 FedBRB and the thesis cite another system of this name (Park and Ko 2023) but describe this one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -40,6 +43,7 @@ from fedwidth.methods.definition import (
     at_least_zero,
     choice,
     count,
+    switch,
 )
 from fedwidth.plan.plan import Plan
 
@@ -57,7 +61,8 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index | Factors
             rank = max(1, math.floor(at.capacity**2 * rows * columns / (rows + columns)))
         if at.capacity < 1 and rank * (rows + columns) < rows * columns:
             components[weight] = tuple(range(rank))
-    return Factors(plan, SEPARABLE, components) if components else Index.whole(plan)
+    decays = bool(at.options["published"])
+    return Factors(plan, SEPARABLE, components, decays=decays) if components else Index.whole(plan)
 
 
 def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -86,7 +91,18 @@ def close(closing: Closing) -> dict[str, Tensor]:
         state = {name: accumulable(tensor) for name, tensor in closing.state.items() if name not in closing.plan.tied}
         weights = dict.fromkeys(state, own * scale(1.0))
         sums.append(CohortSum.of(Index.whole(closing.plan), state, weights, 1))
-    return finalise(closing.state, sums, closing.plan)
+    new = finalise(closing.state, sums, closing.plan)
+    return new | shrunken(new, sums, closing.plan) if closing.options["published"] else new
+
+
+def shrunken(new: Mapping[str, Tensor], sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:
+    """The classifier with each row divided by the weight of all clients instead of those that have its class."""
+    everyone = sum(cohort.total_weight for cohort in sums)
+    found = {}
+    for name, _ in plan.label_axes:
+        held = sum(cohort.weight[plan.tied.get(name, name)] for cohort in sums)
+        found[name] = (new[name] * (held / everyone)).to(new[name].dtype)
+    return found
 
 
 METHOD = Method(
@@ -101,6 +117,7 @@ METHOD = Method(
         "decay": at_least_zero(1e-4, "weight decay of products of factors"),
         "weights": choice("equal", "rank", help="what clients weigh: alike, or by the softmax of -1/capacity"),
         "temperature": above_zero(1.0, "of that softmax"),
+        "published": switch("as the published code: factors decay too, and rows of classes that clients lack shrink"),
     },
     slices=False,
     additive=False,

@@ -19,10 +19,12 @@ from fedwidth.methods.lookup.secure_sums import SHELLS, segments_of
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.plan.plan import Plan
 from fedwidth.settings import SecureSettings, ServerSettings
+from fedwidth.training.gpu import autocast
 from fedwidth.training.server.clipping import FAR, clip_updates, merged
 from fedwidth.training.server.holders import damp
 from fedwidth.training.server.secure import Opened, SecureRound
 from fedwidth.training.server.state import Server
+from fedwidth.training.skeletons import with_channels_last
 
 if TYPE_CHECKING:
     from fedwidth.data import Data
@@ -145,6 +147,12 @@ class Rounds:
     """Inputs of two samples, as the model takes them."""
     objective: Objective = CLASSIFICATION
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: str = "float32"
+    """That of forward passes on the server, where the method takes some."""
+    channels_last: bool = False
+    """Whether they have the channels of images last in memory."""
+    validate: Callable[[nn.Module], float] | None = None
+    """How well a model does on the validation samples, where the run has some."""
     attends: Callable[[Task, int], bool] | None = None
     """Whether the client of a task takes part in a round, where that is simulated; without it all do."""
 
@@ -152,6 +160,11 @@ class Rounds:
     def server_step(self) -> str:
         """The settings of the server's step, to be compared with those of other runs."""
         return repr(self.settings)
+
+    def answer(self, model: nn.Module, inputs: Any) -> Any:
+        """What counts of a model's answer, in the precision of the settings."""
+        with autocast(self.device, self.precision):
+            return self.objective.answer(model, with_channels_last(inputs) if self.channels_last else inputs)
 
     def assign(self, server: Server, cohort: Sequence[tuple[int, float]]) -> list[Task]:
         """A task for every (client, capacity) of the server's next round."""
@@ -237,7 +250,9 @@ class Rounds:
             model=self.model,
             public=self.public,
             example=self.example,
-            answer=self.objective.answer,
+            answer=self.answer,
+            validate=self.validate,
+            channels_last=self.channels_last,
             device=self.device,
             options=self.method.values,
         )

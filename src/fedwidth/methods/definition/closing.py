@@ -72,7 +72,13 @@ class Closing:
     example: Any = None
     """Inputs of two samples, as the model takes them."""
     answer: Answer = lambda model, inputs: model(inputs)
-    """(model, batch of inputs) -> what counts of the model's output: a tensor of logits, where there are classes."""
+    """(model, batch of inputs) -> what counts of the model's output, in the precision of the settings: a tensor of
+    logits, where there are classes."""
+    validate: Callable[[nn.Module], float] | None = None
+    """(model) -> how well it does on the run's validation samples, the higher the better; None if there are none."""
+    channels_last: bool = False
+    """Whether the model computes with the channels of convolutions last in memory, which is faster; `answer` lays
+    images out so."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     options: Mapping[str, Any] = field(default_factory=dict)
     _made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)

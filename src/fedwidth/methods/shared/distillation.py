@@ -1,11 +1,13 @@
 """Teaching a model to answer as others do, on samples without labels.
 
 A lesson is the public samples of every step and the probabilities a student should answer for them. What teachers say
-is computed once for every sample that is used; batches are drawn from (seed, round).
+is computed once for every sample that is used; batches are drawn from (seed, round). Where the run has validation
+samples, the student that does best on them may be kept (`Best`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -51,7 +53,9 @@ class Lesson:
         while len(batches) < steps:  # shuffled anew whenever all have been used
             order = torch.randperm(samples, generator=generator)
             batches += torch.split(order[: samples // size * size], size)
-        batches = batches[:steps]
+        inputs = data.train.inputs  # batches lie where the samples are: in every step the device would wait for them
+        home = inputs.device if isinstance(inputs, Tensor) else torch.device("cpu")
+        batches = [batch.to(home) for batch in batches[:steps]]
         used, places = torch.unique(torch.cat(batches), return_inverse=True)
         answered = answers(closing, teachers, used, combine)
         where = torch.split(places, [len(batch) for batch in batches])
@@ -78,9 +82,10 @@ def teach(
     *,
     temperature: float = 1.0,
     clip: float | None = None,
-    after: Callable[[int], None] = lambda _: None,
+    after: Callable[[int], bool] = lambda _: True,
 ) -> None:
-    """Train a student in place; `after` is called with the number of every step that was taken."""
+    """Train a student in place; `after` is called with the number of every step that was taken, and says whether to go
+    on."""
     closing, data = lesson.closing, lesson.closing.public
     assert data is not None
     student.train()
@@ -93,7 +98,35 @@ def teach(
             if clip is not None:
                 nn.utils.clip_grad_norm_(student.parameters(), clip)
             optimiser.step()
-            after(step)
+            if not after(step):
+                return
+
+
+class Best:
+    """The student that did best on validation samples, of those that were looked at."""
+
+    def __init__(
+        self, student: nn.Module, validate: Callable[[nn.Module], float] | None, *, every: int, patience: int
+    ) -> None:
+        """Without `validate` nothing is looked at, and the student stays as it is."""
+        self.student, self.validate, self.every, self.patience = student, validate, every, patience
+        self.score, self.step = -math.inf, 0
+        self._tensors: dict[str, Tensor] = {}
+
+    def look(self, step: int) -> bool:
+        """Look at the student after this step, if it is time; False once none was better for too long."""
+        if self.validate is None or (step + 1) % self.every:
+            return True
+        score = self.validate(self.student)
+        if score > self.score:
+            self.score, self.step = score, step
+            self._tensors = {name: tensor.clone() for name, tensor in self.student.state_dict().items()}
+        return step - self.step < self.patience
+
+    def restore(self) -> None:
+        """Make the student the best one again, if any was looked at."""
+        if self._tensors:
+            self.student.load_state_dict(self._tensors)
 
 
 def divergence(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:

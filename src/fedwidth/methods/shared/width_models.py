@@ -136,13 +136,17 @@ def filled(closing: Closing, width: float, tensors: Mapping[str, Tensor]) -> nn.
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
             if name in tensors:
                 tensor.copy_(tensors[name])
+    if closing.channels_last:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
 
 
 def tensors_of(module: nn.Module, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a module by name, in the types and on the devices of others."""
     found = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
-    return {name: found[name].detach().to(tensor) if name in found else tensor for name, tensor in like.items()}
+    return {
+        name: found[name].detach().to(tensor).contiguous() if name in found else tensor for name, tensor in like.items()
+    }
 
 
 def remembered(memory: Memory, models: Mapping[float, Mapping[str, Tensor]]) -> dict[str, Tensor]:
