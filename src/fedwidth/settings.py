@@ -42,7 +42,7 @@ class LocalSettings:
 class ModelSettings:
     """The global model on the server."""
 
-    name: str = key("cnn", "mlp, cnn, preresnet18, transformer, or package.module:factory")
+    name: str = key("cnn", "mlp, cnn, lenet, preresnet18, transformer, or package.module:factory")
     options: dict[str, Any] = key({}, "keyword arguments of the model's factory")
     width: float = key(1.0, 'share of the model\'s width the server holds, e.g. "1/16" for the smallest', share=True)
     weights: str = key(

@@ -15,6 +15,7 @@ from fedwidth.plan.plan import Plan
 SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"data_shape": (1, 8, 8), "hidden": [32, 16]},
     "cnn": {"data_shape": (1, 8, 8), "widths": [16, 32]},
+    "lenet": {"data_shape": (3, 16, 16), "widths": [16, 16], "hidden": [32, 16]},
     "preresnet18": {"data_shape": (3, 16, 16), "widths": [16, 16, 32, 32]},
     "transformer": {"vocabulary": 30, "embedding": 32, "heads": 2, "hidden": 32, "layers": 1, "dropout": 0.0},
 }

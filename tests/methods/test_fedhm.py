@@ -160,3 +160,20 @@ def test_published_factors_decay_like_all_weights():
         trained[published] = {name: (after[name] / sub[name]).median().item() for name in names}
     assert set(trained["false"].values()) == {1.0}
     assert all(share == pytest.approx(0.9) for share in trained["true"].values())
+
+
+def test_the_server_joins_with_whole_numbers_too():
+    """Batch norms count batches in whole numbers, which are averaged as numbers with a fraction."""
+    run = Experiment(
+        small(
+            "method.name=fedhm",
+            "model.name=cnn",
+            "model.options={widths=[16,16,16]}",
+            "rounds=1",
+            "devices.capacities=1/8:1",
+        )
+    )
+    counted = [name for name, tensor in run.first_state.items() if not tensor.is_floating_point()]
+    state = run.run().server.state
+    assert counted
+    assert all(torch.equal(state[name], run.first_state[name]) for name in counted)

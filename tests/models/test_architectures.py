@@ -15,6 +15,7 @@ from fedwidth.errors import DataError, OptionError
 SMALL = {
     "mlp": {"data_shape": (1, 8, 8), "hidden": (12, 6)},
     "cnn": {"data_shape": (1, 8, 8), "widths": (4, 6)},
+    "lenet": {"data_shape": (3, 16, 16), "widths": (4, 6), "hidden": (8, 4)},
     "preresnet18": {"data_shape": (3, 8, 8), "widths": (4, 4, 6, 8)},
     "transformer": {"vocabulary": 30, "embedding": 8, "heads": 2, "head_size": 4, "hidden": 12, "layers": 2},
 }
@@ -23,6 +24,7 @@ SMALL = {
 HALF = {
     "mlp": {"hidden": (6, 3)},
     "cnn": {"widths": (2, 3)},
+    "lenet": {"widths": (2, 3), "hidden": (4, 2)},
     "preresnet18": {"widths": (2, 2, 3, 4)},
     "transformer": {"embedding": 4, "head_size": 2, "hidden": 6},
 }
@@ -55,6 +57,15 @@ def test_thesis_mlp_is_784_128_32_10():
 def test_preresnet18_has_the_papers_parameters(rate, expected):
     model = models.build("preresnet18", widths=[math.ceil(width * rate) for width in (64, 128, 256, 512)])
     assert parameters(model) == expected
+
+
+def test_lenet_is_niid_benchs_simple_cnn():
+    """3 -> 6 -> 16 channels, 5 x 5 pixels are left of 32 x 32, then 120, 84 and 10."""
+    model = models.build("lenet")
+    linear = (400 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10)
+    assert parameters(model) == (6 * 75 + 6) + (16 * 150 + 16) + linear == 62_006
+    with pytest.raises(OptionError, match="at least 16 x 16 pixels"):
+        models.build("lenet", data_shape=(1, 8, 8))
 
 
 PUBLISHED = {"vocabulary": 10_000, "positions": 64, "activation": "gelu", "mask_token": True}

@@ -14,7 +14,7 @@ from fedwidth.errors import OptionError
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.units import check_rounding
 
-Model = Annotated[str, typer.Argument(help="mlp, cnn, preresnet18, transformer, or package.module:factory")]
+Model = Annotated[str, typer.Argument(help="mlp, cnn, lenet, preresnet18, transformer, or package.module:factory")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Shape = Annotated[str, typer.Option("--shape", help="Shape of one input, e.g. 3x32x32.")]
 Options = Annotated[list[str] | None, typer.Option("--set", help="Option of the model, key=value.")]

@@ -32,7 +32,9 @@ TINY = 1e-5
 
 def draw(closing: Closing, mean: Mapping[str, Tensor], generator: np.random.Generator) -> dict[str, Tensor]:
     """A model from the distribution over clients' models; buffers are those of the average."""
-    names = [name for name in mean if name in closing.plan.parameters and mean[name].is_floating_point()]
+    # In the plan's order, not the state's: a state read from a checkpoint has another, and noise is drawn in turn.
+    own = [name for name in closing.plan.shapes if name in closing.plan.parameters and name not in closing.plan.tied]
+    names = [name for name in own if name in mean and mean[name].is_floating_point()]
     models: Sequence[Mapping[str, Tensor]] = [one.mean for one in closing.sums]
     shares = np.array([one.total_weight for one in closing.sums])
     shares = shares / shares.sum()

@@ -2,6 +2,7 @@
 
 from fedwidth.models.catalogue import build, example_inputs, names, needs_shape
 from fedwidth.models.cnn import Cnn
+from fedwidth.models.lenet import LeNet
 from fedwidth.models.mlp import Mlp
 from fedwidth.models.preresnet import PreResNet18
 from fedwidth.models.scaler import Scaler, set_scaler
@@ -10,6 +11,7 @@ from fedwidth.models.transformer import Transformer
 
 __all__ = [
     "Cnn",
+    "LeNet",
     "Mlp",
     "PreResNet18",
     "Scaler",

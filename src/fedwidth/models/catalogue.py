@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedwidth.errors import FedwidthError, OptionError, unknown
 from fedwidth.importing import import_function, one_line
 from fedwidth.models.cnn import Cnn
+from fedwidth.models.lenet import LeNet
 from fedwidth.models.mlp import Mlp
 from fedwidth.models.preresnet import PreResNet18
 from fedwidth.models.transformer import Transformer
@@ -20,6 +21,7 @@ Factory = Callable[..., Any]
 FACTORIES: dict[str, Factory] = {
     "mlp": Mlp,
     "cnn": Cnn,
+    "lenet": LeNet,
     "preresnet18": PreResNet18,
     "transformer": Transformer,
 }
