@@ -145,6 +145,13 @@ def test_inputs_may_be_keyword_arguments():
     assert half.macs == 3 * 2 + 2 * 2
 
 
+@pytest.mark.parametrize("capacities", [0.5, 1, Fraction(1, 2), "1/2"])
+def test_capacities_are_a_list(capacities):
+    model, inputs = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.randn(2, 3)
+    with pytest.raises(OptionError, match=r"capacities are a list, such as \[1, 0.5\], not "):
+        cost(model, fedwidth.trace(model, inputs), inputs, capacities)
+
+
 def test_average_needs_something():
     with pytest.raises(OptionError, match="at least one"):
         average([])

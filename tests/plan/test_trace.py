@@ -13,7 +13,9 @@ import zoo
 from fedwidth.core.index import Index
 from fedwidth.core.narrow import narrow
 from fedwidth.errors import OptionError, PlanError
+from fedwidth.plan.rules.registry import RULES, rule
 from fedwidth.plan.trace import trace
+from fedwidth.plan.watching.recording import Recording
 
 
 @torch.library.custom_op("fedwidth_tests::halve", mutates_args=())
@@ -41,6 +43,39 @@ def test_an_unknown_operator_freezes_what_it_touches_and_is_reported() -> None:
     for member in (("first.weight", 0), ("first.bias", 0), ("second.weight", 1)):
         assert frozen[member] == "operator fedwidth_tests.halve has no rule"
     plan.check(model, inputs)
+
+
+def test_an_operator_of_another_library_can_have_a_rule() -> None:
+    @torch.library.custom_op("fedwidth_tests::third", mutates_args=())
+    def third(x: Tensor) -> Tensor:
+        return x / 3
+
+    @rule("fedwidth_tests::third")
+    def follow(recording: Recording, operator: object, out: Tensor, source: Tensor) -> None:
+        recording.put(out, recording.axes(source))
+
+    class Known(Custom):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.relu(self.second(third(self.first(x)))))
+
+    try:
+        plan = trace(Known(), torch.randn(2, 4))
+    finally:
+        RULES.pop("fedwidth_tests::third")
+    assert list(plan.groups) == ["first", "second"]
+    assert not plan.unknown_operators
+
+
+def test_a_model_whose_outputs_hold_everything_is_told_of_output() -> None:
+    class Two(Custom):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            hidden = self.first(x)
+            more = self.second(hidden)
+            return self.last(more), hidden, more
+
+    with pytest.raises(PlanError, match="nothing to slice: .*it returns several tensors, .* output= says which"):
+        trace(Two(), torch.randn(2, 4))
+    assert list(trace(Two(), torch.randn(2, 4), output=lambda result: result[0]).groups) == ["first", "second"]
 
 
 def test_an_unknown_operator_of_torch_is_reported_too() -> None:
