@@ -52,6 +52,8 @@ def serve(
     if not config.out:
         raise OptionError("run config key 'out' must name a folder for checkpoints and results")
     settings = config.with_defaults(read_settings(recipe).main)
+    if settings.secure.enabled:  # said before what deployments add to the settings is said not to go with it
+        raise OptionError("secure.enabled is simulated, and these devices are real: their updates would not be hidden")
     folder.check_folder(Path(config.out), settings, resume=True, overwrite=False)
     with folder.locked(Path(config.out), LOCK):
         return _serve(grid, settings, config, on_round=on_round, log=lambda line: log(printable(line, MAX_LINE)))
