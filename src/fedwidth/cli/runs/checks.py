@@ -13,6 +13,7 @@ from fedwidth.devices.capacity import Capacities
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.run.cache import Cache
 from fedwidth.run.folder import CONFIG, check_folder, holds_run
+from fedwidth.run.warm_start import read_weights
 from fedwidth.settings import Settings
 
 
@@ -31,6 +32,8 @@ def check_runs(runs: Sequence[PlannedRun]) -> Cache:
 
 def _check(settings: Settings, cache: Cache) -> None:
     find_device(settings.device)
+    if settings.model.weights:
+        read_weights(settings.model.weights)
     cache.partition(settings)
     plan, method = cache.plan(settings), method_of(settings)
     cohort = list(enumerate(Capacities.parse(settings.devices.capacities).values))

@@ -1,0 +1,157 @@
+"""What new users got wrong when fedwidth was tried on them: each is one clear line, before anything is trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedwidth.cli.entry import run_command
+from fedwidth.core.cost import cost
+from fedwidth.data import from_tensors
+from fedwidth.errors import FedwidthError
+from fedwidth.experiment import Experiment
+from fedwidth.models import build, example_inputs
+from fedwidth.plan import trace
+from fedwidth.settings import Settings
+from small_runs import write_recipe
+
+
+class Words(nn.Module):
+    """Takes numbers of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.hidden, self.head = nn.Embedding(50, 16), nn.Linear(16, 32), nn.Linear(32, 5)
+
+    def forward(self, words):
+        return self.head(torch.relu(self.hidden(self.embed(words))))
+
+
+class Plain(nn.Module):
+    """Pictures of 8 x 8 to ten classes."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(64, 32), nn.Linear(32, classes)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.hidden(x.flatten(1))))
+
+
+class Pair(Plain):
+    """Returns a tuple."""
+
+    def forward(self, x):
+        return super().forward(x), x.mean()
+
+
+class ListOfLists(Plain):
+    """Returns something in which nobody finds logits."""
+
+    def forward(self, x):
+        return {"found": [super().forward(x)]}
+
+
+class FailsInTraining(Plain):
+    """Has code that only training runs, and that fails."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y @ torch.ones(11, 10) if self.training else y
+
+
+HERE = "test_mistakes_of_new_users"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["plan", f"{HERE}:Plain"], "give --shape, e.g. 3x32x32, or --tokens"),
+        (["cost", f"{HERE}:Words", "--shape", "6"], "the model failed on the example inputs: Expected tensor"),
+        (
+            ["partition", "digits", "--kind", "dirichlet", "--clients", "1000", "--set", "alpha=0.1"],
+            'say what becomes of small ones: small = "fill" or "drop", or equal = true',
+        ),
+        (["sweep", "RECIPE", "--over", "method.name=fedrolex,nonsense"], "unknown method 'nonsense'"),
+        (["run", "RECIPE", "--set", f"model.name={HERE}:ListOfLists"], "must return one tensor of logits"),
+        (["run", "RECIPE", "--set", f"model.name={HERE}:FailsInTraining"], "failed on the example inputs in training"),
+        (["run", "RECIPE", "--set", "method.name=nowhere:METHOD", "--engine", "processes"], "method 'nowhere:METHOD'"),
+        (["run", "RECIPE", "--set", "objective.loss=nowhere:loss"], "loss 'nowhere:loss'"),
+        (["run", "RECIPE", "--set", "objective.name=regresion"], "did you mean 'regression'"),
+        (["run", "RECIPE", "--set", "objective.metric=mse"], "metric for classification 'mse'"),
+        (["run", "RECIPE", "--set", "model.weights=nowhere.safetensors"], "nowhere.safetensors"),
+        (["run", "RECIPE", "--set", "data.cache=64"], "data.cache is for data sets of your own"),
+    ],
+)
+def test_one_line(command, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(tmp_path, '\n[[compare]]\nlabel = "b"\nmethod.name = "heterofl"\n')
+    out = ["--out", "out"] if command[0] in ("run", "sweep") else []
+    assert run_command([recipe if word == "RECIPE" else word for word in command] + out) == 2
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
+    assert message in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plan", f"{HERE}:Words", "--tokens", "6"],
+        [
+            "partition",
+            "digits",
+            "--kind",
+            "dirichlet",
+            "--clients",
+            "1000",
+            "--set",
+            "alpha=0.1",
+            "--set",
+            "small=fill",
+        ],
+        [
+            "partition",
+            "digits",
+            "--kind",
+            "dirichlet",
+            "--clients",
+            "1000",
+            "--set",
+            "alpha=0.1",
+            "--set",
+            "small=drop",
+        ],
+        [
+            "partition",
+            "digits",
+            "--kind",
+            "dirichlet",
+            "--clients",
+            "1000",
+            "--set",
+            "alpha=0.1",
+            "--set",
+            "equal=true",
+        ],
+        ["sweep", "RECIPE", "--over", "method.name=fedrolex,heterofl", "--set", "rounds=1", "--out", "out"],
+        ["run", "RECIPE", "--set", f"model.name={HERE}:Pair", "--set", "rounds=1", "--out", "out"],
+    ],
+)
+def test_what_did_not_work_works(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(tmp_path, '\n[[compare]]\nlabel = "b"\nmethod.name = "heterofl"\n')
+    assert run_command([recipe if word == "RECIPE" else word for word in command]) == 0
+
+
+def test_targets_with_a_fraction_ask_for_an_objective():
+    x, y = torch.randn(200, 64), torch.randn(200)
+    with pytest.raises(FedwidthError, match="no class numbers: say what they are for with objective.name, one of"):
+        Experiment(Settings(rounds=1), model=Plain(1), data=from_tensors(x, y, x, y))
+
+
+@pytest.mark.parametrize("capacities", [0.5, "1/2"])
+def test_one_capacity_is_no_list_of_them(capacities):
+    model, inputs = build("mlp"), example_inputs("mlp")
+    with pytest.raises(FedwidthError, match="capacities are a list"):
+        cost(model, trace(model, inputs), inputs, capacities)
