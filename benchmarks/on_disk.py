@@ -180,6 +180,7 @@ def main() -> None:
     said: dict[str, list[dict[str, Any]]] = {"memory": [], "disk": []}
     for kind, answer in turns(options):
         said[kind].append(answer)
+        print(f"{kind:>6} {len(said[kind]) - 1}: {answer}", file=sys.stderr, flush=True)
     for kind, answers in said.items():
         rounds = answers[1:]
         print(

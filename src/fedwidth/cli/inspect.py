@@ -131,10 +131,9 @@ def show_cost(
         ]
         for label, r in zip(labels, records, strict=True)
     ]
-    print_table(
-        ["capacity", "parameters (M)", "MB", "multiply-adds (M)", "operations* (M)", "activations (MB)", "share"], rows
-    )
-    print("Per sample; MB = 2^20 bytes. * as FedRolex Table 7 counts: four more per normalised element.")
+    sizes = ["parameters (M)", "MiB", "multiply-adds (M)", "operations* (M)", "activations (MiB)"]
+    print_table(["capacity", *sizes, "share"], rows)
+    print("Per sample; MiB = 2^20 bytes, a paper's MB. * as FedRolex Table 7 counts: four more per normalised element.")
 
 
 def show_coverage(

@@ -50,7 +50,7 @@ def print_targets(folders: Sequence[Path], target: float) -> None:
             ]
         )
     heading = f"seeds that reach {measure.scaled(target):g}{measure.unit}"
-    print_table(["run", heading, "rounds", "MB down and up", "device time"], rows)
+    print_table(["run", heading, "rounds", "MiB down and up", "device time"], rows)
 
 
 def _mean(found: Sequence[Reached], number: Callable[[Reached], float | None], show: Callable[[float], str]) -> str:

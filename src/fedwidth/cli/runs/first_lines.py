@@ -44,7 +44,8 @@ def explain_memory(experiment: Experiment) -> str:
     where = "in memory; client_memory=disk keeps it in files"
     if experiment.settings.client_memory == "disk":
         where = "in files"
-    return f"clients remember up to {each * clients / 1e9:.2g} GB ({clients} of {each / 1e6:.3g} MB), kept {where}"
+    sizes = f"{each * clients / 2**30:.2g} GiB ({clients} of {each / 2**20:.3g} MiB)"
+    return f"clients remember up to {sizes}, kept {where}"
 
 
 def largest_own_model(experiment: Experiment) -> int:
