@@ -5,7 +5,9 @@
 makes a file of pictures for each client (once, in --folder) and starts two processes that train the same run with the
 serial engine. They take turns, one round each, so that whatever else the machine does slows both alike. Said are the
 peak of each process's anonymous memory (RssAnon: what it holds itself, without files mapped into memory or cached by
-the system), the seconds of a round, and whether both have the same state in the end, bit for bit.
+the system), the seconds of a round, and whether both have the same state in the end, bit for bit. `--evaluate` adds an
+evaluation after the last round, which passes through all data, for the statistics of the batch norms; `--only disk`
+leaves the other process out.
 """
 
 from __future__ import annotations
@@ -134,13 +136,13 @@ def ask(process: subprocess.Popen[str], line: str | None = None) -> dict[str, An
 
 def turns(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """What both processes say, round by round."""
-    both = {kind: talk(options, kind) for kind in ("memory", "disk")}
+    both = {kind: talk(options, kind) for kind in options.kinds}
     try:
         for kind, process in both.items():
             yield kind, ask(process)
         for number in range(options.rounds):
-            last = "evaluate" if number == options.rounds - 1 else "train"
-            for kind in ("memory", "disk") if number % 2 else ("disk", "memory"):
+            last = "evaluate" if options.evaluate and number == options.rounds - 1 else "train"
+            for kind in options.kinds if number % 2 else reversed(options.kinds):
                 yield kind, ask(both[kind], last)
     finally:
         for process in both.values():
@@ -153,11 +155,14 @@ def main() -> None:
     parser.add_argument("--folder", default=str(Path(tempfile.gettempdir()) / "fedwidth-on-disk"), help="of the files")
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--clients", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", choices=("memory", "disk"), help="one of the two processes")
+    parser.add_argument("--evaluate", action="store_true", help="evaluate after the last round")
     parser.add_argument("--cache", type=int, default=64, help="MiB of samples that are held")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="settings of the run")
     parser.add_argument("--child", choices=("memory", "disk"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.kinds = [options.only] if options.only else ["memory", "disk"]
     options.samples = max(2, round(options.gigabytes * 1e9 / options.clients / (SAMPLE + 1)))
     options.set = [
         "model.name=cnn",
@@ -177,7 +182,7 @@ def main() -> None:
     write(Path(options.folder), options.clients, options.samples)
     size = sum(entry.stat().st_size for entry in os.scandir(options.folder))
     print(f"{options.clients:,} clients of {options.samples} pictures, {size / 1e9:.2f} GB in {options.folder}")
-    said: dict[str, list[dict[str, Any]]] = {"memory": [], "disk": []}
+    said: dict[str, list[dict[str, Any]]] = {kind: [] for kind in options.kinds}
     for kind, answer in turns(options):
         said[kind].append(answer)
         print(f"{kind:>6} {len(said[kind]) - 1}: {answer}", file=sys.stderr, flush=True)
@@ -189,6 +194,8 @@ def main() -> None:
             f" ({statistics.median(each['processor'] for each in rounds):.3f} s of processor),"
             f" peak anonymous memory {max(each['peak'] for each in answers) / 1e9:.2f} GB"
         )
+    if options.only:
+        return
     pairs = list(zip(said["memory"][1:], said["disk"][1:], strict=True))
     for name in ("seconds", "processor"):
         share = statistics.median(m[name] / d[name] for m, d in pairs)
