@@ -139,6 +139,8 @@ def test_only_what_is_known_to_be_out_of_reach_is_refused():
     words = (
         "logits of classes",
         "something else at every step",
+        "draw a width at every step",
+        "what comes after it looks at more than its output",
         "no slices",
         "other parts than slices",
         "stay with the clients",
