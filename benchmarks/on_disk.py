@@ -118,7 +118,8 @@ def child(options: argparse.Namespace) -> None:
 def talk(options: argparse.Namespace, kind: str) -> subprocess.Popen[str]:
     """A process that holds its data in memory, or reads it."""
     command = [sys.executable, __file__, *sys.argv[1:], "--child", kind, "--folder", options.folder]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=here)
 
 
 def ask(process: subprocess.Popen[str], line: str | None = None) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def turns(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     finally:
         for process in both.values():
             process.terminate()
-            process.wait()
+            process.communicate()
 
 
 def main() -> None:

@@ -69,6 +69,16 @@ def test_packs_and_single_runs_side_by_side(start, capsys):
     assert "largest difference of weights 0.0e+00" in capsys.readouterr().out
 
 
+def test_data_on_disk_beside_the_same_in_memory(start, capsys, tmp_path):
+    """Two processes in turns; whether reading gives the same bits is what must not change."""
+    start(FOLDER / "on_disk.py", "--folder", str(tmp_path), "--clients", "20", "--gigabytes", "0.0005", "--rounds", "2")
+    out = capsys.readouterr().out
+    assert "20 clients of 8 pictures, 0.00 GB" in out
+    assert re.search(r"disk: ready after .* peak anonymous memory \d\.\d\d GB", out)
+    assert re.search(r"throughput from disk: \d\.\d\d\d of that in memory \(processor\)", out)
+    assert "same state after 2 rounds: True" in out
+
+
 @pytest.mark.parametrize("runs", ["1", "2"])
 def test_runs_that_save_beside_ones_that_never_do(start, capsys, monkeypatch, runs):
     monkeypatch.setattr(checkpoint, "write_copy", checkpoint.write_copy)  # which the script wraps
