@@ -153,7 +153,7 @@ def test_widths_are_measured_by_the_models_of_clients():
 def test_a_run_says_how_much_memory_clients_models_take():
     run = run_of()
     largest = (8 * 64 + 8 + 10 * 8 + 10) * 4
-    assert f"(6 of {largest / 1e6:.3g} MB), kept in memory" in explain_memory(run)
+    assert f"(6 of {largest / 2**20:.3g} MiB), kept in memory" in explain_memory(run)
     assert "kept in files" in explain_memory(run_of("client_memory=disk"))
 
 

@@ -189,7 +189,7 @@ def test_a_record_names_the_engine_that_trained_not_the_one_that_was_asked_for(t
     with pytest.warns(FellBack, match="falls back"):
         (record,) = reproduce([recipe], changes=changes, results=tmp_path / "r", work=tmp_path / "w").done
     assert record.engine == "serial"
-    assert record.fell_back.startswith("the vectorised engine falls back to one client at a time: the loss of FjORD")
+    assert record.fell_back.startswith("the vectorised engine falls back to one client at a time: clients of FjORD")
     (line,) = (tmp_path / "r" / "small.jsonl").read_text().splitlines()
     assert json.loads(line)["settings"]["engine"] == "vectorised"
 

@@ -276,8 +276,8 @@ class TestFullDisk:
         with monkeypatch.context() as patch:
             self.full_after(patch, calls)
             assert run_command(command) == 2
-        err = capsys.readouterr().err
-        assert re.fullmatch(rf"error: cannot write .*{name}: No space left on device.*\n", err)
+        (error,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
+        assert re.fullmatch(rf"error: cannot write .*{name}: No space left on device.*", error)
         with safe_open(place / checkpoint.NAME, "pt") as file:
             assert json.loads(file.metadata()["fedwidth"])["round"] == rounds
         assert not list(place.glob("*.partial"))

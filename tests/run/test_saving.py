@@ -151,7 +151,7 @@ class TestFailed:
             due_after(patch, 1, second)
             full(patch, call=call)
             assert run_command(command) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
         kept = "; the previous one is unharmed" if name == checkpoint.NAME else ""
         assert line == f"error: cannot write {place / name}: No space left on device{kept}"
         assert checkpoint.rounds_done(place) == 1
