@@ -33,7 +33,7 @@ def test_auto_takes_workers_for_heavy_rounds_only():
         ((LARGE_STEP,), "serial", "large enough to train alone"),
         (("model.options={hidden=[20000]}", "training.batch_size=1", "devices.per_round=6"), "serial", "too many"),
         ((*UNEQUAL, "training.batch_size=5"), "serial", "twice as many steps"),
-        (("method.name=fjord",), "serial", "something else at every step"),
+        (("method.name=fjord",), "serial", "draw a width at every step"),
         (("engine=serial",), "serial", "as set"),
     ],
 )
