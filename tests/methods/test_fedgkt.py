@@ -186,3 +186,12 @@ def test_augmentation_is_off():
 
 def test_it_says_what_leaves_the_device():
     assert "labels" in method("fedgkt").uploads
+
+
+def test_features_whose_channels_lie_last_reach_a_group_norm():
+    """Where features keep their layout, PyTorch ends the whole process in the backward pass."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+    upper = Upper(model, "0", torch.zeros(1, 1, 8, 8), lambda network, inputs: network(inputs))
+    features = torch.randn(3, 4, 6, 6).contiguous(memory_format=torch.channels_last)
+    upper(features).sum().backward()
+    assert model[1].weight.grad.abs().sum() > 0

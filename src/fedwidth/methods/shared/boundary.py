@@ -44,7 +44,9 @@ class Upper:
 
     def __call__(self, features: Tensor) -> Any:
         """The model's answer where these features are the output of the boundary."""
-        self.given.features = features
+        # PyTorch (2.13, on processors) crashes in the backward pass of a group norm over channels that lie last, where
+        # its input needs no gradient, as features do not.
+        self.given.features = features.contiguous()
         # What comes before the boundary computes on any samples of the right shape, and is not looked at.
         inputs = mapped(lambda tensor: tensor[:1].expand(len(features), *tensor.shape[1:]), self.example)
         return self.answer(self.network, inputs)
