@@ -7,15 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
+from torch import nn
 
 import fedwidth
 from fedwidth.core.submodel import extract
-from fedwidth.data import load, make_partition
+from fedwidth.data import from_tensors, load, make_partition
 from fedwidth.experiment import Experiment
 from fedwidth.models import Cnn
 from fedwidth.objectives.losses import cross_entropy
 from fedwidth.randomness import numpy_generator
-from fedwidth.settings import TrainingSettings
+from fedwidth.settings import DataSettings, DeviceSettings, Settings, TrainingSettings
 from fedwidth.training.batches import batches
 from fedwidth.training.loss import absent_classes, mask_logits
 from fedwidth.training.rule import PLAIN
@@ -366,3 +367,21 @@ def test_channels_last_in_memory_changes_nothing_but_rounding():
     assert loss == pytest.approx(other_loss, rel=1e-12)
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, other[name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "before", [[], [nn.Conv2d(4, 4, 1).requires_grad_(False)]], ids=["first", "after a frozen layer"]
+)
+def test_group_norms_whose_input_needs_no_gradient_train_with_channels_first(before):
+    """With channels last, PyTorch ends the whole process in their backward pass."""
+    layers = [*before, nn.GroupNorm(2, 4), nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(288, 3)]
+    inputs, targets = torch.randn(24, 4, 8, 8), torch.arange(24) % 3
+    data = from_tensors(inputs, targets, inputs, targets, classes=3)
+    settings = Settings(
+        rounds=1, data=DataSettings(clients=4), devices=DeviceSettings("a1", per_round=2), engine="serial"
+    )
+    run = Experiment(settings, model=nn.Sequential(*layers), data=data)
+    assert not run.trainer.channels_last
+    assert run.run().summary["rounds"] == 1
+    plain = Experiment(settings, model=nn.Sequential(*layers[len(before) + 1 :]), data=data)
+    assert plain.trainer.channels_last

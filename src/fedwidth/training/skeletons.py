@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from fedwidth.core.narrow import skeleton
 from fedwidth.core.part import Part
@@ -53,15 +55,30 @@ def takes_channels_last(model: nn.Module, plan: Plan, data: Data, device: torch.
         values = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(whole)[0].items()}
     else:
         whole, values = skeleton(model, plan, {}).to(device), state_of(model)
-    with torch.no_grad(), untouched(whole):
+    norms = GroupNorms()
+    with untouched(whole):
         fill(whole, values)
         inputs = moved(data.example(), device)
         try:
             whole = whole.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-            call(whole, with_channels_last(inputs))
+            with torch.enable_grad(), norms:
+                call(whole, with_channels_last(inputs))
         except RuntimeError:
             return False
-    return True
+    return device.type != "cpu" or not norms.crash
+
+
+class GroupNorms(TorchFunctionMode):
+    """Finds group norms that PyTorch 2.13 cannot train on processors with channels last: it ends the whole process in
+    their backward pass where their input needs no gradient (they come first, or what comes before is frozen)."""
+
+    crash = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at a call, and make it."""
+        if func in (functional.group_norm, torch.group_norm):
+            self.crash |= args[0].dim() == 4 and not args[0].requires_grad
+        return func(*args, **(kwargs or {}))
 
 
 def with_channels_last(inputs: Any) -> Any:
