@@ -153,9 +153,13 @@ def test_a_killed_worker_is_replaced_and_nobody_counts_twice():
 def have_begun(experiment, engine, workers):
     """Train until so many workers have begun: on a busy machine that takes a while, and only such a one can be lost."""
     deadline = time.monotonic() + 120
-    while sum(worker.info is not None for worker in engine.workers) < workers and time.monotonic() < deadline:
+
+    def done():
+        return [worker.info is not None for worker in engine.workers] == [True] * workers
+
+    while not done() and time.monotonic() < deadline:
         after(experiment, engine)
-    return [worker.info is not None for worker in engine.workers] == [True] * workers
+    return done()
 
 
 def test_a_killed_node_takes_nothing_with_it():
