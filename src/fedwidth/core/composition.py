@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedwidth.core.cohort import CohortSum, label_weight
 from fedwidth.core.composed_layer import ComposedLayer
 from fedwidth.core.cost import Cost, cost_of
-from fedwidth.core.index import Index
 from fedwidth.core.narrow import skeleton
+from fedwidth.core.part import WidthPart
 from fedwidth.core.updates import Update, check_finite
 from fedwidth.errors import UpdateError
 from fedwidth.plan.plan import Plan
@@ -29,41 +29,12 @@ def coefficient_name(weight: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Composition:
-    """A narrow model whose inner kernels are composed; it is no slice of the global state."""
+class Composition(WidthPart):
+    """A narrow model whose inner kernels are composed."""
 
-    index: Index | None
-    """Where its tensors would lie in the full model's; it and they stay behind when a part goes to worker processes."""
-    width: float
-    bases: Mapping[str, tuple[int, ...]]
+    kind = "composed"
+    bases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The shape of the basis of every composed weight."""
-    number_of_units: int
-    """How many coefficients it has."""
-    tensors: Mapping[str, Tensor] = field(repr=False, default_factory=dict)
-    """What a client is sent."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "index": None, "tensors": {}}
-
-    @property
-    def key(self) -> str:
-        """Clients of one width hold the same."""
-        return f"composed {self.width:g}"
-
-    @property
-    def size(self) -> Hashable:
-        """Its width."""
-        return self.key
-
-    @property
-    def is_whole(self) -> bool:
-        """It is never the global model itself: kernels are composed."""
-        return False
-
-    def cut(self, state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
-        """The tensors of the width, and the basis."""
-        del state, plan
-        return {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
 
     def module(self, model: nn.Module, plan: Plan) -> nn.Module:
         """The narrow model with composed layers in place of plain ones."""
@@ -82,26 +53,10 @@ class Composition:
         return cost_of(lambda: self.module(model, plan), plan, example, capacity=capacity)
 
 
-class ModelOfItsOwn(Protocol):
-    """A part whose tensors are no slices of the global state."""
-
-    @property
-    def index(self) -> Index | None:
-        """Where its tensors would lie in the full model's."""
-
-    @property
-    def width(self) -> float:
-        """The width whose model it is."""
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """What a client is sent."""
-
-
 class CompositionSum(CohortSum):
     """The weighted mean of the tensors of clients of one width."""
 
-    def __init__(self, part: ModelOfItsOwn) -> None:
+    def __init__(self, part: WidthPart) -> None:
         assert part.index is not None, "sums are made where the plan is"
         super().__init__(part.index)
         self.part = part

@@ -9,13 +9,15 @@ too.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from fedwidth.core.cohort import CohortSum
     from fedwidth.core.cost import Cost
+    from fedwidth.core.index import Index
     from fedwidth.plan.plan import Plan
 
 
@@ -52,3 +54,41 @@ class Part(Protocol):
 
     def cost(self, model: nn.Module, plan: Plan, example: Any, *, capacity: float) -> Cost:
         """What training the part costs a device."""
+
+
+@dataclass(frozen=True, eq=False)
+class WidthPart:
+    """A part that is a model of its own and no slice of the global state: one for each width, kept by the method."""
+
+    kind: ClassVar[str]
+    """What such models are called in their keys."""
+    index: Index | None
+    """Where its tensors would lie in the full model's; it and they stay behind when a part goes to worker processes."""
+    width: float
+    number_of_units: int
+    """How many units, or numbers that stand for them, it holds."""
+    tensors: Mapping[str, Tensor] = field(repr=False, default_factory=dict)
+    """What a client is sent."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "index": None, "tensors": {}}
+
+    @property
+    def key(self) -> str:
+        """Clients of one width hold the same."""
+        return f"{self.kind} {self.width:g}"
+
+    @property
+    def size(self) -> Hashable:
+        """Its width."""
+        return self.key
+
+    @property
+    def is_whole(self) -> bool:
+        """It is never the run's own model."""
+        return False
+
+    def cut(self, state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
+        """Its tensors, as the method has them."""
+        del state, plan
+        return {name: tensor.detach().clone() for name, tensor in self.tensors.items()}

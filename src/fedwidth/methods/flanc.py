@@ -118,7 +118,7 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Composition:
     units = sum(tensors[coefficient_name(weight)].numel() for weight in bases)
     sent = tensors | {basis_name(weight): basis for weight, basis in bases.items()}
     shapes = {weight: tuple(basis.shape) for weight, basis in bases.items()}
-    return Composition(first_units(plan, width), width, shapes, max(1, units), sent)
+    return Composition(first_units(plan, width), width, max(1, units), sent, shapes)
 
 
 def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ as many as the wide model has lets all models end in one layer of one shape, whi
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from fedwidth.core.composition import CompositionSum
 from fedwidth.core.cost import Cost, cost_of
-from fedwidth.core.index import Index
 from fedwidth.core.narrow import skeleton
+from fedwidth.core.part import WidthPart
 from fedwidth.core.submodel import extract
 from fedwidth.errors import OptionError
-from fedwidth.methods.definition import Beginning, Memory, Moment, named, under
+from fedwidth.methods.definition import Beginning, Moment, named, under
 from fedwidth.methods.shared.width_models import WIDTH, first_units
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan
@@ -92,38 +92,10 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> ProjectedModel:
 
 
 @dataclass(frozen=True, eq=False)
-class ProjectedModel:
+class ProjectedModel(WidthPart):
     """A model of its own that ends in the layer all models share."""
 
-    index: Index | None
-    """Where its tensors would lie in the full model's; it and the tensors stay behind when a part goes to workers."""
-    width: float
-    number_of_units: int
-    """How many units it holds."""
-    tensors: Memory = field(repr=False, default_factory=dict)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "index": None, "tensors": {}}
-
-    @property
-    def key(self) -> str:
-        """Clients of one width hold the same."""
-        return f"projected {self.width:g}"
-
-    @property
-    def size(self) -> Hashable:
-        """Its width."""
-        return self.key
-
-    @property
-    def is_whole(self) -> bool:
-        """It is never the run's own model, which the server has."""
-        return False
-
-    def cut(self, state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
-        """Its tensors, as they are in the method's memory."""
-        del state, plan
-        return {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+    kind = "projected"
 
     def module(self, model: nn.Module, plan: Plan) -> nn.Module:
         """The narrow module, ending in a projection and the wide model's last layer."""

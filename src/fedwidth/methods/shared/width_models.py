@@ -6,8 +6,8 @@ are in the method's memory, cut out of it once, before the first round.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedwidth.core.aggregation import finalise
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
+from fedwidth.core.part import WidthPart
 from fedwidth.core.submodel import extract, put
 from fedwidth.core.updates import Update
 from fedwidth.errors import OptionError
@@ -56,38 +57,10 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index | WidthMo
 
 
 @dataclass(frozen=True, eq=False)
-class WidthModel:
+class WidthModel(WidthPart):
     """A narrow model of its own."""
 
-    index: Index | None
-    """Where its tensors would lie in the full model's; it and the tensors stay behind when a part goes to workers."""
-    width: float
-    number_of_units: int
-    """How many units it holds."""
-    tensors: Memory = field(repr=False, default_factory=dict)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"index": None, "width": self.width, "number_of_units": self.number_of_units, "tensors": {}}
-
-    @property
-    def key(self) -> str:
-        """Clients of one width hold the same."""
-        return f"{WIDTH} {self.width:g}"
-
-    @property
-    def size(self) -> Hashable:
-        """Its width."""
-        return self.key
-
-    @property
-    def is_whole(self) -> bool:
-        """It is never the run's own model."""
-        return False
-
-    def cut(self, state: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
-        """Its tensors, as they are in the method's memory."""
-        del state, plan
-        return {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+    kind = WIDTH
 
     def module(self, model: nn.Module, plan: Plan) -> nn.Module:
         """A narrow module."""
