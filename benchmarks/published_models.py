@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", default=list(families))
     parser.add_argument("--only", help="a part of the names to take")
     parser.add_argument("--seconds", type=float, default=600, help="limit for one model")
+    parser.add_argument("--workers", type=int, default=1, help="models examined side by side, each in a process")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--examine", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -161,11 +163,11 @@ def main() -> None:
         print(json.dumps(examine(*given.examine)))
         return
     results: dict[str, Any] = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
-    for family in given.families:
-        for name in families[family]:
-            if given.only and given.only not in name:
-                continue
-            found = _in_a_process(family, name, given.seconds)
+    wanted = [(family, name) for family in given.families for name in families[family] if (given.only or "") in name]
+    with ThreadPoolExecutor(given.workers) as pool:
+        examined = {pool.submit(_in_a_process, *one, given.seconds): one for one in wanted}
+        for done in as_completed(examined):
+            (family, name), found = examined[done], done.result()
             results.setdefault(family, {})[name] = found
             print(f"{family:12} {name:34} {json.dumps(found)}", flush=True)
             if given.out:
