@@ -30,7 +30,7 @@ from fedwidth.errors import UpdateError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Task
 from fedwidth.randomness import numpy_generator
-from fedwidth.training.rounds import Engine, Report
+from fedwidth.training.engine import Engine, Report
 from fedwidth.training.server.clipping import norm
 
 NORM_BOUND = 10.0

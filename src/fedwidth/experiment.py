@@ -32,8 +32,9 @@ from fedwidth.run.task_costs import TaskCosts
 from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
 from fedwidth.training.client_memory import ClientMemory, Files
+from fedwidth.training.engine import Engine
 from fedwidth.training.gpu import on_gpu
-from fedwidth.training.rounds import Engine, Rounds, run_round
+from fedwidth.training.rounds import Rounds, run_round
 from fedwidth.training.server.state import Server
 
 __all__ = ["Experiment", "Line", "Measured", "Recorder", "Result", "Stopped", "build_model"]

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import fedwidth
-from fedwidth.core.decomposition import CHANNELS, SEPARABLE, hidden_layers, matrix_shape
-from fedwidth.core.factors import Factors
+from fedwidth.core.factored.decomposition import CHANNELS, SEPARABLE, hidden_layers, matrix_shape
+from fedwidth.core.factored.factors import Factors
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.methods import Beginning, methods
 from small_runs import same, small

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedwidth
-from fedwidth.core.decomposition import (
+from fedwidth.core.factored.decomposition import (
     CHANNELS,
     SEPARABLE,
     decompose,
@@ -17,8 +17,8 @@ from fedwidth.core.decomposition import (
     matrix_shape,
     to_matrices,
 )
-from fedwidth.core.factored_layer import FactoredLayer, product_norm
-from fedwidth.core.factors import Factors, factor_names
+from fedwidth.core.factored.factored_layer import FactoredLayer, product_norm
+from fedwidth.core.factored.factors import Factors, factor_names
 
 READINGS = (SEPARABLE, CHANNELS)
 LAYERS = {

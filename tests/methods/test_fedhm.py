@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import fedwidth
-from fedwidth.core.factored_layer import product_norm
-from fedwidth.core.factors import Factors
+from fedwidth.core.factored.factored_layer import product_norm
+from fedwidth.core.factored.factors import Factors
 from fedwidth.core.index import Index
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Closing, Task

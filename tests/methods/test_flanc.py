@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedwidth
-from fedwidth.core.composed_layer import ComposedLayer, compose, orthogonal, skewness
+from fedwidth.core.factored.composed_layer import ComposedLayer, compose, orthogonal, skewness
 from fedwidth.methods import Beginning, Closing, Task, under
 from fedwidth.methods.flanc import basis_shape, composed
 

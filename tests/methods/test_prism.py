@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import fedwidth
-from fedwidth.core.decomposition import CHANNELS
-from fedwidth.core.factors import Factors
+from fedwidth.core.factored.decomposition import CHANNELS
+from fedwidth.core.factored.factors import Factors
 from fedwidth.methods import Closing, Moment, Task
 from fedwidth.methods.prism import draw, log_odds
 

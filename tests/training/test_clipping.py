@@ -14,7 +14,8 @@ from fedwidth.engines.serial import SerialEngine
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.run.metrics import describe_round
-from fedwidth.training.rounds import Report, Rounds
+from fedwidth.training.engine import Report
+from fedwidth.training.rounds import Rounds
 from fedwidth.training.server.clipping import clip_updates, cosines, merged
 from fedwidth.training.server.quarantine import Quarantine
 from fedwidth.training.server.state import Server

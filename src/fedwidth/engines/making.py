@@ -15,7 +15,7 @@ from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.engines.stacks.pool import StackPool
 from fedwidth.errors import FellBack
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import Engine
+from fedwidth.training.engine import Engine
 
 POOLS: dict[str, Callable[[Trainer], Pool]] = {"cuda": SlotPool, "vectorised": StackPool}
 """The pool of each flat engine."""

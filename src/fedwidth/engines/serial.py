@@ -12,7 +12,7 @@ from fedwidth.core.updates import Update
 from fedwidth.engines.faults import error_context
 from fedwidth.methods import Task
 from fedwidth.training.client import Trained, Trainer
-from fedwidth.training.rounds import Engine, Report, RoundRequest, RoundResult
+from fedwidth.training.engine import Engine, Report, RoundRequest, RoundResult
 
 
 class SerialEngine(Engine):

@@ -26,7 +26,7 @@ from fedwidth.flower.records import CheckedAnswer, Limits, read_answer, size_of,
 from fedwidth.flower.reply_bounds import UNREAD, bound_replies
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import Engine, Report, RoundRequest, RoundResult
+from fedwidth.training.engine import Engine, Report, RoundRequest, RoundResult
 
 
 class TooFewAnswers(ClientError):

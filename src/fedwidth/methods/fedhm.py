@@ -28,9 +28,9 @@ from torch import Tensor
 
 from fedwidth.core.aggregation import finalise
 from fedwidth.core.cohort import CohortSum
-from fedwidth.core.decomposition import SEPARABLE, hidden_layers, matrix_shape
-from fedwidth.core.factored_layer import product_norm
-from fedwidth.core.factors import Factors
+from fedwidth.core.factored.decomposition import SEPARABLE, hidden_layers, matrix_shape
+from fedwidth.core.factored.factored_layer import product_norm
+from fedwidth.core.factored.factors import Factors
 from fedwidth.core.index import Index
 from fedwidth.core.running_mean import accumulable
 from fedwidth.methods.definition import (

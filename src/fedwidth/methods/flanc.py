@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from fedwidth.core.aggregation import in_dtype_of
-from fedwidth.core.composed_layer import ComposedLayer, compose, orthogonal, skewness
-from fedwidth.core.composition import Composition, CompositionSum, basis_name, coefficient_name
-from fedwidth.core.decomposition import hidden_layers
+from fedwidth.core.factored.composed_layer import ComposedLayer, compose, orthogonal, skewness
+from fedwidth.core.factored.composition import Composition, CompositionSum, basis_name, coefficient_name
+from fedwidth.core.factored.decomposition import hidden_layers
 from fedwidth.core.running_mean import interpolated
 from fedwidth.core.submodel import extract
 from fedwidth.errors import OptionError

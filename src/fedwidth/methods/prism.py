@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwidth.core.decomposition import CHANNELS, decompose, from_matrices, hidden_layers, matrix_shape
-from fedwidth.core.factors import Factors, FactorSum, factor_names
+from fedwidth.core.factored.decomposition import CHANNELS, decompose, from_matrices, hidden_layers, matrix_shape
+from fedwidth.core.factored.factors import Factors, FactorSum, factor_names
 from fedwidth.core.index import Index
 from fedwidth.methods.definition import Closing, Local, Method, Moment, at_least_zero, choice, count
 from fedwidth.methods.fedhm import loss

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedwidth.devices.time import LATE
 from fedwidth.methods import Task
-from fedwidth.training.rounds import Report
+from fedwidth.training.engine import Report
 from fedwidth.training.schedule import learning_rate
 from fedwidth.training.server.state import Server
 

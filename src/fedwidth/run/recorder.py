@@ -22,7 +22,7 @@ from fedwidth.run.clients import rows_of
 from fedwidth.run.metrics import Line, describe_round
 from fedwidth.run.saving import Saver
 from fedwidth.run.summary import finite, summarise
-from fedwidth.training.rounds import Report
+from fedwidth.training.engine import Report
 from fedwidth.training.server.state import Server
 
 if TYPE_CHECKING:

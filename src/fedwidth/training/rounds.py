@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedwidth.core.answers import AnswerSum
 from fedwidth.core.cohort import CohortSum
@@ -19,106 +18,16 @@ from fedwidth.methods.lookup.secure_sums import SHELLS, segments_of
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.plan.plan import Plan
 from fedwidth.settings import SecureSettings, ServerSettings
+from fedwidth.training.engine import Coming, Engine, Report, Watch
 from fedwidth.training.gpu import autocast
-from fedwidth.training.server.clipping import FAR, clip_updates, merged
+from fedwidth.training.server.clipping import clip_updates, merged
 from fedwidth.training.server.holders import damp
-from fedwidth.training.server.secure import Opened, SecureRound
+from fedwidth.training.server.secure import SecureRound
 from fedwidth.training.server.state import Server
 from fedwidth.training.skeletons import with_channels_last
 
 if TYPE_CHECKING:
     from fedwidth.data import Data
-
-Coming = Callable[[], tuple[Sequence[Task], int] | None]
-"""The next round's tasks and its number, or None where that cannot be known yet."""
-
-Watch = Callable[[int, int], None]
-"""Called while a round goes on, with the number of clients that have trained and the number of all."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """What the clients of a round reported: one entry per task whose client answered, in task order."""
-
-    passes: tuple[int, ...]
-    """Training samples each client has seen, counted as often as they were seen."""
-    losses: tuple[float, ...]
-    absent: Mapping[int, str] = field(default_factory=dict)
-    """Clients whose work does not count, and why: late, gone, refused or left out for a while."""
-    refused: frozenset[int] = frozenset()
-    """The absent clients that sent something which was refused."""
-    excess: Mapping[int, float] = field(default_factory=dict)
-    """By client, where updates are clipped: how many times as long as the bound its update was."""
-    opposed: Mapping[int, float] = field(default_factory=dict)
-    """By client, where updates are screened: the cosine of an update that pointed away from the others."""
-    unused: tuple[tuple[Task, int], ...] = ()
-    """Tasks that were trained and do not count, and the samples they saw: they cost what others do."""
-    kept: Mapping[int, Mapping[str, Mapping[str, Tensor]]] = field(default_factory=dict)
-    """What clients keep for themselves: their part of their memory, by client, name and tensor."""
-    answered: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """By client, where models stay with clients: for how many samples it answered, and in how many bytes."""
-    opened: Opened | None = None
-    """What was opened of secure sums, where the round has such."""
-
-    @property
-    def struck(self) -> list[int]:
-        """Clients that sent what was refused, far too large or pointed away from the others."""
-        far = {client for client, times in self.excess.items() if times > FAR}
-        return sorted({*self.refused, *far, *self.opposed})
-
-    def without(self, numbers: Mapping[int, str], tasks: Sequence[Task]) -> Report:
-        """The report without those of its tasks, by their numbers, that do not count, and why."""
-        kept = [number for number in range(len(tasks)) if number not in numbers]
-        out = {tasks[number].client: why for number, why in numbers.items()}
-        return replace(
-            self,
-            passes=tuple(self.passes[number] for number in kept),
-            losses=tuple(self.losses[number] for number in kept),
-            absent={**self.absent, **out},
-            unused=tuple((tasks[number], self.passes[number]) for number in numbers),
-            kept={client: own for client, own in self.kept.items() if client not in out},
-        )
-
-
-RoundResult = tuple[Sequence[CohortSum], Report]
-"""One sum per cohort, in order of first appearance, and what the clients reported."""
-
-
-@dataclass(frozen=True)
-class RoundRequest:
-    """What an engine is asked to train in a round."""
-
-    state: Mapping[str, Tensor]
-    tasks: Sequence[Task]
-    round: int
-    coming: Coming | None = None
-    """Says which round comes next; an engine that can prepare it asks while its device is busy with this one."""
-    watch: Watch | None = None
-    """Told how far a long round is."""
-
-
-class Engine(ABC):
-    """Trains the clients of a round. Whatever the engine, the same tasks give the same sums."""
-
-    def run(
-        self,
-        state: Mapping[str, Tensor],
-        tasks: Sequence[Task],
-        round: int,
-        *,
-        coming: Coming | None = None,
-        watch: Watch | None = None,
-    ) -> RoundResult:
-        """Train every task of a round from `state`, and sum the updates by cohort."""
-        return self.train_round(RoundRequest(state, tasks, round, coming, watch))
-
-    @abstractmethod
-    def train_round(self, request: RoundRequest) -> RoundResult:
-        """Train what is requested, in the engine's own way."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give back workers and memory."""
 
 
 def compares_updates(settings: ServerSettings) -> bool:

@@ -26,7 +26,7 @@ from fedwidth.engines.flat.tasks import FlatTask, FlatUpdate, make_flat_tasks
 from fedwidth.engines.memory import if_memory_allows, run_within_memory
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer, weigh_client
-from fedwidth.training.rounds import Coming, Engine, Report, RoundRequest, RoundResult
+from fedwidth.training.engine import Coming, Engine, Report, RoundRequest, RoundResult
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.engines.stacks.pool import StackPool
 from fedwidth.errors import OptionError
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import RoundResult
+from fedwidth.training.engine import RoundResult
 
 
 class PackedTrainer(Protocol):

@@ -19,7 +19,7 @@ from fedwidth.engines.memory import if_memory_allows, run_within_memory
 from fedwidth.engines.packed.clients import Coming, RunRound, run_name
 from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import RoundResult
+from fedwidth.training.engine import RoundResult
 
 
 class PackedSlots:

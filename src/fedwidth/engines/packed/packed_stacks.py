@@ -34,7 +34,7 @@ from fedwidth.engines.stacks.groups import ShapeGroup, StackShape
 from fedwidth.engines.stacks.pool import StackPool
 from fedwidth.errors import UpdateError
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import Report, RoundResult
+from fedwidth.training.engine import Report, RoundResult
 
 MAX_GATHERED = 2**26
 """The number of positions gathered at a time."""

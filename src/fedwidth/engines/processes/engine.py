@@ -33,7 +33,7 @@ from fedwidth.engines.transfer import decode_nested, encode
 from fedwidth.errors import ClientError, OptionError
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import Engine, Report, RoundRequest, RoundResult
+from fedwidth.training.engine import Engine, Report, RoundRequest, RoundResult
 
 TASKS_AHEAD = 8
 """The number of tasks for each worker that are sent at a time."""

@@ -30,7 +30,7 @@ from fedwidth.errors import ClientError, FedwidthError, OptionError
 from fedwidth.methods import Task
 from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import Engine, RoundRequest, RoundResult
+from fedwidth.training.engine import Engine, RoundRequest, RoundResult
 
 MAX_LOSSES = 3
 """The number of workers that may be lost over one chunk; by then it is likely to be what kills them (too large for

@@ -13,7 +13,7 @@ from fedwidth.engines.ray.chunks import Chunk, MergeGroup
 from fedwidth.engines.ray.messages import ChunkResult
 from fedwidth.engines.transfer import decode
 from fedwidth.methods import Task
-from fedwidth.training.rounds import Report
+from fedwidth.training.engine import Report
 
 
 class OrderedMerge:

@@ -21,7 +21,7 @@ from fedwidth.core.tensor_bytes import TensorBytes
 from fedwidth.engines.transfer import decode, decode_part, encode, encode_nested, encode_part
 from fedwidth.methods import Task
 from fedwidth.plan.plan import Plan
-from fedwidth.training.rounds import Report
+from fedwidth.training.engine import Report
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fedwidth.engines.serial import SerialEngine
 from fedwidth.engines.transfer import decode, encode
 from fedwidth.errors import OptionError
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import Engine
+from fedwidth.training.engine import Engine
 
 
 class Worker:

@@ -158,6 +158,7 @@ class Slot:
                 return "it draws at random on the processor, which a captured step would not repeat"
             with self._drawing():
                 self._capture(inputs, targets)
+            self.stream = self.stream.with_new_memory()  # the graph is gone, and another width may be tried
         except Exception as error:  # a model may do anything in its forward pass
             if out_of_memory(error):
                 raise

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedwidth.core.composition import CompositionSum
 from fedwidth.core.cost import Cost, cost_of
+from fedwidth.core.factored.composition import CompositionSum
 from fedwidth.core.narrow import skeleton
 from fedwidth.core.part import WidthPart
 from fedwidth.core.submodel import extract

@@ -28,8 +28,8 @@ from fedwidth.run.lockstep.evaluation import LockstepEvaluation
 from fedwidth.run.lockstep.packing import use_packed_engine
 from fedwidth.run.recorder import Recorder
 from fedwidth.run.start import begin
+from fedwidth.training.engine import Report
 from fedwidth.training.gpu import on_gpu
-from fedwidth.training.rounds import Report
 from fedwidth.training.server.state import Server
 
 

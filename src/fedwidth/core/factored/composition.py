@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from fedwidth.core.cohort import CohortSum, label_weight
-from fedwidth.core.composed_layer import ComposedLayer
 from fedwidth.core.cost import Cost, cost_of
+from fedwidth.core.factored.composed_layer import ComposedLayer
 from fedwidth.core.narrow import skeleton
 from fedwidth.core.part import WidthPart
 from fedwidth.core.updates import Update, check_finite

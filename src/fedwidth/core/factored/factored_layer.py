@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedwidth.core.convolution import Movement, keep_sizes
-from fedwidth.core.decomposition import SEPARABLE, from_matrices
+from fedwidth.core.factored.convolution import Movement, keep_sizes
+from fedwidth.core.factored.decomposition import SEPARABLE, from_matrices
 
 
 class FactoredLayer(nn.Module):

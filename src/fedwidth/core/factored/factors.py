@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.cost import Cost, cost_of
-from fedwidth.core.decomposition import decompose, from_matrices, matrix_shape
-from fedwidth.core.factored_layer import FactoredLayer
+from fedwidth.core.factored.decomposition import decompose, from_matrices, matrix_shape
+from fedwidth.core.factored.factored_layer import FactoredLayer
 from fedwidth.core.index import Index
 from fedwidth.core.narrow import skeleton
 from fedwidth.core.running_mean import accumulable, interpolate

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedwidth.core.convolution import Movement, keep_sizes
+from fedwidth.core.factored.convolution import Movement, keep_sizes
 
 
 def compose(basis: Tensor, coefficients: Tensor) -> Tensor:
