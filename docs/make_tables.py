@@ -97,7 +97,7 @@ def support_text() -> str:
     """What every column of the table answers for every method and task, and the reasons below it."""
     sys.path.append(str(DOCS.parent / "tests"))
     from fedwidth.methods import methods
-    from support_table import COLUMNS, TASKS, support
+    from support_table import COLUMNS, ENGINES_ASKED, TASKS, support
 
     reasons: dict[str, set[str]] = {}  # and the tasks that they are about, where not about all
     rows = []
@@ -114,7 +114,7 @@ def support_text() -> str:
     for number, (reason, tasks) in enumerate(reasons.items(), start=1):
         about = f" ({', '.join(task for task in TASKS if task in tasks)})" if tasks else ""
         notes.append(f"{number}. {reason}{about}.\n")
-    return _table(("method", *(f"`{column}`" for column in COLUMNS)), rows) + "\n" + "".join(notes)
+    return _table(("method", *(f"`{column}`" if column in ENGINES_ASKED else column for column in COLUMNS)), rows) + "\n" + "".join(notes)
 
 
 def _cell(against: dict[str, str], reasons: list[str], tasks: int) -> str:
