@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fedwidth.plan.axis import Fixed, leaves
 
 TORCHVISION = {
     **dict.fromkeys(("alexnet", "vgg11_bn", "resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"), 64),
@@ -42,6 +44,8 @@ TIMM = {
     **dict.fromkeys(("naflexvit_base_patch16_gap",), 64),
     **dict.fromkeys(("crossvit_tiny_240", "beit_base_patch16_224", "twins_pcpvt_small", "visformer_tiny"), 224),
 }
+MAX_SHARE, MAX_REASONS = 0.34, 4
+"""The share of the parameters at half width above which reasons are given, and how many."""
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 TOKENS = {"vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 BOTH = {
@@ -200,12 +204,26 @@ def examine(family: str, name: str) -> dict[str, Any]:
     plan.check(model, inputs, output=counted)
     found["check_seconds"] = round(time.perf_counter() - begin, 1)
     found["share_at_half"] = round(share(plan, 0.5).parameters, 3)
-    if found["share_at_half"] > 0.34:
-        reasons = Counter(reason for _, _, reason in plan.frozen())
-        found["why"] = why_so_large(plan, share(plan, 0.5)) or [reason for reason, _ in reasons.most_common(3)]
+    if found["share_at_half"] > MAX_SHARE:
+        found["why"] = (why_so_large(plan, share(plan, 0.5)) + one_sided(plan))[:MAX_REASONS]
     if plan.unknown_operators:
         found["without_rule"] = dict(plan.unknown_operators)
     return found
+
+
+def one_sided(plan: Any) -> list[str]:
+    """Weights of which one side alone shrinks, the largest first: those keep half of their parameters, not a quarter."""
+    counts = plan.counts(0.5)
+    shapes, found = plan.narrow_shapes(counts), []
+    names = [name for name in plan.parameters if name not in plan.tied]
+    total = sum(math.prod(plan.shapes[name]) for name in names)
+    for name in names:
+        full, narrow = math.prod(plan.shapes[name]), math.prod(shapes[name])
+        if 0.4 * full < narrow <= 0.6 * full and narrow > 0.02 * total:
+            kept = [axis for axis, n, m in zip(plan.axes[name], plan.shapes[name], shapes[name], strict=True) if n == m]
+            why = next((leaf.reason for axis in kept for leaf in leaves(axis) if isinstance(leaf, Fixed)), "one side")
+            found.append((narrow / total, f"{name} shrinks on one side ({narrow / total:.0%}): {why}"))
+    return [line for _, line in sorted(found, reverse=True)]
 
 
 def main() -> None:

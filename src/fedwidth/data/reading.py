@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedwidth.data.trees import Tree, joined, leaves, mapped
-from fedwidth.errors import DataError, OptionError
+from fedwidth.errors import DataError, FedwidthError, OptionError
+from fedwidth.importing import one_line
 
 TARGETS = ("labels", "label")
 """The names under which samples that are dictionaries have their target, as Hugging Face's data sets do."""
@@ -89,10 +90,26 @@ class Reader:
                 found[number] = None
                 missing.append(number)
         if missing:
-            for number, raw in _both(missing, read_several(self.dataset, missing)):
+            for number, raw in _both(missing, self._read(missing)):
                 found[number] = raw
                 self._keep(number, raw)
         return [found[number] for number in samples]
+
+    def _read(self, numbers: list[int]) -> list[Any]:
+        """These samples, read now; a data set of the user's may fail in any way."""
+        at_once = [numbers] if hasattr(self.dataset, "__getitems__") else [[number] for number in numbers]
+        found = []
+        for some in at_once:
+            try:
+                found += read_several(self.dataset, some)
+            except FedwidthError:
+                raise
+            except Exception as error:
+                which = f"sample {some[0]}" if len(some) == 1 else f"one of the samples {min(some)} to {max(some)}"
+                raise DataError(
+                    f"{which} of the {self.which} data set could not be read: {type(error).__name__}: {one_line(error)}"
+                ) from error
+        return found
 
     def _keep(self, number: int, raw: Any) -> None:
         """Hold a sample that was read; where there are too many, let go of those nobody asked for the longest."""
