@@ -29,7 +29,7 @@ TORCHVISION = {
     **dict.fromkeys(("alexnet", "vgg11_bn", "resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"), 64),
     **dict.fromkeys(("densenet121", "squeezenet1_1", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0"), 64),
     **dict.fromkeys(("efficientnet_v2_s", "mnasnet0_5", "regnet_y_400mf", "convnext_tiny", "shufflenet_v2_x1_0"), 64),
-    **{"googlenet": 96, "inception_v3": 128, "vit_b_16": 224, "swin_t": 64, "swin_v2_t": 64, "maxvit_t": 224},
+    **{"googlenet": 96, "inception_v3": 299, "vit_b_16": 224, "swin_t": 64, "swin_v2_t": 64, "maxvit_t": 224},
     **dict.fromkeys(("shufflenet_v2_x0_5", "regnet_x_400mf", "mobilenet_v3_large", "mnasnet1_0", "resnet34"), 64),
 }
 TIMM = {
@@ -212,7 +212,7 @@ def examine(family: str, name: str) -> dict[str, Any]:
 
 
 def one_sided(plan: Any) -> list[str]:
-    """Weights of which one side alone shrinks, the largest first: those keep half of their parameters, not a quarter."""
+    """Weights of which one side alone shrinks, the largest first: they keep half of their parameters, not a quarter."""
     counts = plan.counts(0.5)
     shapes, found = plan.narrow_shapes(counts), []
     names = [name for name in plan.parameters if name not in plan.tied]

@@ -114,7 +114,11 @@ def support_text() -> str:
     for number, (reason, tasks) in enumerate(reasons.items(), start=1):
         about = f" ({', '.join(task for task in TASKS if task in tasks)})" if tasks else ""
         notes.append(f"{number}. {reason}{about}.\n")
-    return _table(("method", *(f"`{column}`" if column in ENGINES_ASKED else column for column in COLUMNS)), rows) + "\n" + "".join(notes)
+    return (
+        _table(("method", *(f"`{column}`" if column in ENGINES_ASKED else column for column in COLUMNS)), rows)
+        + "\n"
+        + "".join(notes)
+    )
 
 
 def _cell(against: dict[str, str], reasons: list[str], tasks: int) -> str:

@@ -58,8 +58,7 @@ TWO_OF_EACH = ["devices.per_round=4", "devices.capacities=[1,1,0.5,0.5]", "serve
 
 PROPERTIES: dict[str, tuple[list[str], list[str]]] = {
     "secure sums": (["secure.enabled=true", "secure.min_clients=2", *TWO_OF_EACH], TWO_OF_EACH),
-    "clip": (["server.clip=1e6"], []),
-    "screen": (["server.screen=true"], []),
+    "clip, screen": (["server.clip=1e6", "server.screen=true"], []),
 }
 """What a run may have beside its engine: the settings that ask for it, and those of a run that must end alike."""
 

@@ -115,8 +115,14 @@ HERE = "test_mistakes_of_new_users"
         (["sweep", "RECIPE", "--over", "method.name=fedrolex,nonsense"], "unknown method 'nonsense'"),
         (["run", "RECIPE", "--set", f"model.name={HERE}:ListOfLists"], "must return one tensor of logits"),
         (["run", "RECIPE", "--set", f"model.name={HERE}:FailsInTraining"], "failed on the example inputs in training"),
-        (["run", "RECIPE", "--set", f"model.name={HERE}:Lazy"], "the size of '1.weight' is not known yet: run the model"),
-        (["run", "RECIPE", "--set", f"model.name={HERE}:AllFrozen"], "nothing to train: requires_grad is False for all"),
+        (
+            ["run", "RECIPE", "--set", f"model.name={HERE}:Lazy"],
+            "'1.weight' has no shape yet; run the model once",
+        ),
+        (
+            ["run", "RECIPE", "--set", f"model.name={HERE}:AllFrozen"],
+            "requires_grad is False for all of its parameters",
+        ),
         (["run", "RECIPE", "--set", f"objective.loss={HERE}:no_number"], "is nan on the first samples"),
         (
             ["run", "RECIPE", "--set", f"data.name={HERE}:broken_files", "--set", "data.partition_options={}"],

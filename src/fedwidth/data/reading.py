@@ -196,7 +196,9 @@ def _with_rows(whole: Tree, rows: Tree, numbers: range) -> Tree:
     def fill(both: list[Tensor]) -> Tensor:
         held, new = both
         if new.shape != (len(numbers), *held.shape[1:]):
-            raise RuntimeError(f"those from {numbers.start} on are {list(new.shape)}, others [N, *{list(held.shape[1:])}]")
+            raise RuntimeError(
+                f"the first are {list(held.shape[1:])}, and {len(numbers)} from {numbers.start} on {list(new.shape)}"
+            )
         held = held.to(torch.promote_types(held.dtype, new.dtype))  # whole numbers at first, others later
         held[numbers.start : numbers.stop] = new
         return held

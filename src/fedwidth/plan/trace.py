@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.jit import ScriptModule
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
@@ -89,9 +88,6 @@ def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     if isinstance(model, (ScriptModule, nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise PlanError(f"a {type(model).__name__} hides its modules; use the model it was made of")
     names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    for name, tensor in names.items():
-        if is_lazy(tensor):
-            raise PlanError(f"the size of '{name}' is not known yet: run the model once on a batch before it is given")
     first: dict[int, str] = {}
     tied = {}
     for name, tensor in names.items():
