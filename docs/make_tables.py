@@ -134,7 +134,7 @@ def _any(reason: str, method: str) -> str:
     found = reason.replace(method, "the method")
     found = re.sub(r"objective [\w-]+ has", "the objective has", found)
     found = re.sub(r"(Ray's workers|Flower's devices) do", "this engine does", found)
-    return found[0].upper() + found[1:]
+    return found if "." in found.split()[0] else found[0].upper() + found[1:]  # names of settings stay as they are
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
