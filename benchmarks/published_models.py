@@ -47,7 +47,7 @@ TIMM = {
 MAX_SHARE, MAX_REASONS = 0.34, 4
 """The share of the parameters at half width above which reasons are given, and how many."""
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-TOKENS = {"vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TOKENS = {"vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 40}
 BOTH = {
     f"{half}_{what}": number
     for half in ("encoder", "decoder")
