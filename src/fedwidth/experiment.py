@@ -111,6 +111,7 @@ class Experiment:
             cohort=self.cohorts.of_round,
             objective=self.objective,
         )
+        self.evaluator.check_capacities(self.first_server())
         self.rounds = Rounds(
             self.method,
             self.plan,

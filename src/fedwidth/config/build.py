@@ -17,6 +17,7 @@ from fedwidth.models import build
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.objectives.check import check_objective
 from fedwidth.plan import Plan, trace
+from fedwidth.plan.trace import tensors_of
 from fedwidth.randomness import torch_seed
 from fedwidth.settings import Settings
 
@@ -94,6 +95,8 @@ def plan_model(
     example = moved(data.example(), "cpu")
     if next(model.parameters(), None) is None:
         raise PlanError("the model has nothing to slice: it has no parameters")
+    if not any(tensor.requires_grad for tensor in tensors_of(model)[0].values()):
+        raise PlanError("the model has nothing to train: requires_grad is False for all of its parameters")
     check_objective(objective, model, data)
     plan = trace_model(model, example, settings, objective)
     if settings.model.width != 1:

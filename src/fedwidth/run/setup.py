@@ -22,6 +22,7 @@ from fedwidth.methods.lookup.families import SLICES, traits_of
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
 from fedwidth.plan.shares import warn_if_mostly_whole
+from fedwidth.run.given import check_given, check_partition, warn_of_dealing
 from fedwidth.run.warm_start import plan_with_weights
 from fedwidth.settings import Settings
 from fedwidth.training.rounds import compares_updates
@@ -58,6 +59,9 @@ def set_up(
     public: Data | None = None,
 ) -> Setup:
     """What a run needs: what was given, and for the rest what the settings name. Nothing is written."""
+    check_given(
+        settings, model=model, data=data, partition=partition, method=method, objective=objective, public=public
+    )
     settings, method, objective = _name(settings, method, objective)
     check_values(settings)
     if partition is None:
@@ -74,6 +78,8 @@ def set_up(
             " model, and are not compared"
         )
     device = find_device(settings.device)
+    if data is not None and partition is None:
+        warn_of_dealing(settings, data)
     data = data if data is not None else load_data(settings)
     objective = objective or objective_of(settings.objective, data)
     if (reason := objective.refuses(method)) is not None:
@@ -81,6 +87,7 @@ def set_up(
     settings = with_needs(settings, objective)
     warn_of_little(settings)
     partition = partition if partition is not None else split_data(settings, data)
+    check_partition(partition, data)
     capacities = _assign_capacities(settings, partition)
     if device.type == "cuda":
         if not data.is_on(device):  # several runs may share data that is there already
