@@ -261,7 +261,7 @@ def test_the_metrics_count_the_bytes_of_the_protocol():
     opened = sum(min(own, other["secure"]["segments"] - other["secure"]["closed"]) for own in segments)
     assert other["bytes_up"] - one["bytes_up"] == seeds + letters + 6 * (6 * 4 + 17 * opened)
     units = sum(int(8 * capacity) for capacity in other["capacities"])
-    members, alive = 6 * sum(35 + own for own in segments), 6 * 2 * 6
+    members, alive = 6 * (175 + sum(56 + 2 * own for own in segments) + 3 * 20), 6 * 2 * 6
     assert other["bytes_down"] - one["bytes_down"] == members + letters + alive + units
 
 
