@@ -76,6 +76,10 @@ class Device:
         """The device's public key in this run, and its signature."""
         return self.key, sign_key(self._signing, self.run, self.client, self.key)
 
+    def session(self, round: int, attempt: int) -> Session:
+        """The session of an attempt at a round in which the device has shared."""
+        return self._find(round, attempt).session
+
     def share(self, session: Session) -> Bundle:
         """Take part in a session: secrets are drawn, and shares of them made for all others."""
         self._check(session)

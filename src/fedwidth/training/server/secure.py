@@ -27,7 +27,7 @@ from fedwidth.secure.messages import overhead
 from fedwidth.secure.simulate import Sums
 from fedwidth.settings import SecureSettings
 from fedwidth.training.server.layout import Layout, layouts_of
-from fedwidth.training.server.words import Wording, check_whole_numbers, summed_tensors
+from fedwidth.training.server.words import Wording, check_whole_numbers, classes_of, summed_tensors
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,7 @@ class SecureRound:
         """How updates become words."""
         private = self.weighting not in PUBLIC_WEIGHTS
         heaviest = self.settings.max_weight if private else max(map(self.weight, self.drawn))
-        classes = 0
-        if self.label_rows:
-            name, dim = self.plan.label_axes[0]
-            classes = self.plan.shapes[name][dim]
+        classes = classes_of(self.plan) if self.label_rows else 0
         return Wording(FixedPoint(len(self.drawn), self.settings.clip, heaviest), classes, private)
 
     @property

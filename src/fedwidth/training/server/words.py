@@ -65,6 +65,11 @@ def summed_tensors(plan: Plan, start: State) -> list[str]:
     return [name for name in plan.axes if plan.tied.get(name) not in plan.axes and start[name].is_floating_point()]
 
 
+def classes_of(plan: Plan) -> int:
+    """How many classes have rows of their own; 0 where none have."""
+    return max((plan.shapes[name][dim] for name, dim in plan.label_axes), default=0)
+
+
 def check_whole_numbers(client: int, total: CohortSum, start: State, names: Sequence[str]) -> None:
     """Refuse tensors that are no numbers with a fraction and that a client has changed."""
     for name, mean in total.mean.items():
