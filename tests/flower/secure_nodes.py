@@ -69,9 +69,21 @@ class SecureNodes:
         arguments = [listener, os.getppid(), self.residents[client]]
         threading.Thread(target=trainer.serve, args=arguments, daemon=True).start()
 
+    def capacity(self, message: Message) -> float:
+        """The capacity of a task."""
+        return float(message.content.config_records["task"]["capacity"])
+
     def close(self) -> None:
         for listener in self._listeners:
             listener.close()
+
+
+def kind_of(message: Message) -> str:
+    """What a message asks for: introduce, share, train, open, or "open share" for both at once."""
+    kind = message.metadata.message_type
+    if kind == "query.secure":
+        return " ".join(sorted(message.content.array_records["arrays"]))
+    return "train" if kind.startswith("train") else "introduce"
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from test_flower import CLIENTS, recipe
 
 from small_runs import same
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:secure.min_clients is 2")]
 
 SECURE = "secure.enabled = true\nsecure.min_clients = 2\nserver.label_rows = false\n"
 QUICK = "patience-seconds=5.0 opening-seconds=40.0"

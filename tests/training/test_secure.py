@@ -411,11 +411,9 @@ def test_two_clients_are_warned_of():
         Experiment(small("devices.per_round=6", "secure.enabled=true", "secure.min_clients=2"))
 
 
-def test_packs_and_real_devices_say_why_not():
+def test_packs_say_why_not():
     experiment = Experiment(small(*EVERYONE, "engine=vectorised"))
     assert "secure.enabled adds up single updates" in why_not_pack([experiment.trainer])
-    with pytest.raises(OptionError, match="secure.enabled is simulated, and these devices are real"):
-        experiment.run(cohort=lambda round: [(0, 1.0)])
 
 
 def test_the_simulation_needs_no_cryptography():
