@@ -162,10 +162,6 @@ class Experiment:
                 "devices.rates, bandwidth, deadline and dropout are for simulated devices, and these are real:"
                 " leave them out"
             )
-        if cohort is not None and self.settings.secure.enabled:
-            raise OptionError(
-                "secure.enabled is simulated, and these devices are real: their updates would not be hidden"
-            )
         folder = Path(out) if out is not None else None
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -175,22 +171,21 @@ class Experiment:
             engine = engine or make_engine(self.trainer)
             stack.callback(engine.close)
             recorder = stack.enter_context(begin(self, folder, resume=resume, overwrite=overwrite))
-            chosen: dict[int, list[Task]] = {}
+            chosen: dict[int, tuple[Sequence[tuple[int, float]], list[Task]]] = {}
 
             def coming() -> tuple[list[Task], int] | None:
-                return self._look_ahead(recorder.server.round + 1, chosen)
+                return self._look_ahead(recorder.server.round + 1, chosen, cohort or self.cohort)
 
             while not recorder.ended:
                 before = recorder.server
-                ready = chosen.pop(before.round, None)
-                drawn = [] if ready else (cohort or self.cohort)(before.round)
+                drawn, ready = chosen.pop(before.round, None) or ((cohort or self.cohort)(before.round), None)
                 server, tasks, report = run_round(
                     self.rounds,
                     before,
                     drawn,
                     engine,
                     tasks=ready,
-                    coming=coming if cohort is None and not self.method.reads else None,
+                    coming=None if self.method.reads else coming,
                     watch=on_clients,
                 )
                 is_due = self.evaluator.is_due(server.round)
@@ -207,12 +202,18 @@ class Experiment:
         """Who takes part in a round, with the capacity each has in it."""
         return self.cohorts.of_round(round)
 
-    def _look_ahead(self, round: int, chosen: dict[int, list[Task]]) -> tuple[list[Task], int] | None:
-        """Choose the sub-models of a round that is still to come, while the device trains; None after the last."""
+    def _look_ahead(
+        self,
+        round: int,
+        chosen: dict[int, tuple[Sequence[tuple[int, float]], list[Task]]],
+        cohort: Callable[[int], Sequence[tuple[int, float]]],
+    ) -> tuple[list[Task], int] | None:
+        """Draw who takes part in a round that is still to come, and choose their sub-models; None after the last."""
         if round >= self.settings.rounds:
             return None
-        chosen[round] = self.rounds.assign(Server({}, round), self.cohort(round))
-        return self.rounds.attending(chosen[round], round), round
+        drawn = cohort(round)
+        chosen[round] = drawn, self.rounds.assign(Server({}, round), drawn)
+        return self.rounds.attending(chosen[round][1], round), round
 
     def evaluate(self, server: Server) -> Line:
         """The metric of a server's state on test and validation samples, on each client's own, and at each capacity."""

@@ -193,6 +193,12 @@ class SecureSettings:
     enabled: bool = key(False, "simulate secure sums; label_rows is then false unless it is set")
     min_clients: int = key(8, "clients that must hold a part of the model for its sum to be opened", least=2)
     clip: float = key(1.0, "largest change of one weight in a round that counts; above 0", least=0)
+    max_weight: float = key(
+        0.0,
+        "the most that a client counts for where server.weighting is samples, updates or hybrid, whose weights are then"
+        " summed too; 0: these are refused",
+        least=0,
+    )
 
 
 @dataclass(frozen=True)

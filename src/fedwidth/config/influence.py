@@ -48,7 +48,7 @@ ADDED = (
     *("server.clip", "server.screen", "server.strikes", "server.quarantine"),
     *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),
     *("data.cache", "model.weights", "model.fresh", "model.keep"),
-    *("secure.enabled", "secure.min_clients", "secure.clip"),
+    *("secure.enabled", "secure.min_clients", "secure.clip", "secure.max_weight"),
     *("objective.name", "objective.loss", "objective.metric", "objective.better", "objective.output"),
 )
 """Settings that version 0.1.0 lacked. At their default they are no part of a fingerprint, and earlier ones hold."""
