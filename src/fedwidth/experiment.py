@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,8 @@ class Experiment:
 
     `model` (which is copied), `data`, `partition`, `method` and `objective` may be your own; otherwise the settings
     name them.
-    `public` is data of the server's own, for methods that close a round with it.
+    `public` is data of the server's own, for methods that close a round with it; `models` are networks that clients of
+    some capacities hold in place of widths of the run's model, by capacity.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Experiment:
         method: Method | None = None,
         objective: Objective | str | None = None,
         public: Data | None = None,
+        models: Mapping[float, nn.Module] | None = None,
     ) -> None:
         setup = set_up(
             settings,
@@ -67,6 +69,7 @@ class Experiment:
             method=method,
             objective=objective,
             public=public,
+            models=models,
         )
         self.settings = settings = setup.settings
         self.method, self.objective, self.device = setup.method, setup.objective, setup.device
@@ -228,4 +231,8 @@ class Experiment:
         """What a checkpoint must share with this run: settings that influence results, data and model."""
         sizes = [len(self.data.train), len(self.data.test), self.data.classes, len(self.partition)]
         shapes = {name: list(shape) for name, shape in self.plan.shapes.items()}
-        return f"{identity(self.settings)}-{torch_seed(0, json.dumps([sizes, shapes])):x}"
+        known: list[object] = [sizes, shapes]
+        if self.method.architectures:
+            by_capacity = sorted(self.method.architectures.items())
+            known.append([[capacity, one.name, list(one.plan.shapes.items())] for capacity, one in by_capacity])
+        return f"{identity(self.settings)}-{torch_seed(0, json.dumps(known)):x}"

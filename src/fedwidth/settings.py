@@ -54,6 +54,16 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class ArchitectureSettings:
+    """A network that clients of some capacities hold in place of a width of the run's model."""
+
+    name: str = key("", "as model.name: mlp, cnn, lenet, preresnet18, transformer, or package.module:factory")
+    options: dict[str, Any] = key({}, "keyword arguments of the network's factory")
+    capacities: list[float] = key([], "the capacities whose clients hold it, each in one table alone", share=True)
+    label: str = key("", "what it is called; empty: its name")
+
+
+@dataclass(frozen=True)
 class DataSettings:
     """The data and how clients share it."""
 
@@ -243,6 +253,9 @@ class Settings:
     method: MethodSettings = field(default_factory=MethodSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
+    models: list[ArchitectureSettings] = key(
+        [], "other networks than widths of the run's model, one [[models]] for each: name, options, capacities, label"
+    )
     data: DataSettings = field(default_factory=DataSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     devices: DeviceSettings = field(default_factory=DeviceSettings)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
+from fedwidth.config.architectures import check_architectures
 from fedwidth.config.method_settings import check_exponent, method_of
 from fedwidth.config.schema import keys, read
 from fedwidth.config.secure_settings import check_secure
@@ -112,6 +113,7 @@ def _check_method(settings: Settings) -> None:
     chosen_method = method_of(settings)  # which looks at the options' values too
     check_exponent(settings, chosen_method)
     check_secure(settings, chosen_method)
+    check_architectures(settings, chosen_method)
 
 
 def _refuse_others(kind: str, given: Iterable[str], allowed: Iterable[str]) -> None:

@@ -124,6 +124,8 @@ def _fingerprint(settings: Settings, without: Collection[str] = ()) -> str:
             del everything[section]
     if not settings.local.name:  # as it was before there were local rules
         del everything["local"]
+    if not settings.models:  # as it was before there were several architectures
+        del everything["models"]
     ray = everything.pop("ray")
     if settings.engine == "ray":
         everything["engine"] = f"ray {ray['engine']} {'cuda' if ray['gpus'] else 'cpu'}"

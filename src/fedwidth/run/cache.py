@@ -53,7 +53,7 @@ class Cache:
             data = self.data(settings)
             self._placed[key] = data if device.type == "cpu" else data.to(device)
         experiment = Experiment(settings, data=self._placed[key], partition=self.partition(settings))
-        model = json.dumps([key, asdict(settings.model)], sort_keys=True)
+        model = json.dumps([key, asdict(settings.model), [asdict(one) for one in settings.models]], sort_keys=True)
         experiment.costs.known = self._costs.setdefault(model, experiment.costs.known)
         return experiment
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from fedwidth.config.architectures import (
+    build_architectures,
+    check_architectures,
+    check_dtypes,
+    given_architectures,
+)
 from fedwidth.config.build import build_model, find_device, load_data, public_data, set_precision, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
@@ -35,6 +42,7 @@ class Setup:
     settings: Settings
     """The settings with the names of what was given, and with what the method and the objective need."""
     method: Method
+    """With the architectures of the run, where it has some."""
     objective: Objective
     device: torch.device
     data: Data
@@ -57,6 +65,7 @@ def set_up(
     method: Method | None = None,
     objective: Objective | str | None = None,
     public: Data | None = None,
+    models: Mapping[float, nn.Module] | None = None,
 ) -> Setup:
     """What a run needs: what was given, and for the rest what the settings name. Nothing is written."""
     check_given(
@@ -69,6 +78,7 @@ def set_up(
     method = method or method_of(settings)
     check_exponent(settings, method)
     check_secure(settings, method)
+    check_architectures(settings, method)
     settings = with_needs(settings, method)
     if method.public and partition is None and public is None:
         settings = with_public(settings)
@@ -96,6 +106,11 @@ def set_up(
     # It is traced on the CPU, wherever a model of the user's own lies.
     whole = build_model(settings, data, objective) if model is None else copy.deepcopy(model).cpu()
     made, plan = plan_with_weights(whole, settings, data, objective)
+    if models:
+        method = replace(method, architectures=given_architectures(models, settings, method, data, objective))
+    elif settings.models:
+        method = replace(method, architectures=build_architectures(settings, data, objective))
+    check_dtypes(made, method.architectures)
     made.to(device)
     if traits_of(method).family == SLICES:
         enrolled = capacities.enrolled(settings.devices.excluded)

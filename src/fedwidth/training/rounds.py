@@ -164,6 +164,7 @@ class Rounds:
             channels_last=self.channels_last,
             device=self.device,
             options=self.method.values,
+            architectures=self.method.architectures,
         )
         closed, memory = self.method.finish(closing), self.method.remember(closing)
         if (exponent := self.settings.holders_exponent) != 1.0:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedwidth.core.aggregation import finalise
 from fedwidth.core.answers import AnswerSum
+from fedwidth.core.architectures import Architectures
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State, put, take
 from fedwidth.methods.definition.local import Memory
@@ -41,6 +42,8 @@ class Beginning:
     """Inputs of two samples, as the model takes them."""
     answer: Answer = lambda model, inputs: model(inputs)
     """As of `Closing`."""
+    architectures: Architectures = field(default_factory=dict)
+    """The method's own, which it fills in."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class Closing:
     images out so."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     options: Mapping[str, Any] = field(default_factory=dict)
+    architectures: Architectures = field(default_factory=dict)
+    """The method's own."""
     _made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, make: Callable[[Closing], Made]) -> Made:
