@@ -15,6 +15,7 @@ Public are the names below (`__all__`), and what the pages under docs/reference/
     fedwidth.devices       capacities, and how they go with the data
     fedwidth.analysis      which weights a method trains, what an accuracy took
     fedwidth.report        reports and figures
+    fedwidth.flower        a Strategy and three functions for a Flower app of one's own
     fedwidth.errors        what is raised
 
 Everything else may change without notice. `narrow` is the function; the module it stands in is `fedwidth.core.narrow`.
@@ -24,12 +25,13 @@ from fedwidth import methods
 from fedwidth.core.aggregation import finalise, merge
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
-from fedwidth.core.narrow import narrow
+from fedwidth.core.narrow import narrow, skeleton
 from fedwidth.core.submodel import extract, state_of
-from fedwidth.core.updates import Update
+from fedwidth.core.updates import Update, check_update
 from fedwidth.errors import FedwidthError
 from fedwidth.methods import Closing, Local, Method, method
 from fedwidth.plan import Plan, trace
+from fedwidth.training.server.step import server_step
 
 __version__ = "0.2.0"
 
@@ -42,12 +44,15 @@ __all__ = [
     "Method",
     "Plan",
     "Update",
+    "check_update",
     "extract",
     "finalise",
     "merge",
     "method",
     "methods",
     "narrow",
+    "server_step",
+    "skeleton",
     "state_of",
     "trace",
 ]

@@ -176,7 +176,7 @@ class Method:
         self,
         plan: Plan,
         cohort: Cohort,
-        round: int,
+        round: int = 0,
         memory: Memory | None = None,
         seed: int = 0,
         *,
