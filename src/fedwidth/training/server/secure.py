@@ -7,7 +7,7 @@ old value, and is reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ from fedwidth.secure.fixed_point import FixedPoint
 from fedwidth.secure.messages import overhead
 from fedwidth.secure.simulate import Sums
 from fedwidth.settings import SecureSettings
+from fedwidth.training.server.device_noise import DeviceNoise
 from fedwidth.training.server.layout import Layout, layouts_of
 
 
@@ -40,7 +41,7 @@ class Opened:
     closed_weights: float
     """The share of the weights that were sent and not opened."""
     clipped: int
-    """How many single changes were beyond the clip."""
+    """How many single changes were beyond the clip; where clients add noise, how many clients' updates were."""
     down: int
     """Bytes that clients were sent beside their sub-models."""
     up: int
@@ -63,19 +64,28 @@ class SecureRound:
     label_rows: bool = False
     """Whether rows of classes are averaged over the clients that have samples of the class. Then everybody sends for
     each segment and class what it weighs there, and every width of a segment must have enough clients."""
+    noise: DeviceNoise | None = None
+    """The noise that clients add to their words, where sums are private too; then only what is trained is sent."""
+    trained: Collection[str] = ()
+    """What is trained."""
+    round: int = 0
 
     def add(self, tasks: Sequence[Task], sums: Sequence[CohortSum]) -> tuple[list[CohortSum], Opened]:
         """What the server learns of the sums of these tasks' single clients; nothing where too few have sent theirs."""
         names = [name for name in self.plan.axes if name in sums[0].mean and self.state[name].is_floating_point()]
+        if self.noise is not None:
+            names = [name for name in names if name in self.trained]
         indexes = {task.part.key: task.index for task in self.drawn}
         layouts = layouts_of(indexes, names, by_shells=self.by_shells)
         sent = {key: index.cut(self.state, self.plan) for key, index in indexes.items()}
         held = {task.client: layouts[task.part.key].words.segments for task in self.drawn}
         point = FixedPoint(len(self.drawn), self.settings.clip, max(map(self._weight, self.drawn)))
+        point = point if self.noise is None else self.noise.point
         adding, clipped = Sums(held, self.settings.min_clients, every_class=self.label_rows), 0
         for task, total in zip(tasks, sums, strict=True):
             start = sent[task.part.key]
-            _check_whole_numbers(task, total, start, names)
+            if self.noise is None:
+                _check_whole_numbers(task, total, start, names)
             words, beyond = self._words(task, total, start, layouts[task.part.key], point)
             adding.add(task.client, words)
             clipped += beyond
@@ -107,6 +117,10 @@ class SecureRound:
 
         Rows of classes that it lacks do not change, and after each segment comes what it weighs in each class.
         """
+        if self.noise is not None:
+            values, before = layout.flatten(total.mean), layout.flatten(start)
+            noisy, longer = self.noise.words(values, before, client=task.client, round=self.round)
+            return dict(layout.words.split(noisy)), int(longer)
         trained, rows = dict(total.mean), np.empty(0, np.uint32)
         for name, weight in total.weight.items():
             if isinstance(weight, Tensor):
