@@ -42,6 +42,9 @@ NORM_BOUND = 10.0
 QUIET = ("evaluation.capacities=[]", "evaluation.local=false")
 
 
+ROBUST = ("trimmed", "median", "norm-bounded")
+
+
 @dataclass(frozen=True)
 class Case:
     """A run: what hostile clients do, and what the server does about it."""
@@ -67,7 +70,8 @@ CASES = {
     "bound-guarded": Case("flip at the clip, clip and screen", "clip", clip=True, screen=True),
     "sign": Case("sign flipped", "sign"),
     "sign-guarded": Case("sign flipped, clip and screen", "sign", clip=True, screen=True),
-    **{name: Case(f"sign flipped, {name}", "sign", robust=name) for name in ("trimmed", "median", "norm-bounded")},
+    **{name: Case(f"sign flipped, {name}", "sign", robust=name) for name in ROBUST},
+    **{f"far-{name}": Case(f"flip at the norm bound, {name}", "norm", robust=name) for name in ROBUST},
 }
 HONEST = ("plain", "clipped", "guarded")
 
@@ -124,7 +128,9 @@ def accuracy(case: Case, *, seed: int, hostile: int, clip: float, changes: Seque
     own = [f"seed={seed}", f"server.clip={clip if case.clip else 0}", f"server.screen={str(case.screen).lower()}"]
     own += [] if case.quarantine else ["server.strikes=0"]
     own += [f"server.robust={case.robust}"]
-    experiment = Experiment(read_settings("quickstart", [*QUIET, "evaluation.every=60", *own, *changes], main=True).main)
+    experiment = Experiment(
+        read_settings("quickstart", [*QUIET, "evaluation.every=60", *own, *changes], main=True).main
+    )
     who = hostile_clients(seed, hostile if case.attack != "none" else 0, len(experiment.partition))
     engine = Hostile(make_engine(experiment.trainer), experiment, who, attack=case.attack, clip=clip)
     try:

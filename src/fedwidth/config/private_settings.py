@@ -12,6 +12,9 @@ from fedwidth.methods.lookup.single_updates import why_not_private, why_not_robu
 from fedwidth.privacy.accounting import check_accounting
 from fedwidth.settings import Settings
 
+MAX_NOISE = 32.0
+"""With secure sums: how many times as large as the largest change of a weight the noise may be."""
+
 
 def with_privacy(settings: Settings, given: Mapping[str, Any]) -> Settings:
     """The settings a recipe stands for: where sums are private, rows of classes count for everybody."""
@@ -72,6 +75,12 @@ def _check_device_noise(settings: Settings) -> None:
         raise OptionError(
             'privacy.adjacency must be "zero-out" with secure.enabled: the server knows who takes part, and how many'
             " hold what is opened"
+        )
+    noise, change = privacy.noise * privacy.clip, min(privacy.clip, settings.secure.clip)
+    if noise > MAX_NOISE * change:
+        raise OptionError(
+            f"privacy.noise times privacy.clip is {noise:g}, and may be at most {MAX_NOISE:g} times the largest change"
+            f" of a weight ({change:g}, of secure.clip and privacy.clip) with secure.enabled: words have so many bits"
         )
     if privacy.quantile:
         raise OptionError("privacy.quantile must be 0 with secure.enabled: the bits of clients are not summed there")

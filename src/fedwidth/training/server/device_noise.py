@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedwidth.errors import UpdateError
 from fedwidth.privacy.noise import skellam_noise, whole_within
 from fedwidth.randomness import numpy_generator
-from fedwidth.secure.fixed_point import LARGEST, FixedPoint
+from fedwidth.secure.fixed_point import LARGEST, MAX_CLIENTS, FixedPoint
 from fedwidth.settings import PrivacySettings, SecureSettings
 
 MAX_DEVIATION = 2.0**20
@@ -45,7 +45,7 @@ class DeviceNoise:
         spread = math.sqrt(max(self.clients, self.secure.min_clients) / self.secure.min_clients)
         for_sums = self.clients + math.ceil(ROOM * room * spread / clip)
         coarse = math.ceil(LARGEST * room / clip / MAX_DEVIATION)
-        return FixedPoint(max(for_sums, coarse), clip)
+        return FixedPoint(min(max(for_sums, coarse), MAX_CLIENTS), clip)
 
     @property
     def sensitivity(self) -> float:
