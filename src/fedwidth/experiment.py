@@ -24,6 +24,7 @@ from fedwidth.evaluation.evaluator import Evaluator, Measured
 from fedwidth.methods import Beginning, Method, Task
 from fedwidth.objectives import Objective
 from fedwidth.randomness import torch_seed
+from fedwidth.run.budget import Budget
 from fedwidth.run.metrics import Line
 from fedwidth.run.recorder import Recorder, Result, Stopped
 from fedwidth.run.setup import set_up
@@ -35,6 +36,7 @@ from fedwidth.training.client_memory import ClientMemory, Files
 from fedwidth.training.engine import Engine
 from fedwidth.training.gpu import on_gpu
 from fedwidth.training.rounds import Rounds, run_round
+from fedwidth.training.server.device_noise import DeviceNoise
 from fedwidth.training.server.state import Server
 
 __all__ = ["Experiment", "Line", "Measured", "Recorder", "Result", "Stopped", "build_model"]
@@ -121,6 +123,10 @@ class Experiment:
             settings.server,
             settings.seed,
             secure=settings.secure,
+            privacy=settings.privacy,
+            expected=self.cohorts.expected(),
+            trained=self.trainer.trained,
+            device_noise=self._device_noise(),
             number=settings.rounds,
             clients=len(self.partition),
             enrolled=enrolled,
@@ -136,6 +142,7 @@ class Experiment:
         )
         if devices.deadline:
             self.costs.check_deadline(self.rounds, self.first_server())
+        self.budget = Budget.of(self) if settings.privacy.noise else None
 
     def use_engine(self, engine: str) -> None:
         """Train with this engine where the settings leave the choice; what is saved names it."""
@@ -165,6 +172,11 @@ class Experiment:
                 "devices.rates, bandwidth, deadline and dropout are for simulated devices, and these are real:"
                 " leave them out"
             )
+        if cohort is not None and self.budget is not None:
+            raise OptionError(
+                "privacy.noise is for simulated devices, and these are real: they come when they like, which no draw"
+                " accounts for"
+            )
         folder = Path(out) if out is not None else None
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -175,13 +187,16 @@ class Experiment:
             stack.callback(engine.close)
             recorder = stack.enter_context(begin(self, folder, resume=resume, overwrite=overwrite))
             chosen: dict[int, tuple[Sequence[tuple[int, float]], list[Task]]] = {}
+            self.evaluator = replace(self.evaluator, last=recorder.last_round)
 
             def coming() -> tuple[list[Task], int] | None:
-                return self._look_ahead(recorder.server.round + 1, chosen, cohort or self.cohort)
+                before = recorder.last_round
+                return self._look_ahead(recorder.server.round + 1, chosen, cohort or self.cohort, before=before)
 
             while not recorder.ended:
-                before = recorder.server
-                drawn, ready = chosen.pop(before.round, None) or ((cohort or self.cohort)(before.round), None)
+                round = recorder.server.round
+                drawn, ready = chosen.pop(round, None) or ((cohort or self.cohort)(round), None)
+                before = recorder.open([client for client, _ in drawn])
                 server, tasks, report = run_round(
                     self.rounds,
                     before,
@@ -205,14 +220,28 @@ class Experiment:
         """Who takes part in a round, with the capacity each has in it."""
         return self.cohorts.of_round(round)
 
+    def last_round(self, server: Server) -> int:
+        """After how many rounds a run ends that has come so far: after all, or where a privacy budget is spent."""
+        return self.settings.rounds if self.budget is None else self.budget.last_round(server)
+
+    def _device_noise(self) -> DeviceNoise | None:
+        """The noise of clients, where sums are both secure and private."""
+        settings = self.settings
+        if not (settings.secure.enabled and settings.privacy.noise):
+            return None
+        many = len(self.partition) if settings.devices.sampling == "poisson" else settings.devices.per_round
+        return DeviceNoise(settings.privacy, settings.secure, many, settings.seed)
+
     def _look_ahead(
         self,
         round: int,
         chosen: dict[int, tuple[Sequence[tuple[int, float]], list[Task]]],
         cohort: Callable[[int], Sequence[tuple[int, float]]],
+        *,
+        before: int,
     ) -> tuple[list[Task], int] | None:
         """Draw who takes part in a round that is still to come, and choose their sub-models; None after the last."""
-        if round >= self.settings.rounds:
+        if round >= before:
             return None
         drawn = cohort(round)
         chosen[round] = drawn, self.rounds.assign(Server({}, round), drawn)

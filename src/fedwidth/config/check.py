@@ -9,6 +9,7 @@ from typing import Any
 
 from fedwidth.config.architectures import check_architectures
 from fedwidth.config.method_settings import check_exponent, method_of
+from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.schema import keys, read
 from fedwidth.config.secure_settings import check_secure
 from fedwidth.data import Partition
@@ -114,6 +115,8 @@ def _check_method(settings: Settings) -> None:
     check_exponent(settings, chosen_method)
     check_secure(settings, chosen_method)
     check_architectures(settings, chosen_method)
+    check_privacy(settings, chosen_method)
+    check_robust(settings, chosen_method)
 
 
 def _refuse_others(kind: str, given: Iterable[str], allowed: Iterable[str]) -> None:

@@ -48,6 +48,8 @@ class Evaluator:
     cohort: Callable[[int], Sequence[tuple[int, float]]]
     """Who takes part in a round, with which capacity, as the settings draw it."""
     objective: Objective = CLASSIFICATION
+    last: int | None = None
+    """After how many rounds the run ends, where not after all."""
 
     def check_capacities(self, first: Server) -> None:
         """Refuse capacities to measure that the method has no model for, before anything is trained."""
@@ -63,7 +65,7 @@ class Evaluator:
 
     def is_last(self, round: int) -> bool:
         """Whether the state after so many rounds is the run's last."""
-        return round >= self.settings.rounds
+        return round >= (self.settings.rounds if self.last is None else self.last)
 
     @property
     def is_local(self) -> bool:

@@ -19,6 +19,7 @@ from fedwidth.config.build import build_model, find_device, load_data, public_da
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
 from fedwidth.config.objective_settings import name_objective
+from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.secure_settings import check_secure, warn_of_little
 from fedwidth.data import Data, Partition
 from fedwidth.devices.capacity import Capacities
@@ -79,6 +80,8 @@ def set_up(
     check_exponent(settings, method)
     check_secure(settings, method)
     check_architectures(settings, method)
+    check_privacy(settings, method)
+    check_robust(settings, method)
     settings = with_needs(settings, method)
     if method.public and partition is None and public is None:
         settings = with_public(settings)

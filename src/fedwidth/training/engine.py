@@ -11,6 +11,8 @@ from torch import Tensor
 from fedwidth.core.cohort import CohortSum
 from fedwidth.methods import Task
 from fedwidth.training.server.clipping import FAR
+from fedwidth.training.server.private import Released
+from fedwidth.training.server.robust import Kept
 from fedwidth.training.server.secure import Opened
 
 Coming = Callable[[], tuple[Sequence[Task], int] | None]
@@ -43,6 +45,10 @@ class Report:
     """By client, where models stay with clients: for how many samples it answered, and in how many bytes."""
     opened: Opened | None = None
     """What was opened of secure sums, where the round has such."""
+    released: Released | None = None
+    """What was released of a private round."""
+    untouched: Kept | None = None
+    """What robust sums left as it was, where the round has such."""
 
     @property
     def struck(self) -> list[int]:
