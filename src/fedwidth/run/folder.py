@@ -20,7 +20,8 @@ from fedwidth.run.checkpoint import NAME, rounds_done, write_whole
 from fedwidth.settings import Settings
 
 CONFIG, TRACKING = "config.toml", "tracking.json"
-FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", TRACKING, NAME, CONFIG)
+MODELS = "models.safetensors"
+FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", TRACKING, MODELS, NAME, CONFIG)
 LOCK, GROUP_LOCK, SERVE_LOCK = files.LOCK, ".runs.lock", ".serve.lock"
 """The locks: of one run, of a folder that holds several, and of a deployment, from its start to its end."""
 HISTORY = "history"
