@@ -2,10 +2,11 @@
 
     python benchmarks/memory.py [--device cuda] [--only resnet] [--quick] [--out memory.json]
 
-Each case trains one client for three steps as a device does (`Trainer.train`, one thread). On the processor the growth is
-that of the process's resident memory, from before the sub-model arrives to its highest; on a GPU it is
-`torch.cuda.max_memory_allocated`. The models are those of the catalogue and of the zoo of the tests, at sizes at which
-they take hundreds of megabytes. Goal where the peak exceeds 200 MB: within 15 % on the processor, 10 % on a GPU.
+Each case trains one client for three steps as a device does (`Trainer.train`, one thread, an allocator that gives back
+what is freed; `--keep` for one that does not). On the processor the growth is that of the process's resident memory,
+from before the sub-model arrives to its highest; on a GPU it is `torch.cuda.max_memory_allocated`. The models are those
+of the catalogue and of the zoo of the tests, at sizes at which they take hundreds of megabytes. Goal where the peak
+exceeds 200 MB: within 15 % on the processor, 10 % on a GPU.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +86,7 @@ def inputs_of(case: Case, samples: int) -> Any:
     return torch.randn(samples, *case.shape)
 
 
-def measure(name: str, capacity: float, device: str, optimiser: str) -> dict[str, float]:
+def measure(name: str, capacity: float, device: str, optimiser: str, given_back: bool) -> dict[str, float]:
     """Predict and measure one case in this process."""
     import numpy as np
     import torch
@@ -96,6 +98,7 @@ def measure(name: str, capacity: float, device: str, optimiser: str) -> dict[str
     from fedwidth.methods import method
     from fedwidth.plan import trace
     from fedwidth.settings import Settings, TrainingSettings
+    from fedwidth.training.allocator import give_back_memory
     from fedwidth.training.client import Trainer
 
     torch.set_num_threads(1)
@@ -127,8 +130,8 @@ def measure(name: str, capacity: float, device: str, optimiser: str) -> dict[str
         channels_last=last,
         device=where.type,
     )
-    sub = {name: torch.zeros(shape) for name, shape in task.index.shapes.items()}
-    del sub
+    if given_back:
+        give_back_memory()
     trim()
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -140,12 +143,15 @@ def measure(name: str, capacity: float, device: str, optimiser: str) -> dict[str
     values = {
         tensor: torch.full(task.index.shapes[tensor], 0.01).to(own.dtype).to(where) for tensor, own in held.items()
     }
+    began = time.perf_counter()
     trainer.train(values, task, 0)
+    seconds = time.perf_counter() - began
     after = torch.cuda.max_memory_allocated() if where.type == "cuda" else resident("VmHWM")
     return {
         "base": before,
         "measured": after - before,
         "predicted": predicted.growth,
+        "seconds": seconds,
         **{f"part {key}": value for key, value in predicted.parts.items()},
     }
 
@@ -171,13 +177,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--optimiser", default="sgd", choices=("sgd", "adam"))
     parser.add_argument("--quick", action="store_true", help="full width only")
+    parser.add_argument("--keep", action="store_true", help="let the allocator keep what is freed, as glibc does")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     sys.path.insert(0, str(TESTS))
     if given.case:
         name, capacity = given.case
-        print(json.dumps(measure(name, float(capacity), given.device, given.optimiser)))
+        print(json.dumps(measure(name, float(capacity), given.device, given.optimiser, not given.keep)))
         return
     rows: list[dict[str, Any]] = []
     print(f"{'model':24} {'width':>6} {'batch':>6} {'measured':>9} {'predicted':>9} {'off':>7}   (MB)")
@@ -186,6 +193,7 @@ def main() -> None:
             continue
         for capacity in case.capacities[: 1 if given.quick else None]:
             command = [sys.executable, __file__, "--device", given.device, "--optimiser", given.optimiser]
+            command += ["--keep"] * given.keep
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             done = subprocess.run(
                 [*command, "--case", name, str(capacity)], capture_output=True, text=True, env=environment, check=False

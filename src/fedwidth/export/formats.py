@@ -59,7 +59,9 @@ def as_onnx(taken: Taken, batch: int | None) -> Made:
         warnings.simplefilter("ignore")
         path = Path(folder) / "model.onnx"
         try:
-            made = torch.onnx.export(program.exported, dynamo=True, verbose=False)
+            made = torch.onnx.export(
+                program.exported, dynamo=True, verbose=False, input_names=list(program.names), output_names=["answer"]
+            )
             assert made is not None
             made.save(path, external_data=False)
         except Exception as error:  # an operator that ONNX does not have
@@ -158,7 +160,7 @@ def _program(taken: Taken, batch: int | None) -> Program:
 
 def _batch_note(program: Program) -> str:
     size = "any number of samples" if program.batch is None else f"{program.batch} sample{'s' * (program.batch > 1)}"
-    return f"The program takes {size} at a time, on the CPU, in single precision."
+    return f"The program takes {', '.join(program.names)}: {size} at a time, on the CPU, in single precision."
 
 
 def _needed(*modules: str, extra: str) -> None:

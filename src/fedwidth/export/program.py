@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from fedwidth.data.trees import Tree, mapped
+from fedwidth.data.trees import Tree, leaves, mapped
 from fedwidth.errors import PlanError
 from fedwidth.importing import one_line
 from fedwidth.models.static_norm import settled_statistics
@@ -22,15 +22,17 @@ EXAMPLE_SAMPLES = 3
 
 
 class Answer(nn.Module):
-    """A model that returns what counts of its output, and nothing else."""
+    """A model that returns what counts of its output, and takes what it is given by name in order."""
 
-    def __init__(self, model: nn.Module, output: Callable[[Any], Any]) -> None:
+    def __init__(self, model: nn.Module, output: Callable[[Any], Any], names: Sequence[str] = ()) -> None:
         super().__init__()
-        self.model, self.output = model, output
+        self.model, self.output, self.names = model, output, tuple(names)
 
-    def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
+    def forward(self, *inputs: Tensor) -> Any:
         """What counts of the model's answer."""
-        return self.output(self.model(*inputs, **named))
+        if self.names:
+            return self.output(self.model(**dict(zip(self.names, inputs, strict=True))))
+        return self.output(self.model(*inputs))
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Program:
     exported: ExportedProgram
     batch: int | None
     """None: any number."""
+    names: tuple[str, ...]
+    """What its inputs are called."""
 
 
 def as_program(model: nn.Module, example: Tree, objective: Objective, *, batch: int | None = None) -> Program:
@@ -47,33 +51,25 @@ def as_program(model: nn.Module, example: Tree, objective: Objective, *, batch: 
 
     A model that only runs with the batch it was traced with is traced with one sample.
     """
-    wrapped = Answer(model, objective.output).eval()
+    names = tuple(example) if isinstance(example, dict) else ()
+    wrapped = Answer(model, objective.output, names).eval()
+    called = names or tuple(f"input_{place}" for place in range(len(leaves(example))))
     failures: list[str] = []
     for size in (batch,) if batch else (None, 1):
         try:
-            return Program(_export(wrapped, _resized(example, size or EXAMPLE_SAMPLES), dynamic=size is None), size)
+            given = leaves(_resized(example, size or EXAMPLE_SAMPLES))
+            return Program(_export(wrapped, tuple(given), dynamic=size is None), size, called)
         except Exception as error:  # whatever PyTorch finds in a user's model
             failures.append(one_line(error))
     raise PlanError(f"torch.export cannot make a program of a {type(model).__name__}: {failures[-1]}")
 
 
-def arguments_of(example: Tree) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Inputs as the positional and the named arguments of a model."""
-    if isinstance(example, dict):
-        return (), example
-    return (example,) if isinstance(example, Tensor) else tuple(example), {}
-
-
-def _export(model: nn.Module, example: Tree, *, dynamic: bool) -> ExportedProgram:
-    given, named = arguments_of(example)
-    shapes: Any = None
-    if dynamic:
-        # The names of `Answer.forward`: what is given by position is one tuple, what is named a dictionary.
-        rows = {0: Dim("batch", min=1)}
-        shapes = {"inputs": tuple(rows for _ in given), "named": dict.fromkeys(named, rows)}
+def _export(model: nn.Module, given: tuple[Tensor, ...], *, dynamic: bool) -> ExportedProgram:
+    rows = {0: Dim("batch", min=1)}
+    shapes = {"inputs": tuple(rows for _ in given)} if dynamic else None
     with torch.no_grad(), settled_statistics(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.export.export(model, given, named, dynamic_shapes=shapes, strict=False)
+        return torch.export.export(model, given, dynamic_shapes=shapes, strict=False)
 
 
 def _resized(example: Tree, samples: int) -> Tree:

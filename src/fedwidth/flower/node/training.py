@@ -25,6 +25,7 @@ from fedwidth.methods import Task
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
 from fedwidth.settings import Settings
+from fedwidth.training.allocator import give_back_memory
 from fedwidth.training.client import Trainer
 
 SENT, REPORT = "sent", "report"
@@ -66,6 +67,7 @@ def train_here(facts: Mapping[str, Any], tensors: Mapping[str, Raw]) -> tuple[di
     """Train one task in this process; the ClientApp and the device's trainer call this."""
     # One thread unless the node asks for more: sums then have one order, as in every other engine.
     torch.set_num_threads(max(1, int(facts.get("threads", 1))))
+    give_back_memory()
     trainer = trainer_of(facts["recipe"], facts["load"], int(facts["client"]))
     try:
         return _train(trainer, facts, tensors)
