@@ -21,6 +21,9 @@ Public are the names below (`__all__`), and what the pages under docs/reference/
 Everything else may change without notice. `narrow` is the function; the module it stands in is `fedwidth.core.narrow`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from fedwidth import methods
 from fedwidth.core.aggregation import finalise, merge
 from fedwidth.core.cohort import CohortSum
@@ -32,6 +35,9 @@ from fedwidth.errors import FedwidthError
 from fedwidth.methods import Closing, Local, Method, method
 from fedwidth.plan import Plan, trace
 from fedwidth.training.server.step import server_step
+
+if TYPE_CHECKING:
+    from fedwidth.export.load import load
 
 __version__ = "0.2.0"
 
@@ -47,6 +53,7 @@ __all__ = [
     "check_update",
     "extract",
     "finalise",
+    "load",
     "merge",
     "method",
     "methods",
@@ -58,7 +65,13 @@ __all__ = [
 ]
 
 
+_LATER = {"load": "fedwidth.export.load"}
+"""Names that stand in rooms which are imported only when they are needed."""
+
+
 def __getattr__(name: str) -> object:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     if name == "History":
         raise ImportError(  # which `from fedwidth import History` shows as it is
             "fedwidth.History is gone since 0.2: what a method remembers is a mapping of tensors, which"

@@ -46,6 +46,11 @@ def narrow(model: nn.Module, plan: Plan, index: Index) -> nn.Module:
         for name, tensor in tensors_of(small)[0].items():
             if name not in plan.tied:
                 tensor.copy_(take(full[name].detach(), index, name))
+    return with_buffers(small, plan)
+
+
+def with_buffers(small: nn.Module, plan: Plan) -> nn.Module:
+    """The same module; what `skeleton` made a plain attribute, because no state may overwrite it, is a buffer again."""
     for attribute in plan.attributes:
         module = small.get_submodule(attribute.module)
         if attribute.buffer and attribute.name not in module._buffers:

@@ -78,21 +78,21 @@ def _own(tensor: Tensor) -> Tensor:
 def load_server(
     folder: Path,
     *,
-    identity: str,
+    identity: str | None,
     device: torch.device,
     files: Files | None = None,
     also: Callable[[], Collection[str]] = tuple,
 ) -> tuple[Server, dict[str, Any]]:
     """The server saved in a folder and the extra facts; refuses another run's, another version's or a damaged file.
 
-    With `files`, what clients remember stays there. `also` names files of theirs that are to stay although this
-    checkpoint does not name them.
+    Without an `identity` any run's will do. With `files`, what clients remember stays there. `also` names files of
+    theirs that are to stay although this checkpoint does not name them.
     """
     path = folder / NAME
     if not path.exists():
         raise StateError(f"there is no checkpoint to resume in {folder}")
     facts, tensors = _read(path)
-    if facts.get("identity") != identity:
+    if identity is not None and facts.get("identity") != identity:
         raise StateError(f"{path} belongs to a run with other settings or another model; resume it with its own")
 
     def part(prefix: str) -> Iterator[tuple[str, Tensor]]:

@@ -22,7 +22,8 @@ from fedwidth.settings import Settings
 CONFIG, TRACKING = "config.toml", "tracking.json"
 LEDGER = "privacy.json"
 """What a private run has opened, written before it does."""
-FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", TRACKING, LEDGER, NAME, CONFIG)
+MODELS = "models.safetensors"
+FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", TRACKING, LEDGER, MODELS, NAME, CONFIG)
 LOCK, GROUP_LOCK, SERVE_LOCK = files.LOCK, ".runs.lock", ".serve.lock"
 """The locks: of one run, of a folder that holds several, and of a deployment, from its start to its end."""
 HISTORY = "history"

@@ -192,6 +192,7 @@ class Trainer:
         """One local step; its loss."""
         if self.channels_last:
             inputs = with_channels_last(inputs)
+        weights.gradients = []  # those of the last step are not to lie beside this one's activations
         for parameter in pass_.parameters:
             parameter.grad = None
         with autocast(self.device, self.settings.precision):
