@@ -49,6 +49,8 @@ ADDED = (
     *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),
     *("data.cache", "model.weights", "model.fresh", "model.keep"),
     *("secure.enabled", "secure.min_clients", "secure.clip"),
+    *("adapter.rank", "adapter.targets", "adapter.alpha", "adapter.train"),
+    *("adapter.outside", "adapter.widths", "adapter.average"),
     *("objective.name", "objective.loss", "objective.metric", "objective.better", "objective.output"),
 )
 """Settings that version 0.1.0 lacked. At their default they are no part of a fingerprint, and earlier ones hold."""
@@ -119,7 +121,7 @@ def _fingerprint(settings: Settings, without: Collection[str] = ()) -> str:
         section, _, key = name.rpartition(".")
         if everything[section][key] == keys()[name].default:
             del everything[section][key]
-    for section in ("objective", "secure"):  # as it was before there were such settings
+    for section in ("objective", "secure", "adapter"):  # as it was before there were such settings
         if not everything[section]:
             del everything[section]
     if not settings.local.name:  # as it was before there were local rules

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.errors import PlanError, StateError
+from fedwidth.plan.adapters import Adapter
 from fedwidth.plan.attributes import Attribute
 from fedwidth.plan.axis import Axis, Fixed, groups_of, kept, leaves
 from fedwidth.plan.units import check_capacity, check_rounding, count_units
@@ -85,11 +86,20 @@ class Plan:
     """How often the model was run in training mode: several times where it draws at random which way it goes."""
     work: Work = field(default_factory=Work)
     """What a pass multiplies and keeps, at any width."""
+    adapters: tuple[Adapter, ...] = ()
+    """The low-rank adapters of the model. What a sub-model does not hold of them is folded into its weights."""
+    untrained: frozenset[str] = frozenset()
+    """In a model with adapters, the parameters that are never trained: clients send none of them back."""
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Full shape of every tensor."""
         return {name: tuple(axis.size for axis in axes) for name, axes in self.axes.items()}
+
+    @cached_property
+    def rank_groups(self) -> frozenset[str]:
+        """The width groups that are ranks of adapters."""
+        return frozenset(group for adapter in self.adapters for group in groups_of(self.axes[adapter.down][0]))
 
     @cached_property
     def scale_buffers(self) -> frozenset[str]:

@@ -89,7 +89,8 @@ class ModelRebuilder:
         return Rebuilt(settings, chosen, *found)
 
     def _model(self, settings: Settings) -> Built:
-        key = json.dumps([asdict(part) for part in (settings.model, settings.data, settings.objective)], sort_keys=True)
+        parts = settings.model, settings.adapter, settings.data, settings.objective
+        key = json.dumps([asdict(part) for part in parts], sort_keys=True)
         if key not in self._built:
             data = self._load(settings)
             model, plan = plan_model(build_model(settings, data), settings, data)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from fedwidth.config.adapter_settings import check_adapters, check_choice, with_rank, without_scaler
 from fedwidth.config.build import build_model, find_device, load_data, public_data, set_precision, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
@@ -21,6 +22,7 @@ from fedwidth.methods import Method
 from fedwidth.methods.lookup.families import SLICES, traits_of
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
+from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.shares import warn_if_mostly_whole
 from fedwidth.run.warm_start import plan_with_weights
 from fedwidth.settings import Settings
@@ -63,6 +65,8 @@ def set_up(
     if partition is None:
         check_settings(settings, method, objective)
     method = method or method_of(settings)
+    settings = with_rank(settings, method) if model is None or not find_adapters(model) else settings
+    check_adapters(settings, method)
     check_exponent(settings, method)
     check_secure(settings, method)
     settings = with_needs(settings, method)
@@ -89,8 +93,10 @@ def set_up(
     # It is traced on the CPU, wherever a model of the user's own lies.
     whole = build_model(settings, data, objective) if model is None else copy.deepcopy(model).cpu()
     made, plan = plan_with_weights(whole, settings, data, objective)
+    settings = without_scaler(settings, plan)
+    check_choice(settings, method, plan, min(capacities.enrolled(settings.devices.excluded)))
     made.to(device)
-    if traits_of(method).family == SLICES:
+    if traits_of(method).family == SLICES and not plan.adapters:
         enrolled = capacities.enrolled(settings.devices.excluded)
         warn_if_mostly_whole(plan, enrolled, str(method.values.get("rounding", "floor")))
     if public is None:

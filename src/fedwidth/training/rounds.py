@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fedwidth.adapters.averages import AVERAGES
+from fedwidth.adapters.measures import aggregation_error
+from fedwidth.adapters.products import HOLDERS
 from fedwidth.core.answers import AnswerSum
 from fedwidth.core.cohort import CohortSum
 from fedwidth.methods import Closing, Method, Task
@@ -60,6 +63,8 @@ class Rounds:
     """That of forward passes on the server, where the method takes some."""
     channels_last: bool = False
     """Whether they have the channels of images last in memory."""
+    average: str = "units"
+    """How adapters are averaged, where the model has some."""
     validate: Callable[[nn.Module], float] | None = None
     """How well a model does on the validation samples, where the run has some."""
     attends: Callable[[Task, int], bool] | None = None
@@ -80,7 +85,7 @@ class Rounds:
         tasks = self.method.assign(
             self.plan, cohort, server.round, server.memory, self.seed, state=server.state, own=server.clients
         )
-        wants_single = compares_updates(self.settings) or self.secure.enabled
+        wants_single = compares_updates(self.settings) or self.secure.enabled or bool(self.plan.adapters)
         return [replace(task, single=True) for task in tasks] if wants_single else tasks
 
     def attending(self, tasks: Sequence[Task], round: int) -> list[Task]:
@@ -118,7 +123,8 @@ class Rounds:
         report = replace(report, excess=excess, opposed=opposed).without(out, tasks)
         tasks = [task for number, task in enumerate(tasks) if number not in out]
         sums = [total for number, total in enumerate(clipped.sums) if number not in out]
-        return tasks, sums if self.method.collect == "updates" else merged(sums, tasks), report
+        single = self.method.collect == "updates" or bool(self.plan.adapters)
+        return tasks, sums if single else merged(sums, tasks), report
 
     def hide(
         self,
@@ -145,6 +151,16 @@ class Rounds:
 
     def close(self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report) -> Server:
         """The server one round further: the method closes the round, and the server takes its step."""
+        return self.end(server, tasks, sums, report)[0]
+
+    def end(
+        self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report
+    ) -> tuple[Server, Report]:
+        """The server one round further, and the report with what the end of the round has shown."""
+        single = sums
+        averaging = AVERAGES.get(self.average) if self.plan.adapters else None
+        if self.plan.adapters and not self.secure.enabled and averaging is None and self.method.collect == "sums":
+            sums = merged(single, tasks)
         closing = Closing(
             server.state,
             sums,
@@ -164,8 +180,12 @@ class Rounds:
             channels_last=self.channels_last,
             device=self.device,
             options=self.method.values,
+            averaging=averaging,
         )
         closed, memory = self.method.finish(closing), self.method.remember(closing)
+        if self.plan.adapters and not self.secure.enabled:  # the server of secure sums knows no single products
+            over = self.method.adapters or HOLDERS
+            report = replace(report, error=aggregation_error(server.state, closed, single, self.plan, over))
         if (exponent := self.settings.holders_exponent) != 1.0:
             closed = damp(server.state, closed, sums, self.plan, exponent)
         settings = self.settings
@@ -180,7 +200,7 @@ class Rounds:
                 quarantine=settings.quarantine,
             ),
         )
-        return server.advance(closed, memory, self.settings, self.plan.parameters)
+        return server.advance(closed, memory, self.settings, self.plan.parameters), report
 
 
 def _answered(tasks: Sequence[Task], sums: Sequence[Any]) -> dict[int, tuple[int, int]]:
@@ -220,4 +240,5 @@ def run_round(
     sums, report = rounds.hide(server, drawn, tasks, sums, report)
     if report.opened and not sums:  # too few were left in every segment
         return server.skip(), tasks, report
-    return rounds.close(server, tasks, sums, report), tasks, report
+    server, report = rounds.end(server, tasks, sums, report)
+    return server, tasks, report

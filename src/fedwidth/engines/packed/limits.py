@@ -25,6 +25,8 @@ def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
         reason = why_not_by_rule(trainer, engine) or _differs(first, trainer)
         if compares_updates(trainer.settings.server):
             reason = reason or "server.clip and server.screen compare single updates, which a pack does not keep"
+        if trainer.plan.adapters:
+            reason = reason or "adapters need single updates, which a pack does not keep"
         if trainer.settings.secure.enabled:
             reason = reason or "secure.enabled adds up single updates, which a pack does not keep"
         if engine == "vectorised" and not trainer.method.slices:
