@@ -153,4 +153,4 @@ docs-serve: $(DOCS_VENV)/.installed  ## Show the documentation site on 127.0.0.1
 	$(MKDOCS) serve
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(DOCS_VENV) $(BROWSER_VENV) $(TRACK_VENV) $(FLOWER_VENV) $(NEWEST_VENV) $(RAY_VENV) $(PACKAGE_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(DOCS_VENV) $(BROWSER_VENV) $(TRACK_VENV) $(PEFT_VENV) $(FLOWER_VENV) $(NEWEST_VENV) $(RAY_VENV) $(PACKAGE_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -162,14 +162,14 @@ def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
 
 def test_frozen_weights_are_in_no_round_and_ranks_are():
     """Layers 64-16 and 16-12 with rank 8: A and B have 8 (64 + 16) + 8 (16 + 12) = 864 numbers of 4 bytes."""
-    experiment, result = final(settings("fedit", mix="1:1", rounds=1))
+    _, result = final(settings("fedit", mix="1:1", rounds=1))
     assert result.metrics[0]["bytes_up"] == result.metrics[0]["bytes_down"] == 4 * 4 * 864
-    experiment, result = final(settings("ffalora", mix="1:1", rounds=1))  # B alone: 8 (16 + 12)
+    _, result = final(settings("ffalora", mix="1:1", rounds=1))  # B alone: 8 (16 + 12)
     assert result.metrics[0]["bytes_up"] == result.metrics[0]["bytes_down"] == 4 * 4 * 224
-    experiment, result = final(settings("rolora", mix="1:1", rounds=2))  # B up, then A; both down
+    _, result = final(settings("rolora", mix="1:1", rounds=2))  # B up, then A; both down
     assert [line["bytes_up"] for line in result.metrics] == [4 * 4 * 224, 4 * 4 * 640]
     assert [line["bytes_down"] for line in result.metrics] == [4 * 4 * 864] * 2
-    experiment, result = final(settings("flora", mix="1/8:1", rounds=1))  # rank 1, and the stack of four of them
+    _, result = final(settings("flora", mix="1/8:1", rounds=1))  # rank 1, and the stack of four of them
     assert result.metrics[0]["bytes_up"] == 4 * 4 * 108
     assert result.metrics[0]["bytes_down"] == 4 * (4 * 108 + 4 * 4 * 108)
 

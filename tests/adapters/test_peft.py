@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 import torch
-from hugging_face import LENGTH, WORDS, classifier
 from torch import Tensor, nn
 
 import fedwidth
@@ -14,6 +13,7 @@ from fedwidth.adapters import load, merge, save
 from fedwidth.data import from_tensors
 from fedwidth.experiment import Experiment
 from fedwidth.settings import DataSettings, DeviceSettings, EvaluationSettings, MethodSettings, Settings
+from hugging_face import LENGTH, WORDS, classifier
 
 TARGETS = {"bert": ["query", "value", "intermediate.dense"], "llama": ["q_proj", "v_proj", "down_proj"]}
 

@@ -8,7 +8,7 @@ keeps rows 0 and 5 there, entries 0 and 5, columns 0 and 5: a working 784-2-10 n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -137,7 +137,14 @@ class Plan:
         self.check_shapes(state, self.shapes, "the plan")
         self.check_ties(state)
 
-    def check_shapes(self, state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], owner: str) -> None:
+    def check_shapes(
+        self,
+        state: Mapping[str, Tensor],
+        shapes: Mapping[str, tuple[int, ...]],
+        owner: str,
+        *,
+        may_lack: Collection[str] = (),
+    ) -> None:
         """Raise `StateError` naming the first tensor of `state` that does not have the shape `owner` expects."""
         if not isinstance(state, Mapping):
             raise StateError(f"a state maps names to tensors; this is a {type(state).__name__}")
@@ -146,7 +153,7 @@ class Plan:
                 raise StateError(f"the state holds '{name}', which {owner} does not know; was another model traced?")
         for name, shape in shapes.items():
             if name not in state:
-                if name in self.optional or self.tied.get(name) in state:
+                if name in self.optional or self.tied.get(name) in state or name in may_lack:
                     continue
                 raise StateError(f"the state lacks '{name}' {shape}, which {owner} expects")
             tensor = state[name]
