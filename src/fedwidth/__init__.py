@@ -5,6 +5,7 @@ holds (`method(...).select`) and how it trains that, aggregation averages what o
 
 Public are the names below (`__all__`), and what the pages under docs/reference/ list of these modules:
 
+    fedwidth.adapters      low-rank adapters: their files, and models with them merged
     fedwidth.methods       what a method of one's own is made of; called, it gives every method by name
     fedwidth.experiment    Experiment, Result, Stopped: whole runs
     fedwidth.settings      the settings of a run
@@ -25,6 +26,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fedwidth import methods
+from fedwidth.adapters import adapt
 from fedwidth.core.aggregation import finalise, merge
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
@@ -50,6 +52,7 @@ __all__ = [
     "Method",
     "Plan",
     "Update",
+    "adapt",
     "check_update",
     "extract",
     "finalise",

@@ -137,6 +137,7 @@ class Experiment:
             device=self.device,
             precision=settings.precision,
             channels_last=self.method.public and self.trainer.takes_channels_last,
+            average=settings.adapter.average,
             validate=self.evaluator.validate if len(self.partition.validation) else None,
             attends=self.costs.attends if devices.dropout or devices.deadline else None,
         )

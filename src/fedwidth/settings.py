@@ -64,6 +64,31 @@ class ArchitectureSettings:
 
 
 @dataclass(frozen=True)
+class AdapterSettings:
+    """Low-rank adapters: the model is frozen, and clients train as many ranks as they can afford."""
+
+    rank: int = key(
+        0, "rank of the adapters, of which a capacity is a share; 0: none, the model itself is trained", least=0
+    )
+    targets: str = key("", "layers that get one, with commas between: '*.query, *.value'; empty: all but the last")
+    alpha: float = key(
+        0.0, "what products are scaled by is alpha / rank, for every client; 0: alpha is the rank", least=0
+    )
+    train: str = key("", "parameters that are trained whole beside them, with commas between: 'classifier.*'")
+    outside: str = key(
+        "freeze",
+        "ranks that a client does not train: folded into its frozen weights, or left out",
+        choices=("freeze", "drop"),
+    )
+    widths: bool = key(False, "slice the frozen model's widths by capacity too")
+    average: str = key(
+        "units",
+        "unit by unit (Eq. 10), or exactly: decomposed again, with the residual in frozen weights, or stacked there",
+        choices=("units", "svd", "residual", "stack"),
+    )
+
+
+@dataclass(frozen=True)
 class DataSettings:
     """The data and how clients share it."""
 
@@ -303,6 +328,7 @@ class Settings:
     models: list[ArchitectureSettings] = key(
         [], "other networks than widths of the run's model, one [[models]] for each: name, options, capacities, label"
     )
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
     data: DataSettings = field(default_factory=DataSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     devices: DeviceSettings = field(default_factory=DeviceSettings)

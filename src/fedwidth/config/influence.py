@@ -55,6 +55,8 @@ ADDED = (
     *("devices.sampling", "server.robust", "server.robust_share", "server.robust_bound"),
     *("privacy.noise", "privacy.clip", "privacy.delta", "privacy.epsilon", "privacy.accountant", "privacy.adjacency"),
     *("privacy.min_denominator", "privacy.quantile", "privacy.clip_rate", "privacy.bits_noise"),
+    *("adapter.rank", "adapter.targets", "adapter.alpha", "adapter.train"),
+    *("adapter.outside", "adapter.widths", "adapter.average"),
     *("objective.name", "objective.loss", "objective.metric", "objective.better", "objective.output"),
 )
 """Settings that version 0.1.0 lacked. At their default they are no part of a fingerprint, and earlier ones hold."""
@@ -125,7 +127,7 @@ def _fingerprint(settings: Settings, without: Collection[str] = ()) -> str:
         section, _, key = name.rpartition(".")
         if everything[section][key] == keys()[name].default:
             del everything[section][key]
-    for section in ("objective", "secure", "privacy"):  # as it was before there were such settings
+    for section in ("objective", "secure", "privacy", "adapter"):  # as it was before there were such settings
         if not everything[section]:
             del everything[section]
     if not settings.local.name:  # as it was before there were local rules

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.core.index import Index
-from fedwidth.core.submodel import check_index, take
+from fedwidth.core.submodel import check_index, folded, take
 from fedwidth.errors import PlanError
 from fedwidth.plan.attributes import Attribute
 from fedwidth.plan.check import check_fit
@@ -41,8 +41,8 @@ def narrow(model: nn.Module, plan: Plan, index: Index) -> nn.Module:
     """
     check_index(plan, index)
     small = skeleton(model, plan, index.counts)
-    full, _ = tensors_of(model)
     with torch.no_grad():
+        full = folded(tensors_of(model)[0], index)
         for name, tensor in tensors_of(small)[0].items():
             if name not in plan.tied:
                 tensor.copy_(take(full[name].detach(), index, name))

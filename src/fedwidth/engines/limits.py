@@ -32,6 +32,10 @@ def why_not_by_rule(trainer: Trainer, engine: str) -> str | None:
         return f"models stay with the clients of {trainer.rule.title}, which send answers instead"
     if trainer.rule.local.loss is not None and not trainer.rule.local.steady:
         return f"the loss of {trainer.rule.title} may do something else at every step"
+    if trainer.rule.local.rests is not None and trainer.plan.adapters:
+        return f"clients of {trainer.rule.title} let one factor rest, which may be another one in every round"
+    if trainer.rule.sends_or_reports and trainer.plan.adapters:
+        return f"what clients of {trainer.rule.title} send beside units of adapters is cut one by one"
     if trainer.rule.local.widths is not None and engine == "vectorised":
         return f"clients of {trainer.rule.title} draw a width at every step, which stacked clients would share"
     networks = [trainer.model, *(one.model for one in dict.fromkeys(trainer.method.architectures.values()))]

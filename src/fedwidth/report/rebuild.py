@@ -92,7 +92,7 @@ class ModelRebuilder:
         return Rebuilt(settings, chosen, *found)
 
     def _model(self, settings: Settings) -> Built:
-        parts = (settings.model, *settings.models, settings.data, settings.objective)
+        parts = (settings.model, *settings.models, settings.adapter, settings.data, settings.objective)
         key = json.dumps([asdict(part) for part in parts], sort_keys=True)
         if key not in self._built:
             data = self._load(settings)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from fedwidth.config.adapter_settings import check_adapters, check_choice, with_rank, without_scaler
 from fedwidth.config.architectures import (
     build_architectures,
     check_architectures,
@@ -29,6 +30,7 @@ from fedwidth.methods import Method
 from fedwidth.methods.lookup.families import SLICES, traits_of
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
+from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.shares import warn_if_mostly_whole
 from fedwidth.run.given import check_given, check_partition, warn_of_dealing
 from fedwidth.run.warm_start import plan_with_weights
@@ -77,6 +79,8 @@ def set_up(
     if partition is None:
         check_settings(settings, method, objective)
     method = method or method_of(settings)
+    settings = with_rank(settings, method) if model is None or not find_adapters(model) else settings
+    check_adapters(settings, method)
     check_exponent(settings, method)
     check_secure(settings, method)
     check_architectures(settings, method)
@@ -114,8 +118,10 @@ def set_up(
     elif settings.models:
         method = replace(method, architectures=build_architectures(settings, data, objective))
     check_dtypes(made, method.architectures)
+    settings = without_scaler(settings, plan)
+    check_choice(settings, method, plan, min(capacities.enrolled(settings.devices.excluded)))
     made.to(device)
-    if traits_of(method).family == SLICES:
+    if traits_of(method).family == SLICES and not plan.adapters:
         enrolled = capacities.enrolled(settings.devices.excluded)
         warn_if_mostly_whole(plan, enrolled, str(method.values.get("rounding", "floor")))
     if public is None:

@@ -79,6 +79,7 @@ class Trainer:
         settings, seed = self.settings.training, self.settings.seed
         module = self.skeleton(task.part)
         tensors = fill(module, sub)
+        self._let_rest(module, round)
         if settings.scaler:
             set_scaler(module, task.width)
         rate, samples = learning_rate(settings, round, self.settings.rounds), self.partition[task.client]
@@ -126,8 +127,17 @@ class Trainer:
         kept = {name: reports.pop(name) for name in self.rule.local.own if name in reports}
         for tensors_kept in kept.values():
             check_finite(tensors_kept, f"client {task.client}")
-        update = Update(tensors, task.part, weight, labels=rows, client=task.client, reports=reports)
+        own = {name: tensor for name, tensor in tensors.items() if name not in self.plan.untrained}
+        update = Update(own, task.part, weight, labels=rows, client=task.client, reports=reports)
         return Trained(update, passes, float(losses) / steps, kept)
+
+    def _let_rest(self, module: nn.Module, round: int) -> None:
+        """Train in this round the parameters that the model trains, but for those that the rule lets rest."""
+        if self.rule.local.rests is None:
+            return
+        resting = self.rule.local.rests(self.plan, round)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in self.trained and name not in resting)
 
     def _answered(self, pass_: ModulePass, tensors: State, weight: float, passes: int, loss: float) -> Trained:
         """What a client sends whose model stays with it: its answers."""

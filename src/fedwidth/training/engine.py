@@ -43,6 +43,8 @@ class Report:
     """What clients keep for themselves: their part of their memory, by client, name and tensor."""
     answered: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """By client, where models stay with clients: for how many samples it answered, and in how many bytes."""
+    error: float | None = None
+    """Of a model with adapters: how far their average is from the mean of products, as a share of it."""
     opened: Opened | None = None
     """What was opened of secure sums, where the round has such."""
     released: Released | None = None

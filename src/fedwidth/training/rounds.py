@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fedwidth.adapters.averages import AVERAGES
+from fedwidth.adapters.measures import aggregation_error
+from fedwidth.adapters.products import HOLDERS
 from fedwidth.core.answers import AnswerSum
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State
@@ -82,6 +85,8 @@ class Rounds:
     """That of forward passes on the server, where the method takes some."""
     channels_last: bool = False
     """Whether they have the channels of images last in memory."""
+    average: str = "units"
+    """How adapters are averaged, where the model has some."""
     validate: Callable[[nn.Module], float] | None = None
     """How well a model does on the validation samples, where the run has some."""
     attends: Callable[[Task, int], bool] | None = None
@@ -103,7 +108,9 @@ class Rounds:
             self.plan, cohort, server.round, server.memory, self.seed, state=server.state, own=server.clients
         )
         robust, private = self.settings.robust != "none", self.privacy.noise > 0
-        wants_single = compares_updates(self.settings) or self.secure.enabled or robust or private
+        wants_single = (
+            compares_updates(self.settings) or self.secure.enabled or robust or private or bool(self.plan.adapters)
+        )
         return [replace(task, single=True) for task in tasks] if wants_single else tasks
 
     def attending(self, tasks: Sequence[Task], round: int) -> list[Task]:
@@ -141,7 +148,7 @@ class Rounds:
         report = replace(report, excess=excess, opposed=opposed).without(out, tasks)
         tasks = [task for number, task in enumerate(tasks) if number not in out]
         sums = [total for number, total in enumerate(clipped.sums) if number not in out]
-        single = self.method.collect == "updates" or settings.robust != "none"
+        single = self.method.collect == "updates" or settings.robust != "none" or bool(self.plan.adapters)
         return tasks, sums if single else merged(sums, tasks), report
 
     def hide(
@@ -189,7 +196,7 @@ class Rounds:
             server.state, self.plan, windows, self.privacy, self.trained, clip, self.seed, round=server.round
         )
 
-    def average(
+    def averaged(
         self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report
     ) -> tuple[State | None, Sequence[CohortSum], Report]:
         """The average of single updates, where it is a private or a robust one, and the sums that are left of them."""
@@ -201,19 +208,20 @@ class Rounds:
             return state, merged(sums, tasks), replace(report, untouched=kept)
         return None, sums, report
 
-    def close(
-        self,
-        server: Server,
-        tasks: Sequence[Task],
-        sums: Sequence[CohortSum],
-        report: Report,
-        *,
-        average: State | None = None,
-    ) -> Server:
-        """The server one round further: the method closes the round, and the server takes its step.
+    def close(self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report) -> Server:
+        """The server one round further: the method closes the round, and the server takes its step."""
+        return self.end(server, tasks, sums, report)[0]
 
-        `average` is that of the updates, where it is not the method's own.
-        """
+    def end(
+        self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report
+    ) -> tuple[Server, list[Task], Report]:
+        """The server one round further, whose work counts, and the report with what the end of the round has shown."""
+        single = sums
+        average, sums, report = self.averaged(server, tasks, sums, report)
+        averaging = AVERAGES.get(self.average) if self.plan.adapters else None
+        knows_single = bool(self.plan.adapters) and average is None and not self.secure.enabled
+        if knows_single and averaging is None and self.method.collect == "sums":
+            sums = merged(single, tasks)
         closing = Closing(
             server.state,
             sums,
@@ -234,9 +242,13 @@ class Rounds:
             device=self.device,
             options=self.method.values,
             architectures=self.method.architectures,
+            averaging=averaging,
         )
         closed = self.method.finish(closing) if average is None else dict(average)
         memory = self.method.remember(closing)
+        if knows_single:
+            over = self.method.adapters or HOLDERS
+            report = replace(report, error=aggregation_error(server.state, closed, single, self.plan, over))
         if (exponent := self.settings.holders_exponent) != 1.0:
             closed = damp(server.state, closed, sums, self.plan, exponent)
         settings = self.settings
@@ -252,14 +264,7 @@ class Rounds:
                 quarantine=settings.quarantine,
             ),
         )
-        return server.advance(closed, memory, self.settings, self.plan.parameters)
-
-    def end(
-        self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report
-    ) -> tuple[Server, list[Task], Report]:
-        """The server one round further, averaged as the settings say, with whose work counts and the report."""
-        average, sums, report = self.average(server, tasks, sums, report)
-        return self.close(server, tasks, sums, report, average=average), list(tasks), report
+        return server.advance(closed, memory, self.settings, self.plan.parameters), list(tasks), report
 
 
 def _answered(tasks: Sequence[Task], sums: Sequence[Any]) -> dict[int, tuple[int, int]]:

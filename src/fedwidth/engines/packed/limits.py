@@ -27,6 +27,8 @@ def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
             reason = reason or f"{single}, which a pack does not keep"
         if trainer.method.architectures:
             reason = reason or "a pack shares one model, and clients hold several architectures"
+        if trainer.plan.adapters:
+            reason = reason or "adapters need single updates, which a pack does not keep"
         if engine == "vectorised" and not trainer.method.slices:
             reason = reason or f"a pack cuts its stacks with one gather, and {trainer.method.title} hands out no slices"
         if engine == "vectorised" and (trainer.rule.sends_or_reports or trainer.rule.probes):

@@ -140,7 +140,8 @@ def trainer_of(recipe: str, load: str, client: int, *, light: bool = True) -> Tr
     data, partition = load_parts(settings, load, client)
     device = find_device(settings.device)
     objective = objective_of(settings.objective, data)
-    found = _plan_light(settings, data, objective) if light and settings.model.width == 1 else None
+    plain = settings.model.width == 1 and not settings.adapter.rank
+    found = _plan_light(settings, data, objective) if light and plain else None
     if found is None:
         model, plan = plan_model(build_model(settings, data, objective), settings, data, objective)
         found = model.to(device), plan

@@ -86,6 +86,11 @@ class Method:
     additive: bool = True
     """False if the server cannot do with the sum of what clients of one size send, as where it averages products of
     factors."""
+    adapters: str = ""
+    """For methods that are defined for adapters: over whom their server means to average products, the "holders" of a
+    unit or all "clients" of a round. A run that has none gets adapters of the default rank."""
+    moves_frozen: bool = False
+    """Whether `close` adds to frozen weights what clients trained, so that they must be sent that too."""
     public: bool = False
     """Whether `close` needs data of the server's own, without labels."""
     classes: bool = False
