@@ -61,8 +61,9 @@ class Wording:
 
 
 def summed_tensors(plan: Plan, start: State) -> list[str]:
-    """The tensors that secure sums add up, in their order: those with a fraction, tied ones once."""
-    return [name for name in plan.axes if plan.tied.get(name) not in plan.axes and start[name].is_floating_point()]
+    """The tensors that secure sums add up, in their order: those that are trained, with a fraction, tied ones once."""
+    sent = (name for name in plan.axes if plan.tied.get(name) not in plan.axes and name not in plan.untrained)
+    return [name for name in sent if start[name].is_floating_point()]
 
 
 def classes_of(plan: Plan) -> int:
