@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel
 
+from fedwidth.core.architectures import GLOBAL
 from fedwidth.methods import fedavg
 from fedwidth.methods.definition import Closing, Method, above_zero, at_least_zero, choice, count, share
 from fedwidth.methods.shared.distillation import Lesson, teach
@@ -94,7 +95,7 @@ def close(closing: Closing) -> dict[str, Tensor]:
         return mean
     generator = numpy_generator(closing.seed, "ensemble", closing.round)
     drawn = [draw(closing, mean, generator) for _ in range(options["samples"])]
-    models = [filled(closing, 1.0, state).eval() for state in (mean, *drawn)]
+    models = [filled(closing, GLOBAL, state).eval() for state in (mean, *drawn)]
     lesson = Lesson.of(
         closing,
         [*models, *teachers(closing)],
@@ -102,7 +103,7 @@ def close(closing: Closing) -> dict[str, Tensor]:
         steps=options["steps"],
         batch_size=options["batch_size"],
     )
-    student = filled(closing, 1.0, mean)
+    student = filled(closing, GLOBAL, mean)
     averaged = AveragedModel(student)
     first = int(options["average_from"] * options["steps"])
 

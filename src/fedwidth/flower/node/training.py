@@ -25,6 +25,7 @@ from fedwidth.methods import Task
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
 from fedwidth.settings import Settings
+from fedwidth.training.allocator import give_back_memory
 from fedwidth.training.client import Trained, Trainer
 
 SENT, REPORT = "sent", "report"
@@ -95,6 +96,7 @@ def train_task(
     """Train one task; returns the trainer, the task, the sub-model as it came, and what training made of it."""
     # One thread unless the node asks for more: sums then have one order, as in every other engine.
     torch.set_num_threads(max(1, int(facts.get("threads", 1))))
+    give_back_memory()
     trainer = trainer_of(facts["recipe"], facts["load"], int(facts["client"]))
     try:
         return trainer, *_train(trainer, facts, tensors)
@@ -138,7 +140,8 @@ def trainer_of(recipe: str, load: str, client: int, *, light: bool = True) -> Tr
     data, partition = load_parts(settings, load, client)
     device = find_device(settings.device)
     objective = objective_of(settings.objective, data)
-    found = _plan_light(settings, data, objective) if light and settings.model.width == 1 else None
+    plain = settings.model.width == 1 and not settings.adapter.rank
+    found = _plan_light(settings, data, objective) if light and plain else None
     if found is None:
         model, plan = plan_model(build_model(settings, data, objective), settings, data, objective)
         found = model.to(device), plan

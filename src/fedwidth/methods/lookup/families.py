@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from fedwidth.methods.definition import Method
 
 SLICES, RULES, LOW_RANK, DISTILLATION = "partial training", "local training", "low rank", "distillation"
+ADAPTERS = "adapters"
 HOLDS = {
     SLICES: "a slice of the model",
     RULES: "the whole model",
     LOW_RANK: "layers as factors",
     DISTILLATION: "a model of its own",
+    ADAPTERS: "units of adapters",
 }
 """The families in the order in which they are listed."""
 
@@ -36,7 +38,9 @@ def traits_of(method: Method) -> Traits:
     values = method.with_options().values
     shared, nested = method.shared(values), method.nested(values)
     answers = method.local is not None and method.local.answers is not None
-    if method.public or answers:
+    if method.adapters:
+        family = ADAPTERS
+    elif method.public or answers:
         family = DISTILLATION
     elif not method.slices:
         family = LOW_RANK

@@ -7,7 +7,7 @@ old value, and is reported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,6 +26,7 @@ from fedwidth.secure.fixed_point import FixedPoint
 from fedwidth.secure.messages import overhead
 from fedwidth.secure.simulate import Sums
 from fedwidth.settings import SecureSettings
+from fedwidth.training.server.device_noise import DeviceNoise
 from fedwidth.training.server.layout import Layout, layouts_of
 from fedwidth.training.server.words import Wording, check_whole_numbers, classes_of, summed_tensors
 
@@ -41,7 +42,7 @@ class Opened:
     closed_weights: float
     """The share of the weights that were sent and not opened."""
     clipped: int
-    """How many single changes were beyond the clip."""
+    """How many single changes were beyond the clip; where clients add noise, how many clients' updates were."""
     down: int
     """Bytes that clients were sent beside their sub-models."""
     up: int
@@ -64,6 +65,11 @@ class SecureRound:
     label_rows: bool = False
     """Whether rows of classes are averaged over the clients that have samples of the class. Then everybody sends for
     each segment and class what it weighs there, and every width of a segment must have enough clients."""
+    noise: DeviceNoise | None = None
+    """The noise that clients add to their words, where sums are private too; then only what is trained is sent."""
+    trained: Collection[str] = ()
+    """What is trained."""
+    round: int = 0
 
     @cached_property
     def wording(self) -> Wording:
@@ -71,7 +77,14 @@ class SecureRound:
         private = self.weighting not in PUBLIC_WEIGHTS
         heaviest = self.settings.max_weight if private else max(map(self.weight, self.drawn))
         classes = classes_of(self.plan) if self.label_rows else 0
-        return Wording(FixedPoint(len(self.drawn), self.settings.clip, heaviest), classes, private)
+        point = FixedPoint(len(self.drawn), self.settings.clip, heaviest) if self.noise is None else self.noise.point
+        return Wording(point, classes, private)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The tensors that are added up."""
+        found = summed_tensors(self.plan, self.state)
+        return found if self.noise is None else [name for name in found if name in self.trained]
 
     @property
     def every_class(self) -> bool:
@@ -82,7 +95,7 @@ class SecureRound:
     def layouts(self) -> dict[str, Layout]:
         """Where the words of each sub-model of the round lie, by its key."""
         indexes = {task.part.key: task.index for task in self.drawn}
-        return layouts_of(indexes, summed_tensors(self.plan, self.state), by_shells=self.by_shells)
+        return layouts_of(indexes, self.names, by_shells=self.by_shells)
 
     @cached_property
     def sent(self) -> dict[str, State]:
@@ -108,11 +121,8 @@ class SecureRound:
     def add(self, tasks: Sequence[Task], sums: Sequence[CohortSum]) -> tuple[list[CohortSum], Opened]:
         """What the server learns of the sums of these tasks' single clients; nothing where too few have sent theirs."""
         adding, clipped = Sums(self.held, self.settings.min_clients, every_class=self.every_class), 0
-        names = summed_tensors(self.plan, self.state)
         for task, total in zip(tasks, sums, strict=True):
-            start = self.sent[task.part.key]
-            check_whole_numbers(task.client, total, start, names)
-            words, beyond = self.wording.words(total, start, self.layouts[task.part.key], self.weight(task))
+            words, beyond = self.words(task, total)
             adding.add(task.client, words)
             clipped += beyond
         return self.read(tasks, adding.opened(), clipped)
@@ -141,6 +151,16 @@ class SecureRound:
             down += sum(task.index.number_of_units for task in self.drawn)
         up += 4 * wording.beside * sum(len(held[task.client]) for task in tasks)
         return found, Opened(len(lengths), len(lengths) - len(opened), closed, clipped, down, up)
+
+    def words(self, task: Task, total: CohortSum) -> tuple[dict[int, NDArray[np.uint32]], int]:
+        """The words of one client by segment, and how many of its changes (with noise: updates) were clipped."""
+        start, layout = self.sent[task.part.key], self.layouts[task.part.key]
+        if self.noise is None:
+            check_whole_numbers(task.client, total, start, self.names)
+            return self.wording.words(total, start, layout, self.weight(task))
+        trained, before = layout.flatten(total.mean), layout.flatten(start)
+        noisy, longer = self.noise.words(trained, before, client=task.client, round=self.round)
+        return dict(layout.words.split(noisy)), int(longer)
 
 
 @dataclass(frozen=True)
