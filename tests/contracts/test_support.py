@@ -81,7 +81,11 @@ SHOWN = {
     "cuda --packed": packed("cuda"),
 }
 """How a yes of each column is shown: by the states after the run, trained that way."""
-ELSEWHERE = {"flower": "tests/flower/test_flower_support.py"}
+ELSEWHERE = {
+    "flower": "tests/flower/test_flower_support.py",
+    "private": "tests/contracts/test_private_and_robust.py",
+    "robust": "tests/contracts/test_private_and_robust.py",
+}
 """Columns whose yes is shown by a file of their own."""
 EXACT = {"serial", "processes", "ray"}
 """Columns whose result is the serial engine's bit for bit."""
@@ -145,6 +149,10 @@ def test_only_what_is_known_to_be_out_of_reach_is_refused():
         "other parts than slices",
         "stay with the clients",
         "are sent or report more than a sub-model",
+        "closes a round otherwise than by averaging",
+        "report more than their sub-models",
+        "remembers of clients what no noise hides",
+        "depends on who else takes part",
     )
     for method, task in pairs(every=True):
         for column, reason in support(method, task).items():
