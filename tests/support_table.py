@@ -16,6 +16,7 @@ from fedwidth.engines.support import ENGINES, why_not_support
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import methods
+from fedwidth.methods.lookup.single_updates import why_not_private, why_not_robust
 from fedwidth.training.client import Trainer
 from objective_runs import KINDS, settings
 
@@ -50,6 +51,8 @@ def _packed(trainer: Trainer, engine: str) -> str | None:
 ENGINES_ASKED: dict[str, Callable[[Trainer], str | None]] = {
     **{engine: partial(why_not_support, engine=engine) for engine in ENGINES},
     **{f"{engine} --packed": partial(_packed, engine=engine) for engine in ("vectorised", "cuda")},
+    "private": lambda trainer: why_not_private(trainer.method),
+    "robust": lambda trainer: why_not_robust(trainer.method),
 }
 """Ways to train, and what is asked of every method and task: the reason why not, or None."""
 
