@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +61,20 @@ def narrow_config(model: nn.Module) -> Any:
     """The configuration with which the model's class builds a model of its shapes."""
     config: Any = copy.deepcopy(model.config)
     wanted, kind = _shapes(model), type(model)
-    for name in _numbers(config):  # what the narrow modules themselves hold under this name
+    known = []  # what the narrow modules themselves hold under the same name
+    for name in _numbers(config):
         held = {value for module in model.modules() if isinstance(value := vars(module).get(name), int)}
         if len(held) == 1:
             setattr(config, name, held.pop())
+            known.append(name)
     for _ in range(MAX_PASSES):
         built = _built(kind, config)
         if isinstance(built, str):
             raise PlanError(f"{kind.__name__} cannot be built with the configuration of the narrow model: {built}")
         if built == wanted:
             return config
-        if not _correct(kind, config, built, wanted):
+        others = [name for name in _numbers(config) if name not in known]
+        if not (_correct(kind, config, built, wanted, others) or _correct(kind, config, built, wanted, known)):
             break
     off = next(name for name in wanted if built.get(name) != wanted[name])
     raise PlanError(
@@ -80,10 +83,10 @@ def narrow_config(model: nn.Module) -> Any:
     )
 
 
-def _correct(kind: type, config: Any, built: Shapes, wanted: Shapes) -> bool:
+def _correct(kind: type, config: Any, built: Shapes, wanted: Shapes, names: Sequence[str]) -> bool:
     """Of the numbers all of whose dimensions are off by one factor set the one that mends most; whether there is one."""
     best: tuple[int, str, int] | None = None
-    for name in list(_numbers(config)):
+    for name in names:
         value = getattr(config, name)
         changed = copy.deepcopy(config)
         setattr(changed, name, 2 * value)
