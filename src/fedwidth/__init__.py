@@ -35,6 +35,7 @@ from fedwidth.methods import Closing, Local, Method, method
 from fedwidth.plan import Plan, trace
 
 if TYPE_CHECKING:
+    from fedwidth.devices.fit import fit
     from fedwidth.export.load import load
 
 __version__ = "0.2.0"
@@ -50,6 +51,7 @@ __all__ = [
     "Update",
     "extract",
     "finalise",
+    "fit",
     "load",
     "merge",
     "method",
@@ -60,7 +62,7 @@ __all__ = [
 ]
 
 
-_LATER = {"load": "fedwidth.export.load"}
+_LATER = {"fit": "fedwidth.devices.fit", "load": "fedwidth.export.load"}
 """Names that stand in rooms which are imported only when they are needed."""
 
 

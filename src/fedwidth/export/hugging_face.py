@@ -84,7 +84,7 @@ def narrow_config(model: nn.Module) -> Any:
 
 
 def _correct(kind: type, config: Any, built: Shapes, wanted: Shapes, names: Sequence[str]) -> bool:
-    """Of the numbers all of whose dimensions are off by one factor set the one that mends most; whether there is one."""
+    """Of the numbers whose dimensions are all off by one factor set the one that mends most; whether there is one."""
     best: tuple[int, str, int] | None = None
     for name in names:
         value = getattr(config, name)
@@ -114,7 +114,7 @@ def _correct(kind: type, config: Any, built: Shapes, wanted: Shapes, names: Sequ
 
 @torch.no_grad()
 def _same_answers(model: nn.Module, config: Any, example: Any) -> bool:
-    """Whether a model that the configuration makes answers to the bit as this one, with weights that tell them apart."""
+    """Whether what the configuration makes answers to the bit as this model, with weights that tell them apart."""
     try:
         built = type(model)(copy.deepcopy(config))
     except Exception:  # sizes that do not divide
