@@ -75,7 +75,7 @@ def _serve(
 ) -> Result:
     if config.load:  # what clients would score on their own data only they can know
         settings = replace(settings, evaluation=replace(settings.evaluation, local=False))
-    if (reason := why_not_elsewhere(method_of(settings), "flower")) is not None:
+    if (reason := why_not_elsewhere(method_of(settings), "flower", adapted=settings.adapter.rank > 0)) is not None:
         raise OptionError(reason)
     data, partition = load_parts(settings, config.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
