@@ -46,7 +46,7 @@ def test_the_changed_app_trains_in_process(tmp_path, modules, capsys):
     server = importlib.import_module("digits_app.server_app").app
     assert isinstance(client, ClientApp)
     assert isinstance(server, ServerApp)
-    config = {"num-server-rounds": 4, "fraction-evaluate": 1.0, "local-epochs": 1, "learning-rate": 0.05, "batch-size": 16}
+    config = {"num-server-rounds": 5, "fraction-evaluate": 1.0, "local-epochs": 2, "learning-rate": 0.05, "batch-size": 16}
     nodes = {n: {"partition-id": n, "num-partitions": 4, "capacity": ("1", "1/4")[n % 2]} for n in range(4)}
     grid = InProcessGrid(client, nodes, config)
     found = {}
@@ -61,8 +61,8 @@ def test_the_changed_app_trains_in_process(tmp_path, modules, capsys):
     modules.setattr(Strategy, "start", kept)
     server(grid, next(iter(grid.contexts.values())))
     result = found["result"]
-    assert result.evaluate_metrics_serverapp[4]["accuracy"] > 0.6 > result.evaluate_metrics_serverapp[0]["accuracy"]
-    assert {"eval_acc", "eval_acc-at-1", "eval_acc-at-0.25"} <= set(result.evaluate_metrics_clientapp[4])
+    assert result.evaluate_metrics_serverapp[5]["accuracy"] > 0.6 > result.evaluate_metrics_serverapp[0]["accuracy"]
+    assert {"eval_acc", "eval_acc-at-1", "eval_acc-at-0.25"} <= set(result.evaluate_metrics_clientapp[5])
 
 
 @pytest.fixture
