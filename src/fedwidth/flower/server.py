@@ -37,6 +37,9 @@ from fedwidth.run.folder import SERVE_LOCK as LOCK
 from fedwidth.run.summary import describe_score
 from fedwidth.settings import Settings
 from fedwidth.training.engine import Engine
+from fedwidth.watching.audit import NAME as AUDIT
+from fedwidth.watching.audit import AuditLog
+from fedwidth.watching.rounds import note_round
 
 MAX_LINE = 2_000
 """Characters after which a line of the log is cut."""
@@ -150,6 +153,8 @@ def _serve(
         for text in remarks(line):
             log(f"round {line['round']}: {text}")
         attendance.quarantined |= _quarantined(line)
+        if config.enrolled:  # beside the folder of those who are enrolled
+            note_round(AuditLog(Path(config.enrolled).parent / AUDIT), line)
         on_round(line)
 
     while True:
