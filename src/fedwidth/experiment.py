@@ -173,10 +173,10 @@ class Experiment:
                 "devices.rates, bandwidth, deadline and dropout are for simulated devices, and these are real:"
                 " leave them out"
             )
-        if cohort is not None and self.budget is not None:
+        if cohort is not None and self.budget is not None and not self.settings.secure.enabled:
             raise OptionError(
                 "privacy.noise is for simulated devices, and these are real: they come when they like, which no draw"
-                " accounts for"
+                " accounts for; with secure.enabled they add noise themselves"
             )
         folder = Path(out) if out is not None else None
         with ExitStack() as stack:

@@ -242,7 +242,7 @@ class ServerSettings:
 class SecureSettings:
     """Secure sums: the server learns what clients trained together, and of none what it trained alone."""
 
-    enabled: bool = key(False, "simulate secure sums; label_rows is then false unless it is set")
+    enabled: bool = key(False, "secure sums: simulated in runs, real in deployments; label_rows is false unless set")
     min_clients: int = key(8, "clients that must hold a part of the model for its sum to be opened", least=2)
     clip: float = key(1.0, "largest change of one weight in a round that counts; above 0", least=0)
     max_weight: float = key(

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:secure.min_clients is 2", "ignor
 BASE = RECIPE.replace("devices.per_round = 3\n", "devices.per_round = 6\nsecure.enabled = true\n")
 PAIRS = BASE.replace('"a1-b1-c1"', "[1, 1, 0.5, 0.5, 0.25, 0.25]") + "secure.min_clients = 2\n"
 BASE += "secure.min_clients = 3\n"
-QUICK = {"patience_seconds": 0.1, "opening_seconds": 2.0, "round_seconds": 5.0, "introduction_seconds": 1.0}
+QUICK = {"patience_seconds": 0.1, "opening_seconds": 60.0, "round_seconds": 120.0}
 
 
 def ran(nodes: SecureNodes, tmp_path, log=lambda _: None, **config):

@@ -212,6 +212,29 @@ def test_42_whole_numbers_that_change_are_refused_and_others_pass():
     assert same(chosen.aggregate(state, sums, plan), state)
 
 
+class WithTable(nn.Module):
+    """A perceptron with whole numbers among its buffers, which training leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+        self.register_buffer("table", torch.tensor([3, 1, 2]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) + self.table.sum() * 0
+
+
+def test_42_whole_numbers_that_stay_and_an_update_of_nothing_pass():
+    """The buffer keeps its bits while the weights move; with a rate of 0 nothing moves at all."""
+    first = WithTable()
+    for rate, moves in (("0.1", True), ("0.0", False)):
+        changes = (f"training.lr={rate}", "training.weight_decay=0", "rounds=2")
+        experiment = Experiment(small(*EVERYONE, *changes), model=first)
+        found = experiment.run().server.state
+        assert torch.equal(found["table"], first.table)
+        assert same(dict(found), state_of(first)) != moves
+
+
 @pytest.mark.parametrize("name", ["fedrolex", "fedbrb", "fedprox"])
 def test_5_engines_agree_to_the_last_bit(name):
     changes = (*EVERYONE, f"method.name={name}", "devices.dropout=0.1", "rounds=3", "workers=2")

@@ -43,6 +43,7 @@ from fedwidth.secure.rules import open_segments, threshold
 from fedwidth.secure.session import Member, Session, digest_values
 from fedwidth.training.client import Trainer
 from fedwidth.training.engine import Engine, Report, RoundRequest, RoundResult
+from fedwidth.training.server.device_noise import DeviceNoise
 from fedwidth.training.server.layout import digest_plan, unit_levels
 from fedwidth.training.server.secure import Opened, SecureRound
 
@@ -121,7 +122,9 @@ class SecureEngine(Engine):
         sums, opened = securely.read(alive, totals, facts.clipped)
         opened = replace(opened, up=opened.up + 4 * NUMBER * len(alive))
         # Of passes and losses only sums are known: everybody is said to have had the mean.
-        passes, loss = (facts.passes // known, facts.loss / known) if known else (0, math.nan)
+        # Where devices add noise nothing else is said of them.
+        tell = known and securely.noise is None
+        passes, loss = (facts.passes // known, facts.loss / known) if tell else (0, math.nan)
         return sums, Report((passes,) * len(alive), (loss,) * len(alive), absent, refused, opened=opened)
 
     def close(self) -> None:
@@ -137,6 +140,8 @@ class SecureEngine(Engine):
             by_shells=segments_of(self.trainer.method) == SHELLS,
             weighting=settings.server.weighting,
             label_rows=settings.server.label_rows and bool(plan.label_axes),
+            noise=DeviceNoise.of(settings),
+            trained=self.trainer.trained,
         )
 
     def _invite(self, state: State, tasks: Sequence[Task], round: int) -> _Shared:

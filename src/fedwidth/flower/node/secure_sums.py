@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from fedwidth.methods.lookup.secure_sums import SHELLS, segments_of
 from fedwidth.secure.device import Device
 from fedwidth.secure.facts import Facts
 from fedwidth.secure.messages import RUN_BYTES, decode_clients, decode_invitation, decode_letters
+from fedwidth.training.server.device_noise import DeviceNoise
 from fedwidth.training.server.layout import digest_plan, layout_of_device
 from fedwidth.training.server.words import Wording, check_whole_numbers, classes_of, summed_tensors
 
@@ -89,22 +91,32 @@ class SecureSums:
         server, plan = trainer.settings.server, trainer.plan
         total = CohortSum(task.index)
         total.add(trained.update, copy=False)
-        names = summed_tensors(plan, start)
-        check_whole_numbers(task.client, total, start, names)
         if session.plan != digest_plan(plan):
             raise SecureError("the session is about another model than this device trains")
+        noise = DeviceNoise.of(trainer.settings)
+        names = summed_tensors(plan, start, trainer.trained)
+        names = names if noise is None else [name for name in names if name in trainer.trained]
         by_shells = segments_of(trainer.method) == SHELLS
         levels = np.frombuffer(tensors[LEVELS][2], np.uint8) if by_shells else None
         layout = layout_of_device(task.index, names, session.held[device.client], levels)
-        private = server.weighting not in PUBLIC_WEIGHTS
-        wording = Wording(session.fixed_point, classes_of(plan) if server.label_rows else 0, private)
-        known = weigh("equal" if private else server.weighting, samples=1, index=task.part, updates=1)
-        words, clipped = wording.words(total, start, layout, known)
-        about = Facts(clipped, trained.passes, trained.loss).encode(session.fixed_point.clients)
+        received = layout.flatten(start)
+        if noise is None:
+            check_whole_numbers(task.client, total, start, names)
+            private = server.weighting not in PUBLIC_WEIGHTS
+            wording = Wording(session.fixed_point, classes_of(plan) if server.label_rows else 0, private)
+            known = weigh("equal" if private else server.weighting, samples=1, index=task.part, updates=1)
+            words, clipped = wording.words(total, start, layout, known)
+            about = Facts(clipped, trained.passes, trained.loss)
+        else:  # nothing is said of this device beside what has noise
+            if session.fixed_point != noise.point:
+                raise SecureError("the session has other words than this device's noise is made for")
+            drawn = draw_noise(at[0], device.client)
+            noisy, _ = noise.words(layout.flatten(total.mean), received, client=device.client, round=at[0], drawn=drawn)
+            words, about = dict(layout.words.split(noisy)), Facts()
         first = layout.words.segments[0]
-        words[first] = np.concatenate([words[first], about])
-        received = layout.words.split(layout.flatten(start))
-        masked = device.mask(*at, words, received, decode_letters(tensors[LETTERS][2]))
+        words[first] = np.concatenate([words[first], about.encode(session.fixed_point.clients)])
+        letters = decode_letters(tensors[LETTERS][2])
+        masked = device.mask(*at, words, layout.words.split(received), letters)
         answer = {name: facts[name] for name in ("token", "round", "client", "attempt")}
         return answer, {"masked": ("uint32", masked.shape, masked.astype("<u4").tobytes())}
 
@@ -132,6 +144,15 @@ class SecureSums:
             opened=opened.get(recipe, -1),
             note=note,
         )
+
+
+def draw_noise(round: int, client: int) -> np.random.Generator:
+    """What the noise of a device is drawn from: a seed of the operating system, whatever the round and the client.
+
+    The generator is PCG64, which is not made for secrets; its seed of 128 bits is never shown.
+    """
+    del round, client
+    return np.random.default_rng(secrets.randbits(128))
 
 
 def digest_of(facts: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from fedwidth.errors import UpdateError
 from fedwidth.privacy.noise import skellam_noise, whole_within
 from fedwidth.randomness import numpy_generator
 from fedwidth.secure.fixed_point import LARGEST, MAX_CLIENTS, FixedPoint
-from fedwidth.settings import PrivacySettings, SecureSettings
+from fedwidth.settings import PrivacySettings, SecureSettings, Settings
 
 MAX_DEVIATION = 2.0**20
 ROOM = 8.0
@@ -57,12 +57,30 @@ class DeviceNoise:
         """That of the noise which one client adds to a word."""
         return (self.privacy.noise * self.sensitivity) ** 2 / self.secure.min_clients
 
+    @classmethod
+    def of(cls, settings: Settings) -> DeviceNoise | None:
+        """The noise of a run's clients; None where sums are not both secure and private."""
+        if not (settings.secure.enabled and settings.privacy.noise):
+            return None
+        devices = settings.devices
+        many = settings.data.clients if devices.sampling == "poisson" else devices.per_round
+        return cls(settings.privacy, settings.secure, many, settings.seed)
+
     def words(
-        self, trained: NDArray[np.floating], start: NDArray[np.floating], *, client: int, round: int
+        self,
+        trained: NDArray[np.floating],
+        start: NDArray[np.floating],
+        *,
+        client: int,
+        round: int,
+        drawn: np.random.Generator | None = None,
     ) -> tuple[NDArray[np.uint32], bool]:
-        """The words of one client with its share of the noise, and whether its update was clipped."""
+        """The words of one client with its share of the noise, and whether its update was clipped.
+
+        Real devices give what the noise is `drawn` from; simulated ones draw it from the run's seed.
+        """
         clean, clipped = self.clean_words(trained, start)
-        drawn = numpy_generator(self.seed, "device noise", round, client)
+        drawn = drawn or numpy_generator(self.seed, "device noise", round, client)
         # Modulo 2^32, as all that is done with words.
         return (clean + skellam_noise(drawn, self.variance, clean.size)).astype(np.uint32), clipped
 

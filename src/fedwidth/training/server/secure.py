@@ -83,7 +83,7 @@ class SecureRound:
     @cached_property
     def names(self) -> list[str]:
         """The tensors that are added up."""
-        found = summed_tensors(self.plan, self.state)
+        found = summed_tensors(self.plan, self.state, self.trained)
         return found if self.noise is None else [name for name in found if name in self.trained]
 
     @property

@@ -7,7 +7,7 @@ words here, so they are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,9 +60,14 @@ class Wording:
         return {segment: np.concatenate([own, rows, alone]) for segment, own in found}, clipped
 
 
-def summed_tensors(plan: Plan, start: State) -> list[str]:
-    """The tensors that secure sums add up, in their order: those with a fraction, tied ones once."""
-    return [name for name in plan.axes if plan.tied.get(name) not in plan.axes and start[name].is_floating_point()]
+def summed_tensors(plan: Plan, start: State, trained: Collection[str] = ()) -> list[str]:
+    """The tensors that secure sums add up, in their order: those with a fraction, tied ones once.
+
+    Where it is said which parameters are trained, others, which are frozen, are left out.
+    """
+    sent = (name for name in plan.axes if plan.tied.get(name) not in plan.axes and name not in plan.untrained)
+    frozen = plan.parameters - frozenset(trained) if trained else frozenset()
+    return [name for name in sent if start[name].is_floating_point() and name not in frozen]
 
 
 def classes_of(plan: Plan) -> int:
@@ -73,7 +78,7 @@ def classes_of(plan: Plan) -> int:
 def check_whole_numbers(client: int, total: CohortSum, start: State, names: Sequence[str]) -> None:
     """Refuse tensors that are no numbers with a fraction and that a client has changed."""
     for name, mean in total.mean.items():
-        if name not in names and not torch.equal(mean, accumulable(start[name])):
+        if name not in names and not torch.equal(mean, accumulable(start[name]).to(mean.device)):
             raise UpdateError(
                 f"client {client} changed '{name}', which holds {start[name].dtype}: secure sums add changes of"
                 " floating-point numbers alone"
