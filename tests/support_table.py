@@ -15,7 +15,8 @@ from fedwidth.engines.packed.limits import why_not_pack
 from fedwidth.engines.support import ENGINES, why_not_support
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.methods import methods
+from fedwidth.methods import Method, methods
+from fedwidth.methods.lookup.single_updates import why_not_private, why_not_robust
 from fedwidth.training.client import Trainer
 from objective_runs import KINDS, settings
 
@@ -53,6 +54,9 @@ ENGINES_ASKED: dict[str, Callable[[Trainer], str | None]] = {
 }
 """Ways to train, and what is asked of every method and task: the reason why not, or None."""
 
+METHODS_ASKED: dict[str, Callable[[Method], str | None]] = {"private": why_not_private, "robust": why_not_robust}
+"""What depends on the method alone, and how it is asked."""
+
 TWO_OF_EACH = ["devices.per_round=4", "devices.capacities=[1,1,0.5,0.5]", "server.label_rows=false"]
 """A round in which every part of the model is held by two clients."""
 
@@ -62,7 +66,7 @@ PROPERTIES: dict[str, tuple[list[str], list[str]]] = {
 }
 """What a run may have beside its engine: the settings that ask for it, and those of a run that must end alike."""
 
-COLUMNS = [*ENGINES_ASKED, *PROPERTIES]
+COLUMNS = [*ENGINES_ASKED, *METHODS_ASKED, *PROPERTIES]
 
 
 @cache
@@ -73,6 +77,7 @@ def support(method: str, task: str) -> dict[str, str | None]:
     except OptionError as error:  # refused whatever trains it
         return dict.fromkeys(COLUMNS, str(error).partition(": choose another")[0])
     found = {column: why_not(trainer) for column, why_not in ENGINES_ASKED.items()}
+    found |= {column: why_not(trainer.method) for column, why_not in METHODS_ASKED.items()}
     return found | {column: _refused(method, task, asked) for column, (asked, _) in PROPERTIES.items()}
 
 

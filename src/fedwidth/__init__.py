@@ -39,6 +39,7 @@ from fedwidth.plan import Plan, trace
 from fedwidth.training.server.step import server_step
 
 if TYPE_CHECKING:
+    from fedwidth.devices.fit import fit
     from fedwidth.export.load import load
 
 __version__ = "0.2.0"
@@ -56,6 +57,7 @@ __all__ = [
     "check_update",
     "extract",
     "finalise",
+    "fit",
     "load",
     "merge",
     "method",
@@ -68,7 +70,7 @@ __all__ = [
 ]
 
 
-_LATER = {"load": "fedwidth.export.load"}
+_LATER = {"fit": "fedwidth.devices.fit", "load": "fedwidth.export.load"}
 """Names that stand in rooms which are imported only when they are needed."""
 
 

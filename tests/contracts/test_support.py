@@ -91,7 +91,11 @@ SHOWN = {
     **{column: with_property(column) for column in PROPERTIES},
 }
 """How a yes of each column is shown: by the states after the run, trained that way."""
-ELSEWHERE = {"flower": "tests/flower/test_flower_support.py"}
+ELSEWHERE = {
+    "flower": "tests/flower/test_flower_support.py",
+    "private": "tests/contracts/test_private_and_robust.py",
+    "robust": "tests/contracts/test_private_and_robust.py",
+}
 """Columns whose yes is shown by a file of their own."""
 EXACT = {"serial", "processes", "ray"}
 """Columns whose result is the serial engine's bit for bit."""
@@ -165,6 +169,10 @@ def test_only_what_is_known_to_be_out_of_reach_is_refused():
         "are sent or report more than a sub-model",
         "has no secure sums: its ",
         "its sub-models are no slices of the model, and are not compared",
+        "closes a round otherwise than by averaging",
+        "report more than their sub-models",
+        "remembers of clients what no noise hides",
+        "depends on who else takes part",
     )
     for method, task in pairs(every=True):
         for column, reason in support(method, task).items():

@@ -28,7 +28,8 @@ from fedwidth.randomness import torch_generator
 
 State = Mapping[str, Tensor]
 UNITS, SVD, RESIDUAL, STACK = "units", "svd", "residual", "stack"
-NAMES = (UNITS, SVD, RESIDUAL, STACK)
+NOISE = 100
+"""Singular values below so many roundings of the largest are none."""
 
 
 class Average(Protocol):
@@ -51,7 +52,7 @@ def average_svd(
     new = finalise(state, sums, plan)
     for adapter in _adapters(sums, plan, SVD):
         rank = plan.shapes[adapter.down][0]
-        best = mean_product(adapter, state, sums, over).best(rank)
+        best = mean_product(adapter, state, sums, over).best(rank, noise=NOISE * torch.finfo(new[adapter.up].dtype).eps)
         found = len(best.right)
         left = best.left.new_zeros(len(best.left), rank)
         right = product_of(adapter, state).right.clone()

@@ -53,11 +53,18 @@ class Product:
         """The singular values, in falling order."""
         return torch.linalg.svdvals(self.core()[1])
 
-    def best(self, rank: int) -> Product:
-        """The nearest product of this rank or less: U S and V' of the singular value decomposition."""
+    def best(self, rank: int, noise: float = 0.0) -> Product:
+        """The nearest product of this rank or less: U S and V' of the singular value decomposition.
+
+        Values up to `noise` times the largest are left out: which vectors belong to them is chance. Of the two signs of
+        a pair of vectors, the largest entry of the row is positive.
+        """
         q, core, p = self.core()
         u, values, v = torch.linalg.svd(core, full_matrices=False)
-        return Product((q @ u * values)[:, :rank], (v @ p.T)[:rank])
+        kept = int((values > noise * values[:1]).sum())
+        left, right = (q @ u * values)[:, : min(rank, kept)], (v @ p.T)[: min(rank, kept)]
+        signs = torch.sign(right.gather(1, right.abs().argmax(1, keepdim=True)))
+        return Product(left * signs.T, right * signs)
 
 
 def product_of(adapter: Adapter, tensors: Mapping[str, Tensor]) -> Product:

@@ -156,7 +156,7 @@ def show_coverage(
     from fedwidth.methods import method as find_method
 
     _, plan, _ = _traced(model, shape, options, tokens=tokens)
-    given = _pairs(method_options)
+    given = pairs_of(method_options)
     check_rounding(rounding)  # also where the method has no use for it
     if "rounding" in find_method(method).options:
         given = {"rounding": rounding, **given}
@@ -222,7 +222,7 @@ def show_partition(
     from fedwidth.data import load, make_partition, partition_picture
 
     loaded = load(data, root or None)
-    dealt = make_partition(loaded, kind, clients, seed, validation=validation, **_pairs(options))
+    dealt = make_partition(loaded, kind, clients, seed, validation=validation, **pairs_of(options))
     print(partition_picture(loaded, dealt))
 
 
@@ -240,17 +240,18 @@ def _traced(
     from fedwidth.models import build, example_inputs, needs_shape
     from fedwidth.plan import trace
 
-    data_shape = _parse_shape(shape)
+    data_shape = parse_shape(shape)
     if tokens < 0 or (tokens and shape):
         raise OptionError("--tokens is the length of one input, instead of --shape")
     if not (tokens or shape) and needs_shape(model):
         raise OptionError(f"what model '{model}' reads is not known: give --shape, e.g. 3x32x32, or --tokens, e.g. 20")
-    built = build(model, data_shape=data_shape, **_pairs(options))
+    built = build(model, data_shape=data_shape, **pairs_of(options))
     example = (torch.zeros(2, tokens, dtype=torch.long),) if tokens else example_inputs(model, data_shape=data_shape)
     return built, trace(built, example, heads=heads, keep=keep or ()), example
 
 
-def _parse_shape(text: str) -> tuple[int, ...] | None:
+def parse_shape(text: str) -> tuple[int, ...] | None:
+    """The shape that --shape states; None where it states none."""
     if not text:
         return None
     try:
@@ -262,7 +263,8 @@ def _parse_shape(text: str) -> tuple[int, ...] | None:
     return shape
 
 
-def _pairs(given: list[str] | None) -> dict[str, Any]:
+def pairs_of(given: list[str] | None) -> dict[str, Any]:
+    """The options that --set gives, by name."""
     from fedwidth.config.read import parse_override
 
     pairs: dict[str, Any] = {}

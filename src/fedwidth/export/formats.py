@@ -137,7 +137,7 @@ def _export_folder(taken: Taken, out: Path) -> list[Path]:
     note = f"`{type(taken.model).__name__}.from_pretrained(FOLDER)` opens it."
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as beside:
         made = Path(beside) / "model"
-        save_folder(taken.model, made)
+        save_folder(taken.model, made, taken.data.example())
         (made / "README.md").write_text(card(taken, form="transformers folder", notes=(note,)), encoding="utf-8")
         (made / "fedwidth.json").write_text(json.dumps(recipe_of(taken), indent=2) + "\n", encoding="utf-8")
         try:

@@ -37,6 +37,9 @@ from fedwidth.run.folder import SERVE_LOCK as LOCK
 from fedwidth.run.summary import describe_score
 from fedwidth.settings import Settings
 from fedwidth.training.engine import Engine
+from fedwidth.watching.audit import NAME as AUDIT
+from fedwidth.watching.audit import AuditLog
+from fedwidth.watching.rounds import note_round
 
 MAX_LINE = 2_000
 """Characters after which a line of the log is cut."""
@@ -75,7 +78,7 @@ def _serve(
 ) -> Result:
     if config.load:  # what clients would score on their own data only they can know
         settings = replace(settings, evaluation=replace(settings.evaluation, local=False))
-    if (reason := why_not_elsewhere(method_of(settings), "flower")) is not None:
+    if (reason := why_not_elsewhere(method_of(settings), "flower", adapted=settings.adapter.rank > 0)) is not None:
         raise OptionError(reason)
     data, partition = load_parts(settings, config.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
@@ -150,6 +153,8 @@ def _serve(
         for text in remarks(line):
             log(f"round {line['round']}: {text}")
         attendance.quarantined |= _quarantined(line)
+        if config.enrolled:  # beside the folder of those who are enrolled
+            note_round(AuditLog(Path(config.enrolled).parent / AUDIT), line)
         on_round(line)
 
     while True:

@@ -65,13 +65,9 @@ def summed_tensors(plan: Plan, start: State, trained: Collection[str] = ()) -> l
 
     Where it is said which parameters are trained, others, which are frozen, are left out.
     """
-    return [
-        name
-        for name in plan.axes
-        if plan.tied.get(name) not in plan.axes
-        and start[name].is_floating_point()
-        and (not trained or name in trained or name not in plan.parameters)
-    ]
+    sent = (name for name in plan.axes if plan.tied.get(name) not in plan.axes and name not in plan.untrained)
+    frozen = plan.parameters - frozenset(trained) if trained else frozenset()
+    return [name for name in sent if start[name].is_floating_point() and name not in frozen]
 
 
 def classes_of(plan: Plan) -> int:
