@@ -23,7 +23,7 @@ def test_the_published_gaussian():
 
 
 def test_the_dirichlet_distribution():
-    """gamma = (0.25, 0.75), clients of one size: (3.75, 3.25); with three times the samples the first counts as much."""
+    """gamma = (0.25, 0.75), clients of one size: (3.75, 3.25); with three times the samples both count alike."""
     gamma = np.array([0.25, 0.75])
     assert dirichlet_sample(MODELS, EQUAL, gamma).tolist() == [3.75, 3.25]
     assert dirichlet_sample(MODELS, np.array([0.75, 0.25]), gamma).tolist() == [3.5, 3.5]
