@@ -28,7 +28,7 @@ Seed = Annotated[int, typer.Option("--seed", help="What is random comes from it.
 
 
 def list_methods(as_json: Json = False) -> None:
-    """List the methods by family: what clients hold, what the server needs, paper, equation and options."""
+    """List the methods by family: what clients hold and send, what the server needs, paper, equation and options."""
     from fedwidth.methods import methods
     from fedwidth.methods.lookup.families import HOLDS, traits_of
 
@@ -58,16 +58,20 @@ def list_methods(as_json: Json = False) -> None:
             m.name,
             traits[m.name].family,
             traits[m.name].holds,
+            traits[m.name].sends,
+            "yes" if traits[m.name].architectures else "no",
             "yes" if m.public else "no",
             traits[m.name].secure_sums,
-            f"{m.paper}, {m.equation}",
         ]
         for m in sorted(methods().values(), key=lambda m: (list(HOLDS).index(traits[m.name].family), m.name))
     ]
-    print_table(["method", "family", "a client holds", "public data", "secure sums", "paper"], rows)
+    columns = ["method", "family", "a client holds", "and sends", "architectures", "public data", "secure sums"]
+    print_table(columns, rows)
     print()
     shown = {m.name: ", ".join(f"{n}={_show(o.default)}" for n, o in m.options.items()) for m in methods().values()}
-    print_table(["method", "options and their defaults"], [[row[0], shown[row[0]] or "–"] for row in rows])
+    papers = {m.name: f"{m.paper}, {m.equation}" for m in methods().values()}
+    named = [[row[0], papers[row[0]], shown[row[0]] or "–"] for row in rows]
+    print_table(["method", "paper", "options and their defaults"], named)
 
 
 def show_plan(
