@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedwidth.config.budgets import with_profiles
 from fedwidth.core.narrow import narrow
 from fedwidth.data import Data, Partition, load, make_partition
 from fedwidth.data.records import moved
@@ -100,7 +101,7 @@ def plan_model(
         index = method("heterofl", rounding="ceil").select(plan, capacity=settings.model.width)
         model = narrow(model, plan, index)
         plan = trace_model(model, example, settings, objective)
-    return model, plan
+    return model, with_profiles(plan, settings.devices)
 
 
 def trace_model(model: nn.Module, example: Any, settings: Settings, objective: Objective) -> Plan:

@@ -42,6 +42,8 @@ class Cost:
     """Bytes that training keeps for the backward pass of one sample, parameters apart."""
     share: float
     """The share of the full model's parameters."""
+    trained_bytes: float = 0
+    """Bytes of the parameters that are trained: what is sent back. Frozen ones are not."""
 
     def memory(self, *, batch: int = 1, moments: int = 1) -> float:
         """Bytes that training needs: weights, gradients, moments of the optimiser (SGD 0 or 1, Adam 2), activations."""
@@ -131,6 +133,7 @@ def cost_at(
         operations=found.operations,
         activation_bytes=found.activation_bytes,
         share=parameters / full if full else 1.0,
+        trained_bytes=count_bytes(plan, counts, {n: p for n, p in model.named_parameters() if p.requires_grad}),
     )
 
 
@@ -149,6 +152,7 @@ def cost_of(make: Callable[[], nn.Module], plan: Plan, example_inputs: Any, *, c
         operations=found.operations,
         activation_bytes=found.activation_bytes,
         share=parameters / count_parameters(plan, {}),
+        trained_bytes=sum(t.numel() * t.element_size() for t in made.parameters() if t.requires_grad),
     )
 
 

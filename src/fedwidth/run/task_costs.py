@@ -36,6 +36,8 @@ class TaskCosts:
         self.trainer, self.speeds = trainer, speeds
         self.memory_travels = False
         """Whether what clients remember is sent to them and back: where the server keeps it for real devices."""
+        self.frozen_travels = False
+        """Whether frozen weights are sent back: real devices return whole sub-models."""
         self.known: dict[Hashable, Cost] = {}
         """The costs of sub-models by size; runs of one model may share them."""
         self._first_state = first_state
@@ -75,7 +77,8 @@ class TaskCosts:
             if self._stays:
                 down, up = down + size * task.part.is_new, up + answered.get(task.client, (0, 0))[1]
             else:
-                down, up = down + size, up + size
+                back = size if self.frozen_travels else int(cost.trained_bytes + cost.buffer_bytes)
+                down, up = down + size, up + back
         sent, reported = self._beside(tasks)
         return down + sent, up + reported
 
