@@ -82,7 +82,7 @@ def _serve(
         raise OptionError(reason)
     data, partition = load_parts(settings, config.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
-    experiment.costs.memory_travels = True
+    experiment.costs.memory_travels = experiment.costs.frozen_travels = True
 
     enrolment = EnrolmentFolder(Path(config.enrolled), each_file=True) if config.enrolled else None
 
