@@ -46,8 +46,8 @@ from fedwidth.settings import (
 )
 
 MODEL = {"embedding": 128, "heads": 8, "head_size": 12, "hidden": 512, "layers": 3, "dropout": 0.0}
-WORDS, LENGTH, ROLES, HOLDOUT, TESTED = 2000, 20, 100, 0.2, 10
-STEPS, BATCH, RATE = 600, 32, 1e-3
+WORDS, LENGTH, ROLES, HOLDOUT, TESTED = 2000, 20, 100, 0.2, 8
+STEPS, BATCH, RATE = 500, 16, 1e-3
 """Pre-training: steps of Adam, sequences in each, and the first learning rate, which falls to 0 along a cosine."""
 ROUNDS, SEEDS, RANK, PER_ROUND = 30, (1, 2, 3), 16, 5
 MIXED = "1:1 1/2:1 1/4:1 1/8:1 1/16:1"
@@ -193,7 +193,7 @@ def settings_of(name: str, seed: int, base: Path, rate: float) -> Settings:
         data=DataSettings("digits", clients=ROLES, partition="natural"),
         devices=DeviceSettings(MIXED, per_round=PER_ROUND, excluded=wanted["excluded"]),
         training=TrainingSettings(
-            optimiser="adam", lr=rate, weight_decay=0.0, batch_size=8, steps=8, mask="none", clip=1.0
+            optimiser="adam", lr=rate, weight_decay=0.0, batch_size=8, steps=3, mask="none", clip=1.0
         ),
         server=ServerSettings(label_rows=False),
         evaluation=EvaluationSettings(every=10, local=False),

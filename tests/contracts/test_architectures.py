@@ -118,6 +118,15 @@ def test_feddf_averages_the_clients_of_each_architecture_and_hears_all_of_them()
     assert sizes == [606, 606, 606, 160, 610, 610]
 
 
+@pytest.mark.parametrize("name", ["feddf", "fedet"])
+def test_untrained_clients_change_nothing_where_nobody_is_taught(name):
+    untaught = ["training.lr=0.0", "devices.per_round=6", "method.options={steps=0}"]
+    run = Experiment(settings_of(name, *untaught))
+    found = run.run().server
+    assert same(run.first_state, found.state)
+    assert same(dict(run.first_server().memory), dict(found.memory))
+
+
 def test_fed_et_gives_every_architecture_the_servers_last_layer():
     run = Experiment(settings_of("fedet", "rounds=2"))
     server = run.run().server

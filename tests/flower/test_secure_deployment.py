@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:secure.min_cl
 
 SECURE = "secure.enabled = true\nsecure.min_clients = 2\nserver.label_rows = false\n"
 ROUNDS = 18
-QUICK = "patience-seconds=5.0 opening-seconds=40.0"
+PATIENT = "introduction-seconds=60.0 patience-seconds=120.0 opening-seconds=120.0"
+QUICK = "introduction-seconds=60.0 patience-seconds=15.0 opening-seconds=60.0"
 
 HOLD = '''
 _ask = ask_trainer
@@ -55,8 +56,8 @@ def test_5_a_real_deployment_gives_the_embedded_engines_bits(loop, method):
     """Every client in every round, everything opened, and two exchanges a round."""
     text = recipe(f'{SECURE}method.name = "{method}"\n')
     loop.begin(text, method)
-    run = loop.run(QUICK)
-    loop.wait_finished(400)
+    run = loop.run(PATIENT)
+    loop.wait_finished(900)
     assert run.wait(240) == 0
     lines = loop.lines()
     assert [sorted(line["clients"]) for line in lines] == [[0, 1, 2, 3]] * 3

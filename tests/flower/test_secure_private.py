@@ -14,7 +14,7 @@ from test_secure_rounds import BASE, embedded, ran
 
 from fedwidth.errors import OptionError
 from fedwidth.flower.node import secure_sums
-from fedwidth.flower.opened_rounds import OpenedRounds
+from fedwidth.flower.secure.opened_rounds import OpenedRounds
 from fedwidth.randomness import numpy_generator
 from small_runs import same
 

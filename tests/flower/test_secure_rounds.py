@@ -19,8 +19,8 @@ from fedwidth.config.read import read_settings
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.flower.engine import FlowerEngine, TooFewAnswers
-from fedwidth.flower.opened_rounds import OpenedRounds
 from fedwidth.flower.run_config import RunConfig
+from fedwidth.flower.secure.opened_rounds import OpenedRounds
 from fedwidth.flower.server import serve
 from fedwidth.secure.aggregator import Aggregator
 from small_runs import RECIPE, same

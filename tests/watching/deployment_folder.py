@@ -7,7 +7,21 @@ from pathlib import Path
 
 from fedwidth.watching.audit import AuditLog
 
-CONFIG = 'name = "fed"\nrounds = 6\nseed = 1\n[method]\nname = "fedrolex"\n[data]\nclients = 6\n'
+CONFIG = """name = "fed"
+rounds = 6
+seed = 1
+[method]
+name = "fedrolex"
+[model]
+name = "mlp"
+options = { hidden = [12, 6] }
+[data]
+name = "digits"
+clients = 6
+partition = "iid"
+[devices]
+per_round = 4
+"""
 LINES = [
     {"round": 1, "clients": [0, 1, 2, 3], "capacities": [1.0, 0.25, 1.0, 0.25], "bytes_down": 1000, "bytes_up": 900,
      "macs": 10, "seconds": 10.0, "train_loss": 2.0, "global_accuracy": 0.4, "global_loss": 1.5},

@@ -30,7 +30,7 @@ from fedwidth.flower.node.training import load_parts
 from fedwidth.flower.printable import printable
 from fedwidth.flower.records import Limits
 from fedwidth.flower.run_config import RunConfig
-from fedwidth.flower.secure_run import SecureRun
+from fedwidth.flower.secure.run import SecureRun
 from fedwidth.objectives.metric import Measure
 from fedwidth.run import folder
 from fedwidth.run.folder import SERVE_LOCK as LOCK
@@ -82,7 +82,7 @@ def _serve(
         raise OptionError(reason)
     data, partition = load_parts(settings, config.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
-    experiment.costs.memory_travels = True
+    experiment.costs.memory_travels = experiment.costs.frozen_travels = True
 
     enrolment = EnrolmentFolder(Path(config.enrolled), each_file=True) if config.enrolled else None
 

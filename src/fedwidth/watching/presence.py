@@ -74,8 +74,9 @@ def read_devices(lines: Sequence[Line], enrolled: Collection[int] | None = None)
     for client, device in found.items():
         if device.until is not None and done < device.until:
             found[client] = Device(**{**asdict(device), "state": QUARANTINED})
-        elif device.state == QUARANTINED:
-            found[client] = Device(**{**asdict(device), "state": GONE if device.why else IN, "until": None})
+        elif device.until is not None:  # it may take part again, and is what its last answer made of it
+            state = state_of(device.why) if device.why else IN
+            found[client] = Device(**{**asdict(device), "state": state, "until": None})
         if enrolled is not None and client not in enrolled:
             found[client] = Device(**{**asdict(found[client]), "state": REVOKED})
     return [found[client] for client in sorted(found)]

@@ -24,9 +24,9 @@ from fedwidth.errors import FedwidthError, SecureError
 from fedwidth.flower.asking import Asking, Waiting
 from fedwidth.flower.engine import TooFewAnswers, cut_tasks
 from fedwidth.flower.node.wire import SECURE
-from fedwidth.flower.opened_rounds import OpenedRounds
 from fedwidth.flower.records import task_record
-from fedwidth.flower.secure_records import (
+from fedwidth.flower.secure.opened_rounds import OpenedRounds
+from fedwidth.flower.secure.records import (
     max_share_bytes,
     need,
     read_masked,

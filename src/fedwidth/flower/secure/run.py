@@ -14,9 +14,9 @@ from fedwidth.errors import OptionError
 from fedwidth.flower.asking import Waiting
 from fedwidth.flower.attendance import Attendance, Introduction
 from fedwidth.flower.node.secure_sums import read_roster
-from fedwidth.flower.opened_rounds import OpenedRounds
 from fedwidth.flower.run_config import RunConfig
-from fedwidth.flower.secure_engine import SecureEngine
+from fedwidth.flower.secure.engine import SecureEngine
+from fedwidth.flower.secure.opened_rounds import OpenedRounds
 from fedwidth.secure.fixed_point import MAX_CLIENTS
 from fedwidth.secure.keys import check_key
 from fedwidth.secure.messages import RUN_BYTES
