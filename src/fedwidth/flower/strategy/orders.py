@@ -39,7 +39,9 @@ class Order:
     """The capacities that clients may have."""
 
     @classmethod
-    def of(cls, task: Task, reference: Reference, *, round: int, clients: int, seed: int, enrolled: tuple[float, ...]) -> Order:
+    def of(
+        cls, task: Task, reference: Reference, *, round: int, clients: int, seed: int, enrolled: tuple[float, ...]
+    ) -> Order:
         """The order for a task."""
         counts = getattr(task.part, "counts", None)
         return cls(

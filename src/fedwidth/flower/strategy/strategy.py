@@ -236,7 +236,9 @@ class Strategy(FedAvg):
             for client, node in list(found.items()):
                 if node.capacity not in self._capacities:
                     allowed = ", ".join(f"{capacity:g}" for capacity in self._capacities)
-                    LOG.warning("client %d is left out: its capacity is %g, not one of %s", client, node.capacity, allowed)
+                    LOG.warning(
+                        "client %d is left out: its capacity is %g, not one of %s", client, node.capacity, allowed
+                    )
                     del found[client]
         return found
 
