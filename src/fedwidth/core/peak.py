@@ -1,8 +1,8 @@
 """How much memory a training step takes at its peak: the step is played with tensors that have no values.
 
 Every storage that the forward pass, the loss and the backward pass make is counted from its birth to its end, as
-autograd really frees it. Nothing is computed and nothing is allocated, so a model of any size can be asked. What kernels
-take beside their results, and what the allocator loses, is a share of that (`WORKSPACE`).
+autograd really frees it. Nothing is computed and nothing is allocated, so a model of any size can be asked. What
+kernels take beside their results, and what the allocator loses, is a share of that (`WORKSPACE`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A narrow model as an ExecuTorch program that trains: forward pass, loss and gradients in one graph, for a device.
 
-The runtime's own kernels compute the gradients. In executorch 1.5.1 those of max pooling are wrong, and nothing says so;
-so one step is tried in the runtime before anything is written, and its gradients are compared with PyTorch's.
+The runtime's own kernels compute the gradients. In executorch 1.5.1 those of max pooling are wrong, and nothing says
+so: therefore one step is tried in the runtime before anything is written, and its gradients are held against PyTorch's.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _check_gradients(step: Step, content: bytes, given: tuple[Tensor, Tensor]) -
         largest = float(parameter.grad.abs().max())
         if float((found[name] - parameter.grad).abs().max()) > MAX_OFF * max(largest, MAX_OFF):
             raise PlanError(
-                f"ExecuTorch would train another model: in one step its gradient of '{name.removeprefix('model.')}' is not"
-                " PyTorch's (the one of max pooling is known to be wrong in 1.5.1); without --training it can be used"
+                f"ExecuTorch would train another model: in one step its gradient of '{name.removeprefix('model.')}'"
+                " is not PyTorch's (the one of max pooling is wrong in 1.5.1); without --training it can be used"
             )
 
 
