@@ -5,6 +5,7 @@ holds (`method(...).select`) and how it trains that, aggregation averages what o
 
 Public are the names below (`__all__`), and what the pages under docs/reference/ list of these modules:
 
+    fedwidth.adapters      low-rank adapters: their files, and models with them merged
     fedwidth.methods       what a method of one's own is made of; called, it gives every method by name
     fedwidth.experiment    Experiment, Result, Stopped: whole runs
     fedwidth.settings      the settings of a run
@@ -15,6 +16,7 @@ Public are the names below (`__all__`), and what the pages under docs/reference/
     fedwidth.devices       capacities, and how they go with the data
     fedwidth.analysis      which weights a method trains, what an accuracy took
     fedwidth.report        reports and figures
+    fedwidth.flower        a Strategy and three functions for a Flower app of one's own
     fedwidth.errors        what is raised
 
 Everything else may change without notice. `narrow` is the function; the module it stands in is `fedwidth.core.narrow`.
@@ -24,15 +26,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fedwidth import methods
+from fedwidth.adapters import adapt
 from fedwidth.core.aggregation import finalise, merge
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
-from fedwidth.core.narrow import narrow
+from fedwidth.core.narrow import narrow, skeleton
 from fedwidth.core.submodel import extract, state_of
-from fedwidth.core.updates import Update
+from fedwidth.core.updates import Update, check_update
 from fedwidth.errors import FedwidthError
 from fedwidth.methods import Closing, Local, Method, method
 from fedwidth.plan import Plan, trace
+from fedwidth.training.server.step import server_step
 
 if TYPE_CHECKING:
     from fedwidth.devices.fit import fit
@@ -49,6 +53,8 @@ __all__ = [
     "Method",
     "Plan",
     "Update",
+    "adapt",
+    "check_update",
     "extract",
     "finalise",
     "fit",
@@ -57,6 +63,8 @@ __all__ = [
     "method",
     "methods",
     "narrow",
+    "server_step",
+    "skeleton",
     "state_of",
     "trace",
 ]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
 
 from fedwidth.core.index import Index
-from fedwidth.core.submodel import check_index, take
+from fedwidth.core.submodel import check_index, folded, take
 from fedwidth.errors import PlanError
 from fedwidth.plan.attributes import Attribute
 from fedwidth.plan.check import check_fit
@@ -40,8 +41,8 @@ def narrow(model: nn.Module, plan: Plan, index: Index) -> nn.Module:
     """
     check_index(plan, index)
     small = skeleton(model, plan, index.counts)
-    full, _ = tensors_of(model)
     with torch.no_grad():
+        full = folded(tensors_of(model)[0], index)
         for name, tensor in tensors_of(small)[0].items():
             if name not in plan.tied:
                 tensor.copy_(take(full[name].detach(), index, name))
@@ -58,12 +59,26 @@ def with_buffers(small: nn.Module, plan: Plan) -> nn.Module:
     return small
 
 
-def skeleton(model: nn.Module, plan: Plan, counts: Mapping[str, int]) -> nn.Module:
-    """A module of the width at which each group g keeps counts[g] units, its tensors not yet filled.
+def skeleton(
+    model: nn.Module, plan: Plan, width: Mapping[str, int] | float | Fraction, *, rounding: str = "floor"
+) -> nn.Module:
+    """A module of a width, its tensors not yet filled: `load_state_dict` takes what `extract` has cut.
+
+    The width is a capacity, or says how many units each group keeps; groups that it does not name stay whole.
+
+    >>> from fedwidth import extract, method, state_of, trace
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> plan = trace(model, torch.zeros(1, 4))
+    >>> index = method("fedrolex").select(plan, capacity=0.25, round=3)
+    >>> skeleton(model, plan, 0.25).load_state_dict(extract(state_of(model), plan, index))
+    <All keys matched successfully>
+    >>> skeleton(model, plan, {"0": 5})[2]
+    Linear(in_features=5, out_features=3, bias=True)
 
     Ties, dtypes, devices, `requires_grad` and training flags are those of `model`, whose weights are never copied. A
     buffer that holds a root of a width is a plain attribute with its narrow value here, which no state overwrites.
     """
+    counts = width if isinstance(width, Mapping) else plan.counts(width, rounding)
     check_counts(plan, counts)
     full = check_fit(plan, model)
     shapes = plan.narrow_shapes(counts)

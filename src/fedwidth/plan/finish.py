@@ -9,6 +9,7 @@ from torch import nn
 
 from fedwidth.errors import PlanError
 from fedwidth.plan import axis as finished
+from fedwidth.plan.adapters import find_adapters, untrained_parameters
 from fedwidth.plan.attributes import Attribute, stated
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units
 from fedwidth.plan.formulas import Formula, Held, Length, replace
@@ -50,7 +51,8 @@ class Finish:
             for dim, tensor_axis in enumerate(tensor_axes):
                 for group in finished.groups_of(tensor_axis):
                     members[group].append((name, dim))
-        if not members:
+        adapters = find_adapters(self.model)
+        if not members and not adapters:  # of rank 1, with widths kept whole, adapters are all that is trained
             several = "; it returns several tensors, and all of them stay whole: output= says which of them counts"
             raise PlanError(
                 f"the model has nothing to slice: {_why(axes)}{several if len(passes[0].outputs) > 1 else ''}"
@@ -76,6 +78,8 @@ class Finish:
             looks_at_values=recording.looked,
             training_passes=len(passes) - 1,
             work=recording.tally.work(self.axis, *self.bytes(), passes[0].samples, passes[-1].samples),
+            adapters=adapters,
+            untrained=untrained_parameters(self.model) if adapters else frozenset(),
         )
 
     def axis(self, node: Node) -> Axis:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedwidth.errors import StateError
 from fedwidth.files import write_whole as write_whole
+from fedwidth.privacy.spent import Spent
 from fedwidth.training.client_memory import FOLDER, ClientMemory, Files
 from fedwidth.training.server.quarantine import Quarantine
 from fedwidth.training.server.state import Server
@@ -49,6 +50,8 @@ def copy_server(server: Server, *, identity: str, extra: dict[str, Any]) -> Copy
     }
     if server.quarantine:
         facts["conduct"] = server.quarantine.facts()
+    if server.spent.rounds:
+        facts["privacy"] = {**server.spent.facts(), "clip": server.clip}
     server.clients.pin()
     return Copy(tensors, facts, server.clients)
 
@@ -100,8 +103,17 @@ def load_server(
         memory = {f"seen.{n}": t.cpu() for n, t in part("seen.")}
         memory["clients"] = torch.tensor(facts["history_clients"])
     clients = ClientMemory.read(folder / FOLDER, facts.get("clients", {}), files=files, also=also())
-    quarantine = Quarantine.of(facts.get("conduct", {}))
-    return Server(dict(part("state.")), facts["round"], memory, dict(part("moment.")), clients, quarantine), facts
+    quarantine, privacy = Quarantine.of(facts.get("conduct", {})), facts.get("privacy", {})
+    return Server(
+        dict(part("state.")),
+        facts["round"],
+        memory,
+        dict(part("moment.")),
+        clients,
+        quarantine,
+        spent=Spent.of(privacy),
+        clip=float(privacy.get("clip", 0.0)),
+    ), facts
 
 
 def read_state(path: Path) -> dict[str, Tensor]:

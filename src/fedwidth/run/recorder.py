@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from fedwidth.errors import OptionError
 from fedwidth.evaluation.evaluator import Measured
 from fedwidth.evaluation.representative import LastRound
 from fedwidth.methods import Task
 from fedwidth.run import checkpoint
 from fedwidth.run.alarm import fall_of
+from fedwidth.run.budget import write_ledger
 from fedwidth.run.clients import rows_of
 from fedwidth.run.folder import MODELS
 from fedwidth.run.metrics import Line, describe_round
@@ -67,12 +69,22 @@ class Recorder:
         self._before, self._began = seconds, time.perf_counter()
         self._wrote = self._began
         self._measured: Measured | None = None
+        self.last_round = experiment.last_round(server)
+        """After how many rounds the run ends."""
         self._last: LastRound | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether all rounds are done."""
-        return self.server.round >= self.experiment.settings.rounds
+        """Whether all rounds are done, or all that a private run has a budget for."""
+        return self.server.round >= self.last_round
+
+    def open(self, clients: Iterable[int]) -> Server:
+        """The server as a round begins for which these clients were drawn; a private run first writes down that."""
+        if self.experiment.budget is not None:
+            self.server = replace(self.server, spent=self.server.spent.after(clients))
+            if self.folder:
+                write_ledger(self.folder, self.server.spent)
+        return self.server
 
     @property
     def seconds(self) -> float:
@@ -132,7 +144,13 @@ class Recorder:
     def finish(self) -> Result:
         """Write the summary, after the last round."""
         experiment, server = self.experiment, self.server
+        if not self.lines:
+            raise OptionError(
+                "the privacy budget was spent before a round could be saved: give a larger privacy.epsilon"
+            )
         summary = summarise(experiment.settings, self.lines)
+        if experiment.budget is not None:
+            summary |= {"rounds": server.round, "privacy": experiment.budget.facts(server)}
         if self.folder:
             if clients := rows_of(experiment, server, self._measured):
                 checkpoint.write_whole(self.folder / "clients.json", json.dumps(clients) + "\n")
