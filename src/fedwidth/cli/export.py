@@ -21,6 +21,9 @@ def export_model(
         int | None,
         typer.Option("--batch", min=1, help="Samples that a program takes at a time; without it any number, or one."),
     ] = None,
+    training: Annotated[
+        bool, typer.Option("--training", help="With executorch: a program that trains the model on the device.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> None:
     """Write the trained model of a run, at some width and ready to use, as a file for other programs and devices."""
@@ -28,5 +31,5 @@ def export_model(
     from fedwidth.export.load import take
 
     check_target(out, form, overwrite=overwrite)
-    for path in export(take(run, capacity), form, out, batch=batch, overwrite=overwrite):
+    for path in export(take(run, capacity), form, out, batch=batch, training=training, overwrite=overwrite):
         print(path)
