@@ -59,10 +59,10 @@ test-peft: $(PEFT_VENV)/.installed  ## Test adapters with the real peft: it load
 
 # Flower wants older versions of packages than the rest does, so its tests have an environment and pins of their own.
 FLOWER_VENV ?= .venv-flower
-FLOWER_TESTS = tests/flower tests/secure tests/docs/test_docs_flower.py src/fedwidth/flower src/fedwidth/secure
+FLOWER_TESTS = tests/flower tests/secure tests/watching tests/docs/test_docs_flower.py src/fedwidth/flower src/fedwidth/secure src/fedwidth/watching
 
 $(FLOWER_VENV)/.installed: PINS = constraints-flower.txt
-$(FLOWER_VENV)/.installed: PACKAGES = -e '.[dev,flower]'
+$(FLOWER_VENV)/.installed: PACKAGES = -e '.[dev,flower,metrics]' ray
 $(FLOWER_VENV)/.installed: pyproject.toml constraints-flower.txt
 	$(install)
 
@@ -111,7 +111,7 @@ $(BROWSER_VENV)/.installed: pyproject.toml constraints.txt
 
 test-browser: $(BROWSER_VENV)/.installed  ## Test report and live view in a real Chromium; keeps screenshots
 	$(BROWSER_VENV)/bin/python -c 'import playwright, shutil, sys; sys.exit(0 if shutil.which("chromium") or shutil.which("chromium-browser") else "there is no Chromium on the PATH")'
-	$(BROWSER_VENV)/bin/python -m pytest -rs tests/report/test_report_browser.py tests/report/test_view_browser.py
+	$(BROWSER_VENV)/bin/python -m pytest -rs tests/report/test_report_browser.py tests/report/test_view_browser.py tests/report/test_deployment_browser.py
 	@echo "screenshots and measurements: build/browser"
 
 lint: $(STAMP)

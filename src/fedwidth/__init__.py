@@ -16,22 +16,31 @@ Public are the names below (`__all__`), and what the pages under docs/reference/
     fedwidth.devices       capacities, and how they go with the data
     fedwidth.analysis      which weights a method trains, what an accuracy took
     fedwidth.report        reports and figures
+    fedwidth.flower        a Strategy and three functions for a Flower app of one's own
     fedwidth.errors        what is raised
 
 Everything else may change without notice. `narrow` is the function; the module it stands in is `fedwidth.core.narrow`.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from fedwidth import methods
 from fedwidth.adapters import adapt
 from fedwidth.core.aggregation import finalise, merge
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
-from fedwidth.core.narrow import narrow
+from fedwidth.core.narrow import narrow, skeleton
 from fedwidth.core.submodel import extract, state_of
-from fedwidth.core.updates import Update
+from fedwidth.core.updates import Update, check_update
 from fedwidth.errors import FedwidthError
 from fedwidth.methods import Closing, Local, Method, method
 from fedwidth.plan import Plan, trace
+from fedwidth.training.server.step import server_step
+
+if TYPE_CHECKING:
+    from fedwidth.devices.fit import fit
+    from fedwidth.export.load import load
 
 __version__ = "0.2.0"
 
@@ -45,18 +54,29 @@ __all__ = [
     "Plan",
     "Update",
     "adapt",
+    "check_update",
     "extract",
     "finalise",
+    "fit",
+    "load",
     "merge",
     "method",
     "methods",
     "narrow",
+    "server_step",
+    "skeleton",
     "state_of",
     "trace",
 ]
 
 
+_LATER = {"fit": "fedwidth.devices.fit", "load": "fedwidth.export.load"}
+"""Names that stand in rooms which are imported only when they are needed."""
+
+
 def __getattr__(name: str) -> object:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     if name == "History":
         raise ImportError(  # which `from fedwidth import History` shows as it is
             "fedwidth.History is gone since 0.2: what a method remembers is a mapping of tensors, which"

@@ -7,6 +7,7 @@ prints it, block by block. The tests run by the same list, so what it says is ru
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from collections import Counter
@@ -18,7 +19,7 @@ from doc_pages import PAGES, SHELLS, Block, Command, blocks_of, commands_of, pag
 SUITES = {
     "test": ("tests/docs/test_docs.py", "tests/docs/test_docs_make.py"),
     "test-slow": ("tests/docs/test_docs_make.py",),
-    "test-flower": ("tests/docs/test_docs_flower.py",),
+    "test-flower": ("tests/docs/test_docs_flower.py", "tests/flower/test_strategy_app.py", "tests/flower/test_nvflare.py"),
     "test-ray": ("tests/docs/test_docs_ray.py",),
 }
 """A target of the Makefile, and the files in it that run code of the documentation."""
@@ -26,6 +27,8 @@ NO_CODE = ("math",)
 LANGUAGES = ("python", "toml", *SHELLS, *NO_CODE)
 MARKS = {"quick"}
 """Run as it stands, and its output compared with the page's."""
+IMPORTS_OTHERS = re.compile(r"^(from|import) (flwr|nvflare)\b", re.MULTILINE)
+"""Python that needs a framework which the environment of `make test` has not."""
 SLOW_TARGETS = {"check", "test-slow", "bench", "results"}
 
 SMALL = ("rounds=1", "model.name=mlp", "devices.per_round=2", "training.steps=1", "device=cpu")
@@ -49,6 +52,8 @@ def suite_of(command: Command) -> str | None:
 
 def suites_of(block: Block) -> set[str | None]:
     """The suites it takes to run a block."""
+    if block.language == "python" and IMPORTS_OTHERS.search(block.text):
+        return {"test-flower"}
     if block.language in ("python", "toml"):
         return {"test"}
     return {suite_of(command) for command in commands_of(block)}

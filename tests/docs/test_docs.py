@@ -138,7 +138,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for block in blocks_of(page):
-            if block.language != "python":
+            if block.language != "python" or suites_of(block) != {"test"}:
                 continue
             if block.title:
                 importlib.import_module(block.title.removesuffix(".py"))
@@ -157,7 +157,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 def write_modules(page, folder):
     """Save the page's programs under their titles."""
     for block in blocks_of(page):
-        if block.language == "python" and block.title:
+        if block.language == "python" and block.title and suites_of(block) == {"test"}:
             (folder / block.title).write_text(block.text, encoding="utf-8")
 
 

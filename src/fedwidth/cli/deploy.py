@@ -9,11 +9,14 @@ import typer
 
 from fedwidth.cli.options import Set
 from fedwidth.cli.rollback import rollback
+from fedwidth.cli.watching import audit, metrics
 from fedwidth.errors import FedwidthError, OptionError
 
 app = typer.Typer(help="Train on real devices with Flower: set up a deployment, let devices in, see what is wrong.")
 
 app.command("rollback")(rollback)
+app.command("metrics")(metrics)
+app.command("audit")(audit)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the deployment.")]
 Authority = Annotated[

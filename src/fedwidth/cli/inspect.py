@@ -34,7 +34,7 @@ Seed = Annotated[int, typer.Option("--seed", help="What is random comes from it.
 
 
 def list_methods(as_json: Json = False) -> None:
-    """List the methods by family: what clients hold, what the server needs, paper, equation and options."""
+    """List the methods by family: what clients hold and send, what the server needs, paper, equation and options."""
     from fedwidth.methods import methods
     from fedwidth.methods.lookup.families import HOLDS, traits_of
 
@@ -64,16 +64,20 @@ def list_methods(as_json: Json = False) -> None:
             m.name,
             traits[m.name].family,
             traits[m.name].holds,
+            traits[m.name].sends,
+            "yes" if traits[m.name].architectures else "no",
             "yes" if m.public else "no",
             traits[m.name].secure_sums,
-            f"{m.paper}, {m.equation}",
         ]
         for m in sorted(methods().values(), key=lambda m: (list(HOLDS).index(traits[m.name].family), m.name))
     ]
-    print_table(["method", "family", "a client holds", "public data", "secure sums", "paper"], rows)
+    columns = ["method", "family", "a client holds", "and sends", "architectures", "public data", "secure sums"]
+    print_table(columns, rows)
     print()
     shown = {m.name: ", ".join(f"{n}={_show(o.default)}" for n, o in m.options.items()) for m in methods().values()}
-    print_table(["method", "options and their defaults"], [[row[0], shown[row[0]] or "–"] for row in rows])
+    papers = {m.name: f"{m.paper}, {m.equation}" for m in methods().values()}
+    named = [[row[0], papers[row[0]], shown[row[0]] or "–"] for row in rows]
+    print_table(["method", "paper", "options and their defaults"], named)
 
 
 def show_plan(
@@ -174,7 +178,7 @@ def show_coverage(
     from fedwidth.methods import method as find_method
 
     _, plan, _ = _traced(model, shape, options, tokens=tokens)
-    given = _pairs(method_options)
+    given = pairs_of(method_options)
     check_rounding(rounding)  # also where the method has no use for it
     if "rounding" in find_method(method).options:
         given = {"rounding": rounding, **given}
@@ -240,7 +244,7 @@ def show_partition(
     from fedwidth.data import load, make_partition, partition_picture
 
     loaded = load(data, root or None)
-    dealt = make_partition(loaded, kind, clients, seed, validation=validation, **_pairs(options))
+    dealt = make_partition(loaded, kind, clients, seed, validation=validation, **pairs_of(options))
     print(partition_picture(loaded, dealt))
 
 
@@ -261,12 +265,12 @@ def _traced(
     from fedwidth.models import build, example_inputs, needs_shape
     from fedwidth.plan import trace
 
-    data_shape = _parse_shape(shape)
+    data_shape = parse_shape(shape)
     if tokens < 0 or (tokens and shape):
         raise OptionError("--tokens is the length of one input, instead of --shape")
     if not (tokens or shape) and needs_shape(model):
         raise OptionError(f"what model '{model}' reads is not known: give --shape, e.g. 3x32x32, or --tokens, e.g. 20")
-    built = build(model, data_shape=data_shape, **_pairs(options))
+    built = build(model, data_shape=data_shape, **pairs_of(options))
     example = (torch.zeros(2, tokens, dtype=torch.long),) if tokens else example_inputs(model, data_shape=data_shape)
     if targets and not rank:
         raise OptionError("--target names layers that get an adapter, so --rank must be above 0")
@@ -277,7 +281,8 @@ def _traced(
     return built, trace(built, example, heads=heads, keep=keep or ()), example
 
 
-def _parse_shape(text: str) -> tuple[int, ...] | None:
+def parse_shape(text: str) -> tuple[int, ...] | None:
+    """The shape that --shape states; None where it states none."""
     if not text:
         return None
     try:
@@ -289,7 +294,8 @@ def _parse_shape(text: str) -> tuple[int, ...] | None:
     return shape
 
 
-def _pairs(given: list[str] | None) -> dict[str, Any]:
+def pairs_of(given: list[str] | None) -> dict[str, Any]:
+    """The options that --set gives, by name."""
     from fedwidth.config.read import parse_override
 
     pairs: dict[str, Any] = {}

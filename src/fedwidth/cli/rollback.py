@@ -20,6 +20,8 @@ def rollback(
     from fedwidth.run.checkpoint_history import go_back, rounds_kept
     from fedwidth.run.folder import read_metrics
     from fedwidth.run.summary import describe_score
+    from fedwidth.watching.audit import NAME as AUDIT
+    from fedwidth.watching.audit import AuditLog, operator_of
 
     run_folder = folder if (folder / NAME).exists() or not (folder / "run").is_dir() else folder / "run"
     if listed:
@@ -34,5 +36,8 @@ def rollback(
         return
     if round is None:
         raise OptionError("give the round to go back to, or --list to see which there are")
+    before = rounds_done(run_folder)
     go_back(run_folder, round)
+    if (folder / "enrolled").is_dir():
+        AuditLog(folder / AUDIT).note("rolled back", round=round, before=before, by=operator_of(folder))
     print(f"{run_folder} is at round {round} again; ./run.sh goes on from there")

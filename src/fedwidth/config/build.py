@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.adapters import adapt
+from fedwidth.config.budgets import with_profiles
 from fedwidth.core.narrow import narrow
 from fedwidth.data import Data, Partition, load, make_partition
 from fedwidth.data.records import moved
@@ -20,6 +21,7 @@ from fedwidth.objectives import Objective, objective_of
 from fedwidth.objectives.check import check_objective
 from fedwidth.plan import Plan, trace
 from fedwidth.plan.adapters import find_adapters
+from fedwidth.plan.trace import tensors_of
 from fedwidth.randomness import torch_seed
 from fedwidth.settings import Settings
 
@@ -105,6 +107,8 @@ def plan_model(
     example = moved(data.example(), "cpu")
     if next(model.parameters(), None) is None:
         raise PlanError("the model has nothing to slice: it has no parameters")
+    if not any(tensor.requires_grad for tensor in tensors_of(model)[0].values()):
+        raise PlanError("the model has nothing to train: requires_grad is False for all of its parameters")
     check_objective(objective, model, data)
     plan = trace_model(model, example, settings, objective)
     if settings.model.width != 1:
@@ -115,7 +119,7 @@ def plan_model(
         model = adapt_model(model, settings)
     if settings.model.width != 1 or settings.adapter.rank:
         plan = trace_model(model, example, settings, objective)
-    return model, plan
+    return model, with_profiles(plan, settings.devices)
 
 
 def adapt_model(model: nn.Module, settings: Settings) -> nn.Module:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,11 @@ def narrow(model: nn.Module, plan: Plan, index: Index) -> nn.Module:
         for name, tensor in tensors_of(small)[0].items():
             if name not in plan.tied:
                 tensor.copy_(take(full[name].detach(), index, name))
+    return with_buffers(small, plan)
+
+
+def with_buffers(small: nn.Module, plan: Plan) -> nn.Module:
+    """The same module; what `skeleton` made a plain attribute, because no state may overwrite it, is a buffer again."""
     for attribute in plan.attributes:
         module = small.get_submodule(attribute.module)
         if attribute.buffer and attribute.name not in module._buffers:
@@ -53,12 +59,26 @@ def narrow(model: nn.Module, plan: Plan, index: Index) -> nn.Module:
     return small
 
 
-def skeleton(model: nn.Module, plan: Plan, counts: Mapping[str, int]) -> nn.Module:
-    """A module of the width at which each group g keeps counts[g] units, its tensors not yet filled.
+def skeleton(
+    model: nn.Module, plan: Plan, width: Mapping[str, int] | float | Fraction, *, rounding: str = "floor"
+) -> nn.Module:
+    """A module of a width, its tensors not yet filled: `load_state_dict` takes what `extract` has cut.
+
+    The width is a capacity, or says how many units each group keeps; groups that it does not name stay whole.
+
+    >>> from fedwidth import extract, method, state_of, trace
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> plan = trace(model, torch.zeros(1, 4))
+    >>> index = method("fedrolex").select(plan, capacity=0.25, round=3)
+    >>> skeleton(model, plan, 0.25).load_state_dict(extract(state_of(model), plan, index))
+    <All keys matched successfully>
+    >>> skeleton(model, plan, {"0": 5})[2]
+    Linear(in_features=5, out_features=3, bias=True)
 
     Ties, dtypes, devices, `requires_grad` and training flags are those of `model`, whose weights are never copied. A
     buffer that holds a root of a width is a plain attribute with its narrow value here, which no state overwrites.
     """
+    counts = width if isinstance(width, Mapping) else plan.counts(width, rounding)
     check_counts(plan, counts)
     full = check_fit(plan, model)
     shapes = plan.narrow_shapes(counts)

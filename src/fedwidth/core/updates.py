@@ -16,6 +16,9 @@ from fedwidth.core.submodel import State
 from fedwidth.errors import OptionError, SelectionError, StateError, UpdateError
 from fedwidth.plan.units import whole_numbers
 
+PUBLIC_WEIGHTS = ("equal", "model-size")
+"""Ways to weigh a client that need nothing which only the client knows."""
+
 
 @dataclass(frozen=True)
 class Update:

@@ -90,6 +90,9 @@ class Plan:
     """The low-rank adapters of the model. What a sub-model does not hold of them is folded into its weights."""
     untrained: frozenset[str] = frozenset()
     """In a model with adapters, the parameters that are never trained: clients send none of them back."""
+    profiles: Mapping[float, Mapping[str, float]] = field(default_factory=dict)
+    """The share of each group by capacity, for capacities whose groups are not all of one width; what a profile does
+    not name keeps the capacity's own share."""
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -113,21 +116,29 @@ class Plan:
         by_tensor = {n: tuple(numbers.setdefault(a, len(numbers)) for a in axes) for n, axes in self.axes.items()}
         return tuple(numbers), by_tensor
 
-    def counts(self, capacity: float | Fraction, rounding: str = "floor") -> dict[str, int]:
+    def counts(
+        self,
+        capacity: float | Fraction,
+        rounding: str = "floor",
+        *,
+        shares: Mapping[str, float | Fraction] | None = None,
+    ) -> dict[str, int]:
         """How many units of each group a device of this capacity keeps: floor(capacity * size), at least one.
 
         Groups tied by a coupling are rounded together, so that e.g. heads * head size == embedding width holds, and a
-        group of which only multiples can be kept is rounded to one.
+        group of which only multiples can be kept is rounded to one. Where the capacity has a profile (or `shares` are
+        given), each group keeps its own share; of groups tied by a coupling, the share of the whole decides.
         """
         check_capacity(capacity)
         check_rounding(rounding)
-        counts = {name: group.count(capacity, rounding) for name, group in self.groups.items()}
+        own = self.profiles.get(float(capacity), {}) if shares is None else shares
+        counts = {name: group.count(own.get(name, capacity), rounding) for name, group in self.groups.items()}
         for whole in dict.fromkeys(coupling.whole for coupling in self.couplings):
             parts = [coupling for coupling in self.couplings if coupling.whole == whole]
             step = math.lcm(
                 *((coupling.factor * Fraction(self.groups[coupling.part].multiple)).numerator for coupling in parts)
             )
-            counts[whole] = self.groups[whole].count(capacity, rounding, step)
+            counts[whole] = self.groups[whole].count(own.get(whole, capacity), rounding, step)
             for coupling in parts:
                 counts[coupling.part] = int(counts[whole] / Fraction(coupling.factor))
         return counts

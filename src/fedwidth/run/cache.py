@@ -53,7 +53,8 @@ class Cache:
             data = self.data(settings)
             self._placed[key] = data if device.type == "cpu" else data.to(device)
         experiment = Experiment(settings, data=self._placed[key], partition=self.partition(settings))
-        model = json.dumps([key, asdict(settings.model), asdict(settings.adapter)], sort_keys=True)
+        parts = [asdict(settings.model), asdict(settings.adapter), *map(asdict, settings.models)]
+        model = json.dumps([key, *parts], sort_keys=True)
         experiment.costs.known = self._costs.setdefault(model, experiment.costs.known)
         return experiment
 

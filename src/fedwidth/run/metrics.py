@@ -54,6 +54,16 @@ def describe_round(
             "closed_weights": opened.closed_weights,
             "clipped": opened.clipped,
         }
+    if experiment.budget is not None:
+        line["privacy"] = {"epsilon": experiment.budget.epsilon(server.spent)}
+        if (released := report.released) is not None:
+            line["privacy"] |= {
+                "clip": released.clip,
+                "clipped": released.clipped,
+                "signal_to_noise": released.signal_to_noise,
+            }
+    if report.untouched is not None:
+        line["robust"] = {"kept_weights": report.untouched.share}
     if clipped := {str(client): float(f"{times:.3g}") for client, times in report.excess.items() if times > 1}:
         line["clipped"] = clipped
     if report.opposed:

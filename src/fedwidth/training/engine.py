@@ -11,6 +11,8 @@ from torch import Tensor
 from fedwidth.core.cohort import CohortSum
 from fedwidth.methods import Task
 from fedwidth.training.server.clipping import FAR
+from fedwidth.training.server.private import Released
+from fedwidth.training.server.robust import Kept
 from fedwidth.training.server.secure import Opened
 
 Coming = Callable[[], tuple[Sequence[Task], int] | None]
@@ -45,6 +47,10 @@ class Report:
     """Of a model with adapters: how far their average is from the mean of products, as a share of it."""
     opened: Opened | None = None
     """What was opened of secure sums, where the round has such."""
+    released: Released | None = None
+    """What was released of a private round."""
+    untouched: Kept | None = None
+    """What robust sums left as it was, where the round has such."""
 
     @property
     def struck(self) -> list[int]:

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey a
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.flower.access.audit_trail import AuditTrail
 from fedwidth.flower.access.enrolment import Enrolled, EnrolmentFolder, pem_of
 from fedwidth.flower.access.signing import (
     APP_SIGNATURE,
@@ -66,8 +67,11 @@ class Authorisation:
         apps: dict[str, dict[str, str]] | None = None,
         clock: Callable[[], float] = time.time,
         max_signed: int = MAX_SIGNED,
+        audit: AuditTrail | None = None,
     ) -> None:
-        """`runtime` is the key of the server's own processes; `apps` collects signatures of apps by their digests."""
+        """`runtime` is the key of the server's own processes; `apps` collects signatures of apps by their digests;
+        `audit` is told who commanded and who was refused."""
+        self._audit = audit or AuditTrail(None)
         self.app, self._operators, self._runtime, self._clock = app, operators, runtime, clock
         self._enrolled = EnrolledKeys(EnrolmentFolder(enrolled))
         self._apps = {} if apps is None else apps
@@ -89,7 +93,9 @@ class Authorisation:
             keys = [value for name, value in scope["headers"] if name == NODE_KEY]
             if len(keys) == 1 and keys[0] in self._enrolled:  # of two, Flower might take the other
                 await self.app(scope, receive, send)
-            elif scope["path"] == ACTIVATE:
+                return
+            self._audit.refused_device(keys)
+            if scope["path"] == ACTIVATE:
                 await _refuse(send, 412, "this device is not enrolled", code=NOT_ACTIVATED)
             else:
                 await _refuse(send, 401, "this device is not enrolled")
@@ -104,8 +110,11 @@ class Authorisation:
             if hashlib.sha256(body).hexdigest() != digest:
                 raise OptionError("its content is not what was signed")
             self._keep_app_signature(key, scope)
+            if key is not self._runtime:
+                self._audit.commanded(key, scope["path"])
         except OptionError as error:
             why = "only operators of this deployment may ask this, with their key (./flwr.sh on the server)"
+            self._audit.refused_command(scope["path"], str(error))
             await _refuse(send, 403, f"{why}: {error}")
             return
         events = iter([{"type": "http.request", "body": body, "more_body": False}])

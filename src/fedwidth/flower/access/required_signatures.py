@@ -13,6 +13,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedwidth.errors import OptionError
+from fedwidth.flower.access.audit_trail import AuditTrail
 from fedwidth.flower.access.authorisation import Authorisation, read_operators, sign_apps_with
 from fedwidth.flower.access.enrolment import read_enrolled
 from fedwidth.flower.access.signing import RUNTIME_KEY, command
@@ -23,7 +24,7 @@ UNGUARDED = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
 """Switches with which Flower would open further ports, without a guard."""
 
 
-def require_signatures(operators: Path, enrolled: Path) -> Callable[[Any], None]:
+def require_signatures(operators: Path, enrolled: Path, audit: AuditTrail | None = None) -> Callable[[Any], None]:
     """A function that adds the check of signatures to Flower's application.
 
     From now on this process hands the Flower processes that it starts a key of their own.
@@ -41,7 +42,14 @@ def require_signatures(operators: Path, enrolled: Path) -> Callable[[Any], None]
     sign_apps_with(apps)
 
     def configure(app: Any) -> None:
-        app.add_middleware(Authorisation, operators=operators, enrolled=enrolled, runtime=key.public_key(), apps=apps)
+        app.add_middleware(
+            Authorisation,
+            operators=operators,
+            enrolled=enrolled,
+            runtime=key.public_key(),
+            apps=apps,
+            audit=audit,
+        )
 
     return configure
 

@@ -39,6 +39,7 @@ from typing import Any
 
 from fedwidth.errors import OptionError
 from fedwidth.files import locked
+from fedwidth.flower.access.audit_trail import AuditTrail, running
 from fedwidth.flower.access.connections import (
     MAX_PER_ADDRESS,
     MAX_STRANGERS,
@@ -50,6 +51,8 @@ from fedwidth.flower.access.guard import MAX_BODY, MAX_REPLY, Guard
 from fedwidth.flower.access.required_signatures import require_signatures
 from fedwidth.flower.deployment.app_folder import ENROLLED, OPERATORS
 from fedwidth.flower.versions import check_flower
+from fedwidth.watching.audit import NAME as AUDIT
+from fedwidth.watching.audit import AuditLog
 
 LOCK_MILLISECONDS = "25000"
 """How long a locked database is waited for: less than the 30 seconds after which Flower's own clients give up."""
@@ -146,10 +149,11 @@ def main() -> None:
     parser.add_argument("--enrolled", type=Path, default=Path(ENROLLED))
     parser.add_argument("--most-strangers", type=int, default=MAX_STRANGERS)
     parser.add_argument("--database", default="")
+    parser.add_argument("--audit", type=Path, default=Path(AUDIT))
     own, rest = parser.parse_known_args()
     try:
         check_flower()
-        with alone(own.database):
+        with alone(own.database), running(AuditLog(own.audit)):
             serve(own, [*rest, *(["--database", own.database] if own.database else [])])
     except OptionError as error:
         raise SystemExit(f"error: {error}") from None
@@ -167,7 +171,7 @@ def serve(own: argparse.Namespace, rest: list[str]) -> None:
     configure = extensions.configure_app
     most = raise_file_limit(own.most_strangers)
     strangers = Strangers(max_strangers=most, max_per_address=min(MAX_PER_ADDRESS, max(1, most // 2)))
-    add_authorisation = require_signatures(own.operators, own.enrolled)
+    add_authorisation = require_signatures(own.operators, own.enrolled, AuditTrail(AuditLog(own.audit)))
 
     def guarded(app: Any) -> None:
         configure(app)

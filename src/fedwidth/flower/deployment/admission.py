@@ -16,6 +16,8 @@ from fedwidth.flower.access.enrolment import MAX_SAMPLES, Enrolled, read_enrolle
 from fedwidth.flower.deployment.app_folder import ENROLLED, PACKAGE
 from fedwidth.flower.deployment.setup import Setup
 from fedwidth.flower.printable import printable
+from fedwidth.watching.audit import NAME as AUDIT
+from fedwidth.watching.audit import AuditLog, fingerprint, operator_of
 
 REVOKED = "revoked.pub"
 """The file of revoked keys, which stay out for ever: whoever has such a device has its key."""
@@ -64,6 +66,8 @@ def enrol(
     if device == before:
         return f"client-{client} is enrolled already"
     write_enrolled(folder / ENROLLED, device)
+    facts = {"client": client, "key": fingerprint(key), "max_capacity": device.max_capacity}
+    AuditLog(folder / AUDIT).note("enrolled" if before is None else "enrolment changed", by=operator_of(folder), **facts)
     limits = f"capacity at most {device.max_capacity:g}, samples at most {device.max_samples}"
     return f"client-{client} is enrolled: {limits}"
 
@@ -80,6 +84,8 @@ def revoke(folder: Path, client: int) -> str:
     lines.append(f"{there[client].public_key} client-{client} {time.strftime('%Y-%m-%d')}")
     write_whole(enrolled / REVOKED, "\n".join(lines) + "\n")
     remove_enrolled(enrolled, client)
+    key = fingerprint(there[client].public_key)
+    AuditLog(folder / AUDIT).note("revoked", client=client, key=key, by=operator_of(folder))
     return f"client-{client} is revoked: the server refuses its key from now on"
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedwidth.adapters.averages import Average
 from fedwidth.core.aggregation import finalise
 from fedwidth.core.answers import AnswerSum
+from fedwidth.core.architectures import Architectures
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State, put, take
 from fedwidth.methods.definition.local import Memory
@@ -42,6 +43,8 @@ class Beginning:
     """Inputs of two samples, as the model takes them."""
     answer: Answer = lambda model, inputs: model(inputs)
     """As of `Closing`."""
+    architectures: Architectures = field(default_factory=dict)
+    """The method's own, which it fills in."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Closing:
     images out so."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     options: Mapping[str, Any] = field(default_factory=dict)
+    architectures: Architectures = field(default_factory=dict)
+    """The method's own."""
     averaging: Average | None = None
     """How adapters are averaged, where that is not unit by unit."""
     _made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)

@@ -54,6 +54,7 @@ const SECTIONS = [
   ['curves', curvesSection, (d) => d.entries],
   ['coverage', coverageSection, (d) => [d.coverage.views.map(({ layers, ...others }) => [others, Object.entries(layers).map(([name, layer]) => [name, layer.frames])]), d.coverage.skipped, d.runs.map((run) => run.done)]],
   ['gains', gainsSection, (d) => [d.gains, d.widths]],
+  ['attendance', attendanceSection, (d) => d.attendance],
   ['devices', devicesSection, (d) => d.devices],
   ['split', splitSection, (d) => d.splits],
   ['runs', runsSection, (d) => d.runs],
@@ -73,7 +74,7 @@ function build() {
   main.hidden = !data.entries.length;
   document.querySelector('.toc').hidden = main.hidden;
   if (main.hidden) {
-    for (const id of ['lede', 'title', 'tiles', 'troubles']) document.getElementById(id).replaceChildren();
+    for (const id of ['lede', 'title', 'tiles', 'troubles', 'privacy']) document.getElementById(id).replaceChildren();
     document.getElementById('title').textContent = 'No run yet';
     return;
   }
