@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run test test-slow test-track test-browser test-flower test-flower-newest test-ray test-package check lint layers types bench results pictures docs docs-serve clean
+.PHONY: help setup run test test-slow test-track test-peft test-browser test-flower test-flower-newest test-ray test-package check lint layers types bench results pictures docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -45,6 +45,17 @@ $(TRACK_VENV)/.installed: pyproject.toml constraints.txt
 test-track: $(TRACK_VENV)/.installed  ## Test --track with the real TensorBoard, MLflow and Weights & Biases
 	$(TRACK_VENV)/bin/python -c 'import mlflow, tensorboard, wandb'
 	$(TRACK_VENV)/bin/python -m pytest tests/run/test_tracking.py
+
+# peft brings packages that nothing else needs.
+PEFT_VENV ?= .venv-peft
+
+$(PEFT_VENV)/.installed: PACKAGES = -e '.[dev,peft]'
+$(PEFT_VENV)/.installed: pyproject.toml constraints.txt
+	$(install)
+
+test-peft: $(PEFT_VENV)/.installed  ## Test adapters with the real peft: it loads ours and we load its
+	$(PEFT_VENV)/bin/python -c 'import peft'
+	$(PEFT_VENV)/bin/python -m pytest tests/adapters/test_peft.py
 
 # Flower wants older versions of packages than the rest does, so its tests have an environment and pins of their own.
 FLOWER_VENV ?= .venv-flower
@@ -142,4 +153,4 @@ docs-serve: $(DOCS_VENV)/.installed  ## Show the documentation site on 127.0.0.1
 	$(MKDOCS) serve
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(DOCS_VENV) $(BROWSER_VENV) $(TRACK_VENV) $(FLOWER_VENV) $(NEWEST_VENV) $(RAY_VENV) $(PACKAGE_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(DOCS_VENV) $(BROWSER_VENV) $(TRACK_VENV) $(PEFT_VENV) $(FLOWER_VENV) $(NEWEST_VENV) $(RAY_VENV) $(PACKAGE_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,12 +1,17 @@
-"""What hostile devices do to a run, and what server.clip and server.screen make of it: accuracies over seeds.
+"""What hostile devices do to a run, and what server.clip, server.screen and server.robust make of it, over seeds.
 
-    python benchmarks/hostile.py [--seeds 1,2,3,4,5] [--hostile 1,2] [--clip 2] [--only absent,screened …] [--json FILE]
+    python benchmarks/hostile.py [--seeds 1,2,3,4,5] [--hostile 1,2] [--clip 2] [--only absent,median …] [--json FILE]
+        [--set devices.per_round=20]
 
 The quick start (20 clients, 10 a round, 60 rounds) is trained in this process by the engine its settings name. A
 hostile client trains like any other and then sends the opposite of its change, as long as it is allowed to be:
 
     at the norm bound     10 times the norm of what it was sent, all that answers of devices were once checked for
     at the clip           exactly server.clip times the median of the others, which it is told: it is never clipped
+    sign                  its own change as long as it is: it looks like everybody else's, and points the other way
+
+The last one is what robust sums are compared by: `--only` with `sign`, `trimmed`, `median` and `norm-bounded`, of which
+nobody is hostile where `--hostile` says 0.
 
 `absent` is the same run in which these clients are drawn and do not answer: what would be without them.
 """
@@ -37,16 +42,20 @@ NORM_BOUND = 10.0
 QUIET = ("evaluation.capacities=[]", "evaluation.local=false")
 
 
+ROBUST = ("trimmed", "median", "norm-bounded")
+
+
 @dataclass(frozen=True)
 class Case:
     """A run: what hostile clients do, and what the server does about it."""
 
     title: str
     attack: str
-    """none, absent, norm or clip."""
+    """none, absent, norm, clip or sign."""
     clip: bool = False
     screen: bool = False
     quarantine: bool = True
+    robust: str = "none"
 
 
 CASES = {
@@ -59,6 +68,10 @@ CASES = {
     "norm-guarded": Case("flip at the norm bound, clip and screen", "norm", clip=True, screen=True),
     "bound-clipped": Case("flip at the clip, clip", "clip", clip=True),
     "bound-guarded": Case("flip at the clip, clip and screen", "clip", clip=True, screen=True),
+    "sign": Case("sign flipped", "sign"),
+    "sign-guarded": Case("sign flipped, clip and screen", "sign", clip=True, screen=True),
+    **{name: Case(f"sign flipped, {name}", "sign", robust=name) for name in ROBUST},
+    **{f"far-{name}": Case(f"flip at the norm bound, {name}", "norm", robust=name) for name in ROBUST},
 }
 HONEST = ("plain", "clipped", "guarded")
 
@@ -91,11 +104,13 @@ class Hostile:
         for total, task, start, change in zip(trained, tasks, starts, changes, strict=True):
             if task.client in self.who and (length := norm(change)):
                 bound = NORM_BOUND * max(1.0, norm(start))
-                if self.attack == "clip":
+                if self.attack == "sign":
+                    bound = length
+                elif self.attack == "clip":
                     bound = self.clip * statistics.median_low(honest or [length])
                 mean = {name: start[name] - own * (bound / length) for name, own in change.items()}
                 total = CohortSum.of(total.index, mean, total.weight, 1)
-            sums.setdefault(task.cohort, CohortSum(total.index)).merge(total)
+            sums.setdefault(task.cohort, CohortSum(total.index)).merge(total)  # by itself where tasks are single
         return list(sums.values()), report
 
     def close(self) -> None:
@@ -112,7 +127,10 @@ def accuracy(case: Case, *, seed: int, hostile: int, clip: float, changes: Seque
     """The accuracy after the last round of the quick start; 0 where the run ends in weights that are not finite."""
     own = [f"seed={seed}", f"server.clip={clip if case.clip else 0}", f"server.screen={str(case.screen).lower()}"]
     own += [] if case.quarantine else ["server.strikes=0"]
-    experiment = Experiment(read_settings("quickstart", [*QUIET, "evaluation.every=60", *own, *changes]).main)
+    own += [f"server.robust={case.robust}"]
+    experiment = Experiment(
+        read_settings("quickstart", [*QUIET, "evaluation.every=60", *own, *changes], main=True).main
+    )
     who = hostile_clients(seed, hostile if case.attack != "none" else 0, len(experiment.partition))
     engine = Hostile(make_engine(experiment.trainer), experiment, who, attack=case.attack, clip=clip)
     try:
@@ -128,6 +146,7 @@ def main() -> None:
     parser.add_argument("--hostile", default="1,2", help="numbers of hostile clients, of 20")
     parser.add_argument("--clip", type=float, default=2.0)
     parser.add_argument("--only", default=",".join(CASES), help="cases, of " + ", ".join(CASES))
+    parser.add_argument("--set", action="append", default=[], help="change a setting of all runs: key=value")
     parser.add_argument("--json", type=Path, help="also write every accuracy here")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -139,7 +158,9 @@ def main() -> None:
     for name in given.only.split(","):
         case = CASES[name]
         for hostile in [0] if name in HONEST else [int(number) for number in given.hostile.split(",")]:
-            scores = [100 * accuracy(case, seed=seed, hostile=hostile, clip=given.clip) for seed in seeds]
+            scores = [
+                100 * accuracy(case, seed=seed, hostile=hostile, clip=given.clip, changes=given.set) for seed in seeds
+            ]
             mean = statistics.mean(scores)
             print(f"| {hostile} | {case.title} | {mean:.1f} | {min(scores):.1f} to {max(scores):.1f} |", flush=True)
             found.append({"case": name, "hostile": hostile, "clip": given.clip, "seeds": seeds, "accuracies": scores})

@@ -108,11 +108,13 @@ def child(options: argparse.Namespace) -> None:
         before = time.perf_counter(), time.process_time()
         server, _, _ = run_round(experiment.rounds, server, experiment.cohort(server.round), engine)
         took = time.perf_counter() - before[0], time.process_time() - before[1]
+        evaluation = time.perf_counter()
         if "evaluate" in line:
             experiment.evaluate(server)
+        evaluation = time.perf_counter() - evaluation
         digest = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in server.state.values()))
         said = {"seconds": took[0], "processor": took[1], "peak": peak[0], "state": digest.hexdigest()[:16]}
-        print(json.dumps(said), flush=True)
+        print(json.dumps({**said, "evaluation": evaluation}), flush=True)
 
 
 def talk(options: argparse.Namespace, kind: str) -> subprocess.Popen[str]:
@@ -194,6 +196,7 @@ def main() -> None:
             f" {statistics.median(each['seconds'] for each in rounds):.3f} s a round"
             f" ({statistics.median(each['processor'] for each in rounds):.3f} s of processor),"
             f" peak anonymous memory {max(each['peak'] for each in answers) / 1e9:.2f} GB"
+            + (f", evaluated in {rounds[-1]['evaluation']:.0f} s" if options.evaluate else "")
         )
     if options.only:
         return

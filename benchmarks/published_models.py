@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedwidth.plan.axis import Fixed, leaves
+
 TORCHVISION = {
     **dict.fromkeys(("alexnet", "vgg11_bn", "resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"), 64),
     **dict.fromkeys(("densenet121", "squeezenet1_1", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0"), 64),
     **dict.fromkeys(("efficientnet_v2_s", "mnasnet0_5", "regnet_y_400mf", "convnext_tiny", "shufflenet_v2_x1_0"), 64),
-    **{"googlenet": 96, "inception_v3": 128, "vit_b_16": 224, "swin_t": 64, "swin_v2_t": 64, "maxvit_t": 224},
+    **{"googlenet": 96, "inception_v3": 299, "vit_b_16": 224, "swin_t": 64, "swin_v2_t": 64, "maxvit_t": 224},
+    **dict.fromkeys(("shufflenet_v2_x0_5", "regnet_x_400mf", "mobilenet_v3_large", "mnasnet1_0", "resnet34"), 64),
 }
 TIMM = {
     **dict.fromkeys(("edgenext_xx_small", "skresnet18", "eca_nfnet_l0", "lambda_resnet26t", "resnest14d"), 64),
@@ -38,10 +41,22 @@ TIMM = {
     **dict.fromkeys(("halonet26t", "botnet26t_256"), 256),
     **dict.fromkeys(("swin_tiny_patch4_window7_224", "deit_tiny_patch16_224", "mixer_s32_224", "gmlp_s16_224"), 224),
     **dict.fromkeys(("xcit_nano_12_p16_224", "pit_ti_224", "levit_128s", "cait_xxs24_224", "coat_tiny"), 224),
+    **dict.fromkeys(("naflexvit_base_patch16_gap",), 64),
     **dict.fromkeys(("crossvit_tiny_240", "beit_base_patch16_224", "twins_pcpvt_small", "visformer_tiny"), 224),
 }
+MAX_SHARE, MAX_REASONS = 0.34, 4
+"""The share of the parameters at half width above which reasons are given, and how many."""
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-TOKENS = {"vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TOKENS = {"vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 40}
+BOTH = {
+    f"{half}_{what}": number
+    for half in ("encoder", "decoder")
+    for what, number in (("layers", 1), ("ffn_dim", 48), ("attention_heads", 4))
+}
+SOUND = {
+    **{"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2},
+    **{"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "mask_time_length": 2},
+}
 TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "BertForSequenceClassification": ("BertConfig", SMALL),
     "RobertaForSequenceClassification": ("RobertaConfig", SMALL),
@@ -99,6 +114,41 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 32, "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2, "num_hidden_layers": 2},
     ),
     "RwkvForCausalLM": ("RwkvConfig", {"hidden_size": 32, "num_hidden_layers": 2}),
+    "Qwen3MoeForCausalLM": (
+        "Qwen3MoeConfig",
+        {
+            **SMALL,
+            **{"num_key_value_heads": 2, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2},
+            **{"moe_intermediate_size": 24},
+        },
+    ),
+    "BartForSequenceClassification": ("BartConfig", {**BOTH, "d_model": 32, "max_position_embeddings": 40}),
+    "T5ForConditionalGeneration": (
+        "T5Config",
+        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0},
+    ),
+    "Wav2Vec2ForCTC": ("Wav2Vec2Config", {**SMALL, **SOUND}),
+    "HubertForCTC": ("HubertConfig", {**SMALL, **SOUND}),
+    "ViTForImageClassification": ("ViTConfig", {**SMALL, "image_size": 64, "patch_size": 16}),
+    "SwinForImageClassification": (
+        "SwinConfig",
+        {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "image_size": 64, "patch_size": 4},
+    ),
+    "ConvNextForImageClassification": ("ConvNextConfig", {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}),
+    "SegformerForSemanticSegmentation": (
+        "SegformerConfig",
+        {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "decoder_hidden_size": 32},
+    ),
+    "DetrForObjectDetection": (
+        "DetrConfig",
+        {
+            **{**BOTH, "d_model": 32, "num_queries": 5, "num_labels": 4, "use_timm_backbone": False},
+            "backbone_config": {
+                **{"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 16, 32]},
+                **{"depths": [1, 1, 1, 1], "out_features": ["stage4"]},
+            },
+        },
+    ),
 }
 
 
@@ -111,7 +161,7 @@ def build(family: str, name: str) -> tuple[nn.Module, Any]:
         transformers.logging.set_verbosity_error()
         config, settings = TRANSFORMERS[name]
         model = getattr(transformers, name)(getattr(transformers, config)(**{**TOKENS, **settings}))
-        return model, {"input_ids": torch.randint(3, 50, (2, 8))}
+        return model, example(model.main_input_name, seq2seq=name.startswith("T5"))
     size = (TORCHVISION if family == "torchvision" else TIMM)[name]
     if family == "torchvision":
         import torchvision
@@ -123,8 +173,21 @@ def build(family: str, name: str) -> tuple[nn.Module, Any]:
     return timm.create_model(name), torch.randn(2, 3, size, size)
 
 
+def example(name: str, *, seq2seq: bool) -> dict[str, Tensor]:
+    """Inputs for a small model that takes words, sounds or pictures."""
+    if name == "input_values":
+        return {name: torch.randn(2, 400)}
+    if name == "pixel_values":
+        return {name: torch.randn(2, 3, 64, 64)}
+    words = torch.randint(3, 50, (2, 8))
+    words[:, -1] = TOKENS["eos_token_id"]  # BART's classifier reads where a sentence ends
+    return {name: words, "decoder_input_ids": words} if seq2seq else {name: words}
+
+
 def counted(result: Any) -> Any:
     """What of the output must stay whole."""
+    if hasattr(result, "pred_boxes"):
+        return result.logits, result.pred_boxes
     return result.logits if hasattr(result, "logits") and not isinstance(result, (Tensor, tuple)) else result
 
 
@@ -141,12 +204,26 @@ def examine(family: str, name: str) -> dict[str, Any]:
     plan.check(model, inputs, output=counted)
     found["check_seconds"] = round(time.perf_counter() - begin, 1)
     found["share_at_half"] = round(share(plan, 0.5).parameters, 3)
-    if found["share_at_half"] > 0.34:
-        reasons = Counter(reason for _, _, reason in plan.frozen())
-        found["why"] = why_so_large(plan, share(plan, 0.5)) or [reason for reason, _ in reasons.most_common(3)]
+    if found["share_at_half"] > MAX_SHARE:
+        found["why"] = (why_so_large(plan, share(plan, 0.5)) + one_sided(plan))[:MAX_REASONS]
     if plan.unknown_operators:
         found["without_rule"] = dict(plan.unknown_operators)
     return found
+
+
+def one_sided(plan: Any) -> list[str]:
+    """Weights of which one side alone shrinks, the largest first: they keep half of their parameters, not a quarter."""
+    counts = plan.counts(0.5)
+    shapes, found = plan.narrow_shapes(counts), []
+    names = [name for name in plan.parameters if name not in plan.tied]
+    total = sum(math.prod(plan.shapes[name]) for name in names)
+    for name in names:
+        full, narrow = math.prod(plan.shapes[name]), math.prod(shapes[name])
+        if 0.4 * full < narrow <= 0.6 * full and narrow > 0.02 * total:
+            kept = [axis for axis, n, m in zip(plan.axes[name], plan.shapes[name], shapes[name], strict=True) if n == m]
+            why = next((leaf.reason for axis in kept for leaf in leaves(axis) if isinstance(leaf, Fixed)), "one side")
+            found.append((narrow / total, f"{name} shrinks on one side ({narrow / total:.0%}): {why}"))
+    return [line for _, line in sorted(found, reverse=True)]
 
 
 def main() -> None:

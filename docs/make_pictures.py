@@ -7,7 +7,8 @@ begin at 0 from `Method.first_state`. The layer has 8 units in and 8 out, so a p
 compares the files with what this draws. For a method that looks at the weights these are trained, on a small task.
 Methods that hold everything, and differ in the local step alone, have another picture: the way that `step.take_step`
 goes on two small quadratic losses. Of methods whose clients hold no slices the tensors are drawn that stand for the
-layer in what `Part.cut` sends, in their shapes.
+layer in what `Part.cut` sends, in their shapes. Of methods of adapters it is B and A of the layer, and what of them a
+client trains.
 """
 
 from __future__ import annotations
@@ -56,6 +57,14 @@ TAUGHT = {
     "fedgkt": "features leave each client where the model is split; the server has the full model behind it",
     "fedet": "every width is a model of its own; a projection lets all end in the same layer, here behind this one",
     "fedbe": "the server teaches the average on public data what likely models say together",
+}
+AVERAGED = {
+    "fedit": "server: the mean of B, and the mean of A",
+    "hetlora": "server: zeros where a client has no rank, weights by the length of B A",
+    "flexlora": "server: the mean of B A, decomposed again",
+    "flora": "server: the mean of B A goes into the frozen weight, and adapters begin anew",
+    "ffalora": "server: the mean of B; A is the same for all",
+    "rolora": "server: the mean of what was trained; the other is the same for all",
 }
 CELL, GAP, EDGE, TOP = 10, 16, 14, 34
 SIDE = UNITS * CELL
@@ -212,6 +221,43 @@ def draw_parts(method: Method) -> str:
     for number, note in enumerate(notes):
         parts.append(_text(EDGE, height - 12 - 18 * number, note, "s"))
     return _svg(height, f"{method.title}: what devices of four sizes hold of one layer of 8 × 8 weights", parts)
+
+
+def draw_adapters(method: Method) -> str:
+    """Which columns of B and rows of A devices of four sizes train in two rounds, and what the server does then."""
+    model = fedwidth.adapt(MODEL, UNITS, [LAYER.removesuffix(".weight")])
+    plan = fedwidth.trace(model, torch.zeros(2, UNITS))
+    plan = fedwidth.trace(model, torch.zeros(2, UNITS), keep=[n for n in plan.groups if n not in plan.rank_groups])
+    (adapter,) = plan.adapters
+    height, parts = TOP + 2 * STEP + 18, []
+    for row in range(2):
+        top = TOP + row * STEP - 20
+        parts.append(_text(EDGE, top + 14, f"round {row + 1}: columns of B and rows of A that are trained", "b"))
+        resting = method.local.rests(plan, row) if method.local is not None and method.local.rests else frozenset()
+        for column, task in enumerate(method.assign(plan, list(enumerate(HELD)), row)):
+            units = task.index[adapter.down][0].tolist()
+            left = _left(column)
+            for name, place in ((adapter.up, 0.0), (adapter.down, SIDE / 2 + 4)):
+                shown = [] if name in resting else units
+                parts.append(_factor(left + place, top + 30, shown, columns=name == adapter.up))
+            held = f"rank {len(units)} of {UNITS}"
+            parts.append(_text(left, top + 30 + SIDE / 2 + 14, held, "s"))
+    parts.append(_text(EDGE, height - 12, AVERAGED[method.name], "s"))
+    return _svg(height, f"{method.title}: what devices of four sizes train of an adapter of rank 8", parts)
+
+
+def _factor(left: float, top: float, units: list[int], *, columns: bool) -> str:
+    """A factor of 8 x 8 in small cells, with some of its columns or rows dark."""
+    cell, side = SIDE / 2 / UNITS - 0.5, SIDE / 2 - 4
+    lines = "".join(f"M{at * cell:g} 0v{side:g}M0 {at * cell:g}h{side:g}" for at in range(UNITS + 1))
+    dark = "".join(
+        f"M{u * cell:g} 0h{cell:g}v{side:g}h-{cell:g}z" if columns else f"M0 {u * cell:g}h{side:g}v{cell:g}h-{side:g}z"
+        for u in units
+    )
+    return (
+        f'<g transform="translate({left:g} {top:g})"><path fill="#fff" d="M0 0h{side:g}v{side:g}h-{side:g}z"/>'
+        f'<path fill="{_shade(0.8)}" d="{dark}"/><path stroke="#cbd5e1" stroke-width=".5" fill="none" d="{lines}"/></g>'
+    )
 
 
 def _fraction(capacity: float) -> str:
@@ -375,12 +421,17 @@ def draw_all() -> dict[str, str]:
     """Every picture by its file name."""
     found = fedwidth.methods()
     ordered = sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
-    slicing = [name for name in ordered if name not in STEPS and name not in TAUGHT and found[name].slices]
+    slicing = [
+        name
+        for name in ordered
+        if name not in STEPS and name not in TAUGHT and found[name].slices and not found[name].adapters
+    ]
     pictures = {f"{name}.svg": draw_method(found[name]) for name in slicing}
     pictures |= {f"{name}.svg": draw_parts(found[name]) for name in ordered if name in TAUGHT or not found[name].slices}
     pictures |= {
         f"{name}.svg": draw_steps(found[name].with_options(**STEPS[name])) for name in ordered if name in STEPS
     }
+    pictures |= {f"{name}.svg": draw_adapters(found[name]) for name in ordered if found[name].adapters}
     return pictures | {"overview.svg": draw_overview([found[name] for name in slicing])}
 
 

@@ -97,7 +97,7 @@ def support_text() -> str:
     """What every column of the table answers for every method and task, and the reasons below it."""
     sys.path.append(str(DOCS.parent / "tests"))
     from fedwidth.methods import methods
-    from support_table import COLUMNS, TASKS, support
+    from support_table import COLUMNS, ENGINES_ASKED, TASKS, support
 
     reasons: dict[str, set[str]] = {}  # and the tasks that they are about, where not about all
     rows = []
@@ -114,7 +114,11 @@ def support_text() -> str:
     for number, (reason, tasks) in enumerate(reasons.items(), start=1):
         about = f" ({', '.join(task for task in TASKS if task in tasks)})" if tasks else ""
         notes.append(f"{number}. {reason}{about}.\n")
-    return _table(("method", *(f"`{column}`" for column in COLUMNS)), rows) + "\n" + "".join(notes)
+    return (
+        _table(("method", *(f"`{column}`" if column in ENGINES_ASKED else column for column in COLUMNS)), rows)
+        + "\n"
+        + "".join(notes)
+    )
 
 
 def _cell(against: dict[str, str], reasons: list[str], tasks: int) -> str:
@@ -130,7 +134,7 @@ def _any(reason: str, method: str) -> str:
     found = reason.replace(method, "the method")
     found = re.sub(r"objective [\w-]+ has", "the objective has", found)
     found = re.sub(r"(Ray's workers|Flower's devices) do", "this engine does", found)
-    return found[0].upper() + found[1:]
+    return found if "." in found.split()[0] else found[0].upper() + found[1:]  # names of settings stay as they are
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from fedwidth.config.read import recipe_names
 from fedwidth.reproduce.records import UNFINISHED, Record, by_experiment, read_all
 from fedwidth.reproduce.started import read_started
+from reproduction.all_methods import all_methods_texts
 from reproduction.cells import Cell, find_cells, read_table
 from reproduction.claims import claim_table
 from reproduction.exact import exact_texts
@@ -31,9 +32,9 @@ HOW_TO_READ = (
 CONTENTS = """\
 On this page: [what holds up and what does not](#what-holds-up-and-what-does-not), in words; [table by
 table](#table-by-table), in counts; [remarks](#remarks) on single tables; [what needs no training](#exact); [every
-table](#trained) beside our runs; [questions asked beside the tables](#asked-beside-the-tables);
-[figures](#figures); [how it was judged](#how-it-was-judged) and [how to repeat it](#how-to-repeat-it); [what
-remains](#what-remains) to be run."""
+table](#trained) beside our runs; [all methods](#all-methods); [questions asked beside the
+tables](#asked-beside-the-tables); [figures](#figures); [how it was judged](#how-it-was-judged) and [how to repeat
+it](#how-to-repeat-it); [what remains](#what-remains) to be run."""
 HOW = """\
 ```console
 $ fedwidth reproduce fedrolex/table3-cifar10-high --data DIR --seeds 1,2,3 --max-minutes 60 --set device=cuda
@@ -65,6 +66,7 @@ def write_page(results: Path) -> str:
     parts += ["## Exact", *exact_texts(results)]
     trained = [text for name, cells in begun.items() for text in table_texts(name, cells, forecast, yardsticks)]
     parts += _section("## Trained", [EXPLAINED, *trained] if begun else [])
+    parts += all_methods_texts(records, yardsticks)
     parts += queue_texts(results, records, yardsticks)
     parts += ["## Figures", *figure_texts(tables)]
     parts += ["## How it was judged", HOW_JUDGED, "## How to repeat it", HOW]

@@ -18,6 +18,8 @@ REPORTED = {
     "fedbrb": "The paper does not say whether its accuracies are those of the last or of the best round;"
     " differences are those of the last.",
     "thesis": "The thesis reports the best round; so do the differences.",
+    "niid-bench": "The board does not say whether its accuracies are those of the last or of the best round;"
+    " differences are those of the last.",
 }
 
 

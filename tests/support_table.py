@@ -1,11 +1,12 @@
 """The table of what trains what (docs/support.md): its columns, its tasks, and every answer.
 
-A property of runs joins it with a line in `COLUMNS`, and `tests/contracts/test_support.py` then asks how its yes is
-shown.
+An engine joins it with a line in `ENGINES_ASKED`, a property of runs with a line in `PROPERTIES`, and
+`tests/contracts/test_support.py` then asks how its yes is shown.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -14,7 +15,8 @@ from fedwidth.engines.packed.limits import why_not_pack
 from fedwidth.engines.support import ENGINES, why_not_support
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.methods import methods
+from fedwidth.methods import Method, methods
+from fedwidth.methods.lookup.single_updates import why_not_private, why_not_robust
 from fedwidth.training.client import Trainer
 from objective_runs import KINDS, settings
 
@@ -46,11 +48,25 @@ def _packed(trainer: Trainer, engine: str) -> str | None:
     return why_not_pack([there, there])
 
 
-COLUMNS: dict[str, Callable[[Trainer], str | None]] = {
+ENGINES_ASKED: dict[str, Callable[[Trainer], str | None]] = {
     **{engine: partial(why_not_support, engine=engine) for engine in ENGINES},
     **{f"{engine} --packed": partial(_packed, engine=engine) for engine in ("vectorised", "cuda")},
 }
-"""What is asked of every method and task: the reason why not, or None."""
+"""Ways to train, and what is asked of every method and task: the reason why not, or None."""
+
+METHODS_ASKED: dict[str, Callable[[Method], str | None]] = {"private": why_not_private, "robust": why_not_robust}
+"""What depends on the method alone, and how it is asked."""
+
+TWO_OF_EACH = ["devices.per_round=4", "devices.capacities=[1,1,0.5,0.5]", "server.label_rows=false"]
+"""A round in which every part of the model is held by two clients."""
+
+PROPERTIES: dict[str, tuple[list[str], list[str]]] = {
+    "secure sums": (["secure.enabled=true", "secure.min_clients=2", *TWO_OF_EACH], TWO_OF_EACH),
+    "clip, screen": (["server.clip=1e6", "server.screen=true"], []),
+}
+"""What a run may have beside its engine: the settings that ask for it, and those of a run that must end alike."""
+
+COLUMNS = [*ENGINES_ASKED, *METHODS_ASKED, *PROPERTIES]
 
 
 @cache
@@ -60,7 +76,18 @@ def support(method: str, task: str) -> dict[str, str | None]:
         trainer = run_of(method, task).trainer
     except OptionError as error:  # refused whatever trains it
         return dict.fromkeys(COLUMNS, str(error).partition(": choose another")[0])
-    return {column: why_not(trainer) for column, why_not in COLUMNS.items()}
+    found = {column: why_not(trainer) for column, why_not in ENGINES_ASKED.items()}
+    found |= {column: why_not(trainer.method) for column, why_not in METHODS_ASKED.items()}
+    return found | {column: _refused(method, task, asked) for column, (asked, _) in PROPERTIES.items()}
+
+
+def _refused(method: str, task: str, changes: list[str]) -> str | None:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            run_of(method, task, *changes)
+    except OptionError as error:
+        return str(error)
+    return None
 
 
 def pairs(every: bool) -> list[tuple[str, str]]:

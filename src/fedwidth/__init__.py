@@ -5,6 +5,7 @@ holds (`method(...).select`) and how it trains that, aggregation averages what o
 
 Public are the names below (`__all__`), and what the pages under docs/reference/ list of these modules:
 
+    fedwidth.adapters      low-rank adapters: their files, and models with them merged
     fedwidth.methods       what a method of one's own is made of; called, it gives every method by name
     fedwidth.experiment    Experiment, Result, Stopped: whole runs
     fedwidth.settings      the settings of a run
@@ -21,7 +22,11 @@ Public are the names below (`__all__`), and what the pages under docs/reference/
 Everything else may change without notice. `narrow` is the function; the module it stands in is `fedwidth.core.narrow`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from fedwidth import methods
+from fedwidth.adapters import adapt
 from fedwidth.core.aggregation import finalise, merge
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
@@ -32,6 +37,10 @@ from fedwidth.errors import FedwidthError
 from fedwidth.methods import Closing, Local, Method, method
 from fedwidth.plan import Plan, trace
 from fedwidth.training.server.step import server_step
+
+if TYPE_CHECKING:
+    from fedwidth.devices.fit import fit
+    from fedwidth.export.load import load
 
 __version__ = "0.2.0"
 
@@ -44,9 +53,12 @@ __all__ = [
     "Method",
     "Plan",
     "Update",
+    "adapt",
     "check_update",
     "extract",
     "finalise",
+    "fit",
+    "load",
     "merge",
     "method",
     "methods",
@@ -58,7 +70,13 @@ __all__ = [
 ]
 
 
+_LATER = {"fit": "fedwidth.devices.fit", "load": "fedwidth.export.load"}
+"""Names that stand in rooms which are imported only when they are needed."""
+
+
 def __getattr__(name: str) -> object:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     if name == "History":
         raise ImportError(  # which `from fedwidth import History` shows as it is
             "fedwidth.History is gone since 0.2: what a method remembers is a mapping of tensors, which"

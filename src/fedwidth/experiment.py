@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from fedwidth.evaluation.evaluator import Evaluator, Measured
 from fedwidth.methods import Beginning, Method, Task
 from fedwidth.objectives import Objective
 from fedwidth.randomness import torch_seed
+from fedwidth.run.budget import Budget
 from fedwidth.run.metrics import Line
 from fedwidth.run.recorder import Recorder, Result, Stopped
 from fedwidth.run.setup import set_up
@@ -35,6 +36,7 @@ from fedwidth.training.client_memory import ClientMemory, Files
 from fedwidth.training.engine import Engine
 from fedwidth.training.gpu import on_gpu
 from fedwidth.training.rounds import Rounds, run_round
+from fedwidth.training.server.device_noise import DeviceNoise
 from fedwidth.training.server.state import Server
 
 __all__ = ["Experiment", "Line", "Measured", "Recorder", "Result", "Stopped", "build_model"]
@@ -45,7 +47,8 @@ class Experiment:
 
     `model` (which is copied), `data`, `partition`, `method` and `objective` may be your own; otherwise the settings
     name them.
-    `public` is data of the server's own, for methods that close a round with it.
+    `public` is data of the server's own, for methods that close a round with it; `models` are networks that clients of
+    some capacities hold in place of widths of the run's model, by capacity.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Experiment:
         method: Method | None = None,
         objective: Objective | str | None = None,
         public: Data | None = None,
+        models: Mapping[float, nn.Module] | None = None,
     ) -> None:
         setup = set_up(
             settings,
@@ -67,6 +71,7 @@ class Experiment:
             method=method,
             objective=objective,
             public=public,
+            models=models,
         )
         self.settings = settings = setup.settings
         self.method, self.objective, self.device = setup.method, setup.objective, setup.device
@@ -111,12 +116,17 @@ class Experiment:
             cohort=self.cohorts.of_round,
             objective=self.objective,
         )
+        self.evaluator.check_capacities(self.first_server())
         self.rounds = Rounds(
             self.method,
             self.plan,
             settings.server,
             settings.seed,
             secure=settings.secure,
+            privacy=settings.privacy,
+            expected=self.cohorts.expected(),
+            trained=self.trainer.trained,
+            device_noise=self._device_noise(),
             number=settings.rounds,
             clients=len(self.partition),
             enrolled=enrolled,
@@ -127,11 +137,13 @@ class Experiment:
             device=self.device,
             precision=settings.precision,
             channels_last=self.method.public and self.trainer.takes_channels_last,
+            average=settings.adapter.average,
             validate=self.evaluator.validate if len(self.partition.validation) else None,
             attends=self.costs.attends if devices.dropout or devices.deadline else None,
         )
         if devices.deadline:
             self.costs.check_deadline(self.rounds, self.first_server())
+        self.budget = Budget.of(self) if settings.privacy.noise else None
 
     def use_engine(self, engine: str) -> None:
         """Train with this engine where the settings leave the choice; what is saved names it."""
@@ -161,9 +173,10 @@ class Experiment:
                 "devices.rates, bandwidth, deadline and dropout are for simulated devices, and these are real:"
                 " leave them out"
             )
-        if cohort is not None and self.settings.secure.enabled:
+        if cohort is not None and self.budget is not None and not self.settings.secure.enabled:
             raise OptionError(
-                "secure.enabled is simulated, and these devices are real: their updates would not be hidden"
+                "privacy.noise is for simulated devices, and these are real: they come when they like, which no draw"
+                " accounts for; with secure.enabled they add noise themselves"
             )
         folder = Path(out) if out is not None else None
         with ExitStack() as stack:
@@ -174,22 +187,24 @@ class Experiment:
             engine = engine or make_engine(self.trainer)
             stack.callback(engine.close)
             recorder = stack.enter_context(begin(self, folder, resume=resume, overwrite=overwrite))
-            chosen: dict[int, list[Task]] = {}
+            chosen: dict[int, tuple[Sequence[tuple[int, float]], list[Task]]] = {}
+            self.evaluator = replace(self.evaluator, last=recorder.last_round)
 
             def coming() -> tuple[list[Task], int] | None:
-                return self._look_ahead(recorder.server.round + 1, chosen)
+                before = recorder.last_round
+                return self._look_ahead(recorder.server.round + 1, chosen, cohort or self.cohort, before=before)
 
             while not recorder.ended:
-                before = recorder.server
-                ready = chosen.pop(before.round, None)
-                drawn = [] if ready else (cohort or self.cohort)(before.round)
+                round = recorder.server.round
+                drawn, ready = chosen.pop(round, None) or ((cohort or self.cohort)(round), None)
+                before = recorder.open([client for client, _ in drawn])
                 server, tasks, report = run_round(
                     self.rounds,
                     before,
                     drawn,
                     engine,
                     tasks=ready,
-                    coming=coming if cohort is None and not self.method.reads else None,
+                    coming=None if self.method.reads else coming,
                     watch=on_clients,
                 )
                 is_due = self.evaluator.is_due(server.round)
@@ -206,12 +221,32 @@ class Experiment:
         """Who takes part in a round, with the capacity each has in it."""
         return self.cohorts.of_round(round)
 
-    def _look_ahead(self, round: int, chosen: dict[int, list[Task]]) -> tuple[list[Task], int] | None:
-        """Choose the sub-models of a round that is still to come, while the device trains; None after the last."""
-        if round >= self.settings.rounds:
+    def last_round(self, server: Server) -> int:
+        """After how many rounds a run ends that has come so far: after all, or where a privacy budget is spent."""
+        return self.settings.rounds if self.budget is None else self.budget.last_round(server)
+
+    def _device_noise(self) -> DeviceNoise | None:
+        """The noise of clients, where sums are both secure and private."""
+        settings = self.settings
+        if not (settings.secure.enabled and settings.privacy.noise):
             return None
-        chosen[round] = self.rounds.assign(Server({}, round), self.cohort(round))
-        return self.rounds.attending(chosen[round], round), round
+        many = len(self.partition) if settings.devices.sampling == "poisson" else settings.devices.per_round
+        return DeviceNoise(settings.privacy, settings.secure, many, settings.seed)
+
+    def _look_ahead(
+        self,
+        round: int,
+        chosen: dict[int, tuple[Sequence[tuple[int, float]], list[Task]]],
+        cohort: Callable[[int], Sequence[tuple[int, float]]],
+        *,
+        before: int,
+    ) -> tuple[list[Task], int] | None:
+        """Draw who takes part in a round that is still to come, and choose their sub-models; None after the last."""
+        if round >= before:
+            return None
+        drawn = cohort(round)
+        chosen[round] = drawn, self.rounds.assign(Server({}, round), drawn)
+        return self.rounds.attending(chosen[round][1], round), round
 
     def evaluate(self, server: Server) -> Line:
         """The metric of a server's state on test and validation samples, on each client's own, and at each capacity."""
@@ -226,4 +261,8 @@ class Experiment:
         """What a checkpoint must share with this run: settings that influence results, data and model."""
         sizes = [len(self.data.train), len(self.data.test), self.data.classes, len(self.partition)]
         shapes = {name: list(shape) for name, shape in self.plan.shapes.items()}
-        return f"{identity(self.settings)}-{torch_seed(0, json.dumps([sizes, shapes])):x}"
+        known: list[object] = [sizes, shapes]
+        if self.method.architectures:
+            by_capacity = sorted(self.method.architectures.items())
+            known.append([[capacity, one.name, list(one.plan.shapes.items())] for capacity, one in by_capacity])
+        return f"{identity(self.settings)}-{torch_seed(0, json.dumps(known)):x}"

@@ -54,6 +54,41 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class ArchitectureSettings:
+    """A network that clients of some capacities hold in place of a width of the run's model."""
+
+    name: str = key("", "as model.name: mlp, cnn, lenet, preresnet18, transformer, or package.module:factory")
+    options: dict[str, Any] = key({}, "keyword arguments of the network's factory")
+    capacities: list[float] = key([], "the capacities whose clients hold it, each in one table alone", share=True)
+    label: str = key("", "what it is called; empty: its name")
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """Low-rank adapters: the model is frozen, and clients train as many ranks as they can afford."""
+
+    rank: int = key(
+        0, "rank of the adapters, of which a capacity is a share; 0: none, the model itself is trained", least=0
+    )
+    targets: str = key("", "layers that get one, with commas between: '*.query, *.value'; empty: all but the last")
+    alpha: float = key(
+        0.0, "what products are scaled by is alpha / rank, for every client; 0: alpha is the rank", least=0
+    )
+    train: str = key("", "parameters that are trained whole beside them, with commas between: 'classifier.*'")
+    outside: str = key(
+        "freeze",
+        "ranks that a client does not train: folded into its frozen weights, or left out",
+        choices=("freeze", "drop"),
+    )
+    widths: bool = key(False, "slice the frozen model's widths by capacity too")
+    average: str = key(
+        "units",
+        "unit by unit (Eq. 10), or exactly: decomposed again, with the residual in frozen weights, or stacked there",
+        choices=("units", "svd", "residual", "stack"),
+    )
+
+
+@dataclass(frozen=True)
 class DataSettings:
     """The data and how clients share it."""
 
@@ -117,8 +152,23 @@ class DeviceSettings:
         " or each client's own in a list",
         share=True,
     )
+    budgets: dict[str, Any] = key(
+        {},
+        "what classes of devices can spend on a round, e.g. {phone = {memory = '512MB', upload = '5MB', weight = 3}};"
+        " each gets the widest capacity that fits, and capacities are left out; empty: capacities say it",
+    )
+    profiles: dict[str, Any] = key(
+        {},
+        "shares of width groups by capacity, where they are not all of one width, e.g. {'1/4' = {'features.*' = 0.5}};"
+        " a group that is not named has the capacity's own",
+    )
     dynamic: bool = key(False, "draw every client's capacity anew each round instead of once")
-    per_round: int = key(10, "clients that take part in a round", least=1)
+    per_round: int = key(10, "clients that take part in a round; with poisson sampling: on average", least=1)
+    sampling: str = key(
+        "fixed",
+        "how they are drawn: so many each time, or each client by itself with the same probability",
+        choices=("fixed", "poisson"),
+    )
     excluded: list[float] = key(
         [], "capacities whose clients are left out of every round they are drawn for", share=True
     )
@@ -182,6 +232,18 @@ class ServerSettings:
     )
     clip: float = key(0.0, "largest norm of an update, in multiples of the round's median; 0: no limit", least=0)
     screen: bool = key(False, "leave out updates that point away from those of the round's others")
+    robust: str = key(
+        "none",
+        "how single updates are averaged, element by element over those who hold it: all, without the extremes, the"
+        " middle one, or all with bounded norms",
+        choices=("none", "trimmed", "median", "norm-bounded"),
+    )
+    robust_share: float = key(
+        0.2, "of trimmed: the share that is left out at each end; above 0 and below a half", least=0
+    )
+    robust_bound: float = key(
+        1.0, "of norm-bounded: the largest norm of an update, in multiples of the round's median; above 0", least=0
+    )
     strikes: int = key(3, "answers refused, or far beyond clip, after which a client is left out; 0: never", least=0)
     quarantine: int = key(10, "rounds for which it is left out then", least=1)
 
@@ -190,9 +252,45 @@ class ServerSettings:
 class SecureSettings:
     """Secure sums: the server learns what clients trained together, and of none what it trained alone."""
 
-    enabled: bool = key(False, "simulate secure sums; label_rows is then false unless it is set")
+    enabled: bool = key(False, "secure sums: simulated in runs, real in deployments; label_rows is false unless set")
     min_clients: int = key(8, "clients that must hold a part of the model for its sum to be opened", least=2)
     clip: float = key(1.0, "largest change of one weight in a round that counts; above 0", least=0)
+    max_weight: float = key(
+        0.0,
+        "the most that a client counts for where server.weighting is samples, updates or hybrid, whose weights are then"
+        " summed too; 0: these are refused",
+        least=0,
+    )
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """Differential privacy: how little the model may tell of any one client."""
+
+    noise: float = key(
+        0.0, "standard deviation of the noise on the sum of updates, in multiples of clip; 0: none", least=0
+    )
+    clip: float = key(1.0, "largest norm of a client's whole update; above 0", least=0)
+    delta: float = key(1e-5, "probability with which epsilon may not hold; far below 1 / clients", least=0)
+    epsilon: float = key(0.0, "budget: the run ends before it would cost more; 0: no limit", least=0)
+    accountant: str = key(
+        "pld", "how rounds are added up: privacy loss distributions, or Rényi divergences", choices=("pld", "rdp")
+    )
+    adjacency: str = key(
+        "add-or-remove",
+        "what nobody may notice: that a client exists (needs poisson sampling), or what it trained",
+        choices=("add-or-remove", "zero-out"),
+    )
+    min_denominator: float = key(
+        1.0, "least number that a sum is divided by, where fewer clients are expected; above 0", least=0
+    )
+    quantile: float = key(
+        0.0, "share of updates that are to be shorter than clip, which then follows them; 0: clip stays", least=0
+    )
+    clip_rate: float = key(0.2, "how fast it follows them", least=0)
+    bits_noise: float = key(
+        0.0, "noise on the number of updates that were not clipped; 0: a twentieth of the clients of a round", least=0
+    )
 
 
 @dataclass(frozen=True)
@@ -237,12 +335,17 @@ class Settings:
     method: MethodSettings = field(default_factory=MethodSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
+    models: list[ArchitectureSettings] = key(
+        [], "other networks than widths of the run's model, one [[models]] for each: name, options, capacities, label"
+    )
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
     data: DataSettings = field(default_factory=DataSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     devices: DeviceSettings = field(default_factory=DeviceSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     secure: SecureSettings = field(default_factory=SecureSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     ray: RaySettings = field(default_factory=RaySettings)
     engine: str = key(

@@ -192,6 +192,12 @@ class TestBadSettings:
         assert "run 'c': 11 labels per client" in one_line(capsys)
         assert not (tmp_path / "out").exists()
 
+    def test_what_only_a_method_refuses_is_seen_before_the_first_run_writes(self, recipe, tmp_path, capsys):
+        measured = ["--set", "evaluation.capacities=[0.125]", "--over", "method.name=fedrolex,flanc", "--seeds", "1,2"]
+        assert run_command(["sweep", recipe, "--out", "out", *measured]) == 2
+        assert "flanc keeps a model for each enrolled width, and has none of 0.125" in one_line(capsys)
+        assert not (tmp_path / "out").exists()
+
     def test_all_of_a_sweep_is_checked_before_the_first_writes(self, recipe, tmp_path, capsys):
         assert run_command(["sweep", recipe, "--out", "out", "--over", "model.options.hidden=[8],0"]) == 2
         assert "hidden" in one_line(capsys)

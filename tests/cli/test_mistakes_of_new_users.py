@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from fedwidth.cli.entry import run_command
 from fedwidth.core.cost import cost
@@ -61,6 +62,44 @@ class FailsInTraining(Plain):
         return y @ torch.ones(11, 10) if self.training else y
 
 
+class Lazy(nn.Sequential):
+    """Has a layer whose size nobody has said."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.LazyLinear(32), nn.Linear(32, 10))
+
+
+class AllFrozen(Plain):
+    """Has nothing to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
+def no_number(output, targets):
+    return output.sum() * float("nan")
+
+
+class Pictures(Dataset):
+    """Files, of which one cannot be read; their labels are listed."""
+
+    def __init__(self, broken: int | None) -> None:
+        self.broken, self.targets = broken, [number % 10 for number in range(60)]
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, number):
+        if number == self.broken:
+            raise OSError("the disk is gone")
+        return torch.full((1, 8, 8), number / 60), self.targets[number]
+
+
+def broken_files():
+    return Pictures(7), Pictures(None)
+
+
 HERE = "test_mistakes_of_new_users"
 
 
@@ -76,6 +115,19 @@ HERE = "test_mistakes_of_new_users"
         (["sweep", "RECIPE", "--over", "method.name=fedrolex,nonsense"], "unknown method 'nonsense'"),
         (["run", "RECIPE", "--set", f"model.name={HERE}:ListOfLists"], "must return one tensor of logits"),
         (["run", "RECIPE", "--set", f"model.name={HERE}:FailsInTraining"], "failed on the example inputs in training"),
+        (
+            ["run", "RECIPE", "--set", f"model.name={HERE}:Lazy"],
+            "'1.weight' has no shape yet; run the model once",
+        ),
+        (
+            ["run", "RECIPE", "--set", f"model.name={HERE}:AllFrozen"],
+            "requires_grad is False for all of its parameters",
+        ),
+        (["run", "RECIPE", "--set", f"objective.loss={HERE}:no_number"], "is nan on the first samples"),
+        (
+            ["run", "RECIPE", "--set", f"data.name={HERE}:broken_files", "--set", "data.partition_options={}"],
+            "sample 7 of the training data set could not be read: OSError: the disk is gone",
+        ),
         (["run", "RECIPE", "--set", "method.name=nowhere:METHOD", "--engine", "processes"], "method 'nowhere:METHOD'"),
         (["run", "RECIPE", "--set", "objective.loss=nowhere:loss"], "loss 'nowhere:loss'"),
         (["run", "RECIPE", "--set", "objective.name=regresion"], "did you mean 'regression'"),
@@ -142,6 +194,19 @@ def test_what_did_not_work_works(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = write_recipe(tmp_path, '\n[[compare]]\nlabel = "b"\nmethod.name = "heterofl"\n')
     assert run_command([recipe if word == "RECIPE" else word for word in command]) == 0
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_a_sample_that_cannot_be_read_is_named_by_whoever_reads_it(engine, tmp_path, capsys, monkeypatch):
+    """Read as it is needed, that is in the middle of training, by a worker where there are some."""
+    monkeypatch.chdir(tmp_path)
+    data = ["--set", f"data.name={HERE}:broken_files", "--set", "data.cache=1", "--set", "data.partition=iid"]
+    more = ["--set", "data.partition_options={}", "--set", "devices.per_round=6", "--set", "model.options={hidden=[8]}"]
+    command = ["run", write_recipe(tmp_path), *data, *more, "--engine", engine, "--out", "out"]
+    assert run_command(command) in (1, 2)
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
+    assert "sample 7 of the training data set could not be read: OSError: the disk is gone" in said
+    assert "stage train" in said
 
 
 def test_targets_with_a_fraction_ask_for_an_objective():

@@ -31,6 +31,9 @@ UNTAUGHT = (("steps", 0),)
 OTHER_PARTS = ["feddf", "fedhm", "flanc", "prism"]
 """Methods whose clients hold factors, or models of their own, and send all of them."""
 
+TURNS = {"flexlora": 1e-5}
+"""Singular vectors of values that are close turn by a rounding over their distance, in every round."""
+
 CALMER = {"zoo preresnet18": {"lr": 0.002, "batch_size": 5}, "zoo convnext": {"lr": 0.005}}
 """Training that does not blow up roundings. The serial engine itself, started one rounding away, drifts by 0.2 in 20
 rounds of PreResNet18 otherwise: a batch norm over two samples of 1 x 1 pixels divides by next to nothing."""
@@ -68,6 +71,8 @@ def agrees(model, method, engine, *, rounds, **training):
     reason = "something else at every step" if unsteady and engine != "processes" else None
     if local is not None and local.answers is not None and engine != "processes":
         reason = "send answers instead"
+    if local is not None and local.rests is not None and engine != "processes":
+        reason = "let one factor rest"
     if engine == "vectorised":
         draws = local is not None and local.widths is not None
         reason = reason or ("draw a width at every step" if draws else why_not_stacked(run.model))
@@ -82,7 +87,7 @@ def agrees(model, method, engine, *, rounds, **training):
         assert same(state, found)
         assert losses == found_losses
     else:
-        tolerance = TOLERANCE[run.settings.training.optimiser]
+        tolerance = TURNS.get(method, TOLERANCE[run.settings.training.optimiser])
         assert worst(state, found) <= tolerance
         torch.testing.assert_close(found_losses, losses, rtol=0, atol=10 * tolerance)
 

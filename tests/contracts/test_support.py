@@ -7,6 +7,7 @@ real cluster (tests/engines/ray_cluster/test_ray_tasks.py).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from objective_runs import no_fallback, settings
 from own_data import write_files
 from played_cluster import PlayedCluster
 from small_runs import same
-from support_table import COLUMNS, SHORT, TASKS, pairs, run_of, support
+from support_table import COLUMNS, ENGINES_ASKED, PROPERTIES, SHORT, TASKS, pairs, run_of, support
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -36,9 +37,9 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @cache
-def serial(method, task):
+def serial(method, task, *changes):
     """The state after the run with the serial engine."""
-    return run_of(method, task).run().server.state
+    return run_of(method, task, *changes).run().server.state
 
 
 def alone(engine):
@@ -71,6 +72,14 @@ def packed(engine):
     return states
 
 
+def with_property(column):
+    def states(method, task):
+        with pytest.warns() if column == "secure sums" else nullcontext():  # of two clients each knows the other's
+            return [run_of(method, task, *PROPERTIES[column][0]).run().server.state]
+
+    return states
+
+
 SHOWN = {
     "serial": alone("serial"),
     "processes": in_processes,
@@ -79,22 +88,27 @@ SHOWN = {
     "ray": on_ray,
     "vectorised --packed": packed("vectorised"),
     "cuda --packed": packed("cuda"),
+    **{column: with_property(column) for column in PROPERTIES},
 }
 """How a yes of each column is shown: by the states after the run, trained that way."""
-ELSEWHERE = {"flower": "tests/flower/test_flower_support.py"}
+ELSEWHERE = {
+    "flower": "tests/flower/test_flower_support.py",
+    "private": "tests/contracts/test_private_and_robust.py",
+    "robust": "tests/contracts/test_private_and_robust.py",
+}
 """Columns whose yes is shown by a file of their own."""
 EXACT = {"serial", "processes", "ray"}
 """Columns whose result is the serial engine's bit for bit."""
 
 
 def test_every_column_is_shown():
-    assert SHOWN.keys() | ELSEWHERE.keys() == COLUMNS.keys()
+    assert SHOWN.keys() | ELSEWHERE.keys() == set(COLUMNS)
     for file in ELSEWHERE.values():
         assert "pairs(" in (ROOT / file).read_text(), f"{file} must go through the table"
 
 
 def test_no_task_is_left_to_the_slow_tests_alone():
-    for column in COLUMNS:
+    for column in ENGINES_ASKED:
         tried = {task for method, task in pairs(every=False) if support(method, task)[column] is None}
         assert tried == TASKS.keys(), column
 
@@ -104,16 +118,24 @@ def trains_like_serial(method, task, column):
         return
     with no_fallback():
         found = SHOWN[column](method, task)
+    expected = serial(method, task, *PROPERTIES.get(column, ((), ()))[1])
     for state in found:
-        for name, tensor in serial(method, task).items():
+        for name, tensor in expected.items():
             assert torch.allclose(tensor, state[name], **TOLERANCE), name
-        assert column not in EXACT or same(serial(method, task), state)
+        assert column not in EXACT or same(expected, state)
 
 
 @pytest.mark.parametrize("column", SHOWN)
 @pytest.mark.parametrize(("method", "task"), pairs(every=False))
 def test_a_yes_of_every_method_and_task(method, task, column):
     trains_like_serial(method, task, column)
+
+
+@pytest.mark.parametrize("column", PROPERTIES)
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_every_property(task, column):
+    assert support("fedrolex", task)[column] is None
+    trains_like_serial("fedrolex", task, column)
 
 
 @pytest.mark.slow
@@ -145,6 +167,12 @@ def test_only_what_is_known_to_be_out_of_reach_is_refused():
         "other parts than slices",
         "stay with the clients",
         "are sent or report more than a sub-model",
+        "has no secure sums: its ",
+        "its sub-models are no slices of the model, and are not compared",
+        "closes a round otherwise than by averaging",
+        "report more than their sub-models",
+        "remembers of clients what no noise hides",
+        "depends on who else takes part",
     )
     for method, task in pairs(every=True):
         for column, reason in support(method, task).items():

@@ -42,6 +42,16 @@ def test_crop_and_flip_is_pad_slice_and_mirror(draws: list[tuple[int, int, int]]
         assert torch.equal(out[number], expected.flip(-1) if flip else expected)
 
 
+@pytest.mark.parametrize("draw", [(0, 4, 0), (4, 0, 1), (2, 2, 1)])
+def test_a_mirrored_border_is_pytorchs_reflection(draw: tuple[int, int, int]) -> None:
+    batch = images(2)[:, :, :5, :7]
+    out = crop_and_flip(batch, torch.tensor([draw] * 2), padding=2, mirror=True)
+    padded = torch.nn.functional.pad(batch.float(), (2, 2, 2, 2), mode="reflect").byte()
+    row, column, flip = draw
+    expected = padded[:, :, row : row + 5, column : column + 7]
+    assert torch.equal(out, expected.flip(-1) if flip else expected)
+
+
 def test_border_is_black_before_normalisation() -> None:
     white = torch.full((1, 3, 8, 8), 255, dtype=torch.uint8)
     out = CIFAR(white, True, draws=torch.tensor([[0, 0, 0]]))

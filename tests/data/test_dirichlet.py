@@ -40,6 +40,22 @@ def test_a_thousand_clients_at_a_tenth() -> None:
         assert np.mean([len(partition.labels[client]) for client in range(0, 900, 20)]) < 4, "still few labels each"
 
 
+def test_a_client_with_its_share_gets_no_more_where_clients_are_balanced() -> None:
+    """As in NIID-Bench's code: nobody has more than its equal share and the one class that took it there."""
+    plain, balanced = (
+        make_partition(CIFAR_SHAPED, "dirichlet", 10, 3, alpha=0.5, min_size=10, balanced=each)
+        for each in (False, True)
+    )
+    for partition in (plain, balanced):
+        check(CIFAR_SHAPED, partition)
+        assert partition.used == 1.0
+    held = [torch.bincount(CIFAR_SHAPED.train.targets[balanced[client]], minlength=10) for client in range(10)]
+    for counts in held:
+        before = counts.cumsum(0) - counts
+        assert not counts[before >= 5000].any()
+    assert balanced.sizes.double().std() < plain.sizes.double().std()
+
+
 def test_filling_by_hand() -> None:
     """Clients 0 and 2 lack two and one; only client 1 has more than two, five of class 0 and two of class 1.
 
@@ -114,7 +130,8 @@ def test_enough_samples_by_drawing_again() -> None:
         ({"small": "keep"}, OptionError, "unknown way with small clients 'keep'.*redraw, fill, drop"),
         ({"min_size": 0}, OptionError, "min_size must be a whole number of at least 1, not 0"),
         ({"equal": 1}, OptionError, "equal must be true or false"),
-        ({"equal": True, "small": "fill"}, OptionError, "leave out min_size and small"),
+        ({"balanced": "yes"}, OptionError, "balanced must be true or false"),
+        ({"equal": True, "small": "fill"}, OptionError, "leave out min_size, small and balanced"),
         ({"small": "fill", "min_size": 60}, DataError, "200 samples are too few for 4 clients with at least 60 each"),
         ({"small": "drop", "min_size": 300}, DataError, "no client would have 300 samples"),
         ({"min_size": 51}, DataError, "with fewer than 51 samples in 200 draws"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
 
 from fedwidth.data import from_clients, from_dataset, make_partition
-from fedwidth.data.reading import Reader
+from fedwidth.data.reading import Reader, read_all
 from fedwidth.errors import DataError, OptionError
 
 X, Y = torch.rand(60, 4), torch.arange(60) % 3
@@ -64,6 +65,35 @@ def test_read_as_needed_or_into_memory_batches_are_equal(sample) -> None:
 
 def tensors(tree) -> list[Tensor]:
     return [tree] if isinstance(tree, Tensor) else list(tree.values() if isinstance(tree, dict) else tree)
+
+
+def test_reading_into_memory_holds_no_more_than_a_piece_beside_all(monkeypatch) -> None:
+    alive: list[list[weakref.ref[Tensor]]] = []
+    read = Reader.read
+
+    def noted(self: Reader, samples: object) -> object:
+        assert sum(any(each() is not None for each in piece) for piece in alive) <= 1, "pieces are kept"
+        found = read(self, samples)
+        alive.append([weakref.ref(each) for each in found])
+        return found
+
+    monkeypatch.setattr(Reader, "read", noted)
+    inputs, targets = read_all(Reader(pairs(), "training", cache=0), at_a_time=7)
+    assert len(alive) == 9
+    assert torch.equal(inputs, X)
+    assert torch.equal(targets, Y)
+
+
+def test_numbers_that_are_whole_at_first_alone_are_read_as_they_are() -> None:
+    reader = Reader(Counted([(X[n], n if n < 4 else n + 0.5) for n in range(8)]), "training", cache=0)
+    assert read_all(reader, at_a_time=2)[1].tolist() == [0, 1, 2, 3, 4.5, 5.5, 6.5, 7.5]
+
+
+@pytest.mark.parametrize("late", [X[0, :3], (X[0], X[0]), {"x": X[0]}], ids=["shorter", "two", "by name"])
+def test_samples_that_differ_late_are_refused(late) -> None:
+    samples = [(X[n], 0) for n in range(4)] + [(late, 0) for _ in range(2)]
+    with pytest.raises(DataError, match="the samples of the training data set do not have one shape"):
+        read_all(Reader(Counted(samples), "training", cache=0), at_a_time=2)
 
 
 def test_what_was_read_last_is_held_and_no_more() -> None:

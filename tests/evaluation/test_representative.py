@@ -7,6 +7,7 @@ import torch
 
 from fedwidth.core.narrow import narrow
 from fedwidth.engines.serial import SerialEngine
+from fedwidth.errors import OptionError
 from fedwidth.evaluation.representative import LastRound, by_capacity, drawn_indexes, representative_index
 from fedwidth.experiment import Experiment
 from fedwidth.methods import method, methods
@@ -45,6 +46,34 @@ def test_the_accuracy_of_a_width_is_that_of_a_sub_model_a_client_trained(name):
     differ = not methods()[name].shared(methods()[name].values)
     assert ("capacity_accuracy_mean" in line) == ("capacity_accuracy_spread" in line) == differ
     assert ("capacity_accuracy_spread" in result.summary) == differ
+
+
+WIDTH_MODELS = ["feddf", "fedet", "flanc"]
+"""Methods that keep a model for each width in the server's memory."""
+FEW = ["data.public=0.2", "method.options.steps=2"]
+
+
+@pytest.mark.parametrize("name", WIDTH_MODELS)
+def test_of_models_that_the_server_keeps_those_after_the_round_are_measured(name):
+    changes = [f"method.name={name}", *([] if name == "flanc" else FEW), "training.lr=0.3", "evaluation.every=1"]
+    experiment = Experiment(small(*changes, "rounds=2", "evaluation.capacities=[0.5, 0.25]"))
+    result = experiment.run()
+    inputs, targets = experiment.data.batch(experiment.data.test, torch.arange(len(experiment.data.test)))
+    for capacity in (0.5, 0.25):
+        part = experiment.method.select(
+            experiment.plan, capacity=capacity, memory=result.server.memory, state=result.server.state
+        )
+        own = part.module(experiment.model, experiment.plan)
+        own.load_state_dict(part.cut(result.server.state, experiment.plan))
+        expected = (own.eval()(inputs).argmax(1) == targets).double().mean().item()
+        assert result.metrics[-1]["capacity_accuracy"][f"{capacity:g}"] == pytest.approx(expected)
+    assert result.metrics[0]["capacity_accuracy"] != result.metrics[1]["capacity_accuracy"]
+
+
+@pytest.mark.parametrize("name", [*WIDTH_MODELS, "dsfl", "fedgkt"])
+def test_a_width_that_the_method_has_no_model_of_is_refused_before_anything_is_trained(name):
+    with pytest.raises(OptionError, match=r"^evaluation.capacities: .*each enrolled width, and .*none of 0.125$"):
+        Experiment(small(f"method.name={name}", "evaluation.capacities=[0.5, 0.125]"))
 
 
 def test_a_capacity_is_the_float_that_clients_have():

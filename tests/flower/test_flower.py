@@ -335,9 +335,6 @@ def test_real_devices_are_not_simulated(tmp_path):
     text = f"devices.dropout = 0.1\n{recipe()}"
     with pytest.raises(OptionError, match="are for simulated devices, and these are real"):
         serve(grid_of(text), text, RunConfig(out=str(tmp_path)), log=lambda _: None)
-    text = f"secure.enabled = true\nsecure.min_clients = 2\n{recipe()}"
-    with pytest.raises(OptionError, match="secure.enabled is simulated, and these devices are real"):
-        serve(grid_of(text), text, RunConfig(out=str(tmp_path)), log=lambda _: None)
 
 
 @pytest.mark.parametrize("name", ["fedhm", "dsfl", "fedet", "fedgkt"])

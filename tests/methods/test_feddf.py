@@ -8,6 +8,7 @@ import torch
 
 import fedwidth
 from fedwidth.config.read import read_settings
+from fedwidth.core.architectures import GLOBAL
 from fedwidth.core.index import Index
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Closing, Task, under
@@ -120,7 +121,7 @@ def test_teachers_that_all_say_what_the_student_says_teach_nothing():
         options=run.method.values,
     )
     lesson = Lesson.of(closing, teachers(closing), lambda z: ensemble(z, "logits", 1.0), steps=1, batch_size=8)
-    student = filled(closing, 1.0, run.first_state)
+    student = filled(closing, GLOBAL, run.first_state)
     inputs, _ = closing.public.batch(closing.public.train, lesson.batches[0])
     divergence(student(inputs), lesson.wanted[0], 1.0).backward()
     assert max(parameter.grad.abs().max().item() for parameter in student.parameters()) < 1e-6
@@ -189,3 +190,20 @@ def test_validation_samples_choose_among_students():
 def filled_with(run, state):
     run.model.load_state_dict(state)
     return run.model
+
+
+@pytest.mark.parametrize("engine", ["serial", "vectorised"])
+def test_a_teacher_has_every_tensor_its_client_held(engine):
+    """Engines on vectors do not add counters up: a norm that has counted nothing must not look as if it had."""
+    network = ["model.name=cnn", "model.options={widths=[4, 4]}", f"engine={engine}"]
+    run, seen = Experiment(small(*TAUGHT, *network, "rounds=1", "method.options={steps=1}")), []
+
+    def close(closing):
+        seen.extend(teachers(closing))
+        return dict(closing.state)
+
+    run.rounds = replace(run.rounds, method=replace(run.method, close=close, advance=None))
+    run.run()
+    counters = [buffer for module in seen for name, buffer in module.named_buffers() if "num_batches" in name]
+    assert len(counters) == 2 * len(seen) > 0
+    assert not any(counter.item() for counter in counters)

@@ -46,6 +46,14 @@ def test_collected_statistics_are_the_mean_over_batches(kind):
     torch.testing.assert_close(norm(data[0]), normalised(data[0], mean, variance))
 
 
+@pytest.mark.parametrize("form", [lambda x: (x,), lambda x: {"input": x}], ids=["arguments", "by name"])
+def test_batches_are_what_a_model_takes(form):
+    norm, other, data = nn.BatchNorm2d(2), nn.BatchNorm2d(2), batches()
+    collect_statistics(norm, data)
+    collect_statistics(other, [form(x) for x in data])
+    assert torch.equal(norm.running_mean, other.running_mean)
+
+
 def test_settled_statistics_give_the_same_bits():
     norm, data = StaticBatchNorm2d(2), batches()
     collect_statistics(norm, data)

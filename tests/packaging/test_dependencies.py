@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "fedwidth"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "dp_accounting": "dp-accounting"}
 """Modules that are not called as the distribution they come in."""
 WITH_FLOWER = {"fastapi", "grpc", "httpx", "uvicorn"}
 """What Flower brings, and only the room for Flower uses."""
@@ -48,7 +48,7 @@ def named(requirements: list[str]) -> set[str]:
 
 def test_what_is_imported_is_asked_for():
     required = named(PROJECT["dependencies"])
-    for extra in ("hdf5", "tensorboard", "mlflow", "wandb", "ray", "flower"):
+    for extra in ("hdf5", "tensorboard", "mlflow", "wandb", "ray", "flower", "privacy"):
         required |= named(PROJECT["optional-dependencies"][extra])
     for path, modules in of_others().items():
         if path.parts[0] == "flower":

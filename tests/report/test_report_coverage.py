@@ -16,7 +16,7 @@ from fedwidth.report.coverage_view import Frame, best_layer, count_training, fra
 from fedwidth.report.rebuild import ModelRebuilder, Rebuilt
 from small_runs import small
 
-FORESEEN = sorted(name for name, method in methods().items() if method.slices and "state" not in method.reads)
+FORESEEN = sorted(n for n, m in methods().items() if m.slices and "state" not in m.reads and not m.adapters)
 """Methods that hand out slices which do not depend on the trained weights."""
 
 

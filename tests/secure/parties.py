@@ -81,15 +81,23 @@ class Parties:
     def received(self, client: int) -> np.ndarray:
         return np.concatenate([self.values[segment] for segment in self.held[client]])
 
+    def split(self, client: int, words: np.ndarray) -> dict[int, np.ndarray]:
+        """The words of a client by segment."""
+        own = self.held[client]
+        return dict(zip(own, np.split(words, np.cumsum([LENGTHS[s] for s in own])[:-1]), strict=True))
+
+    def mask(self, client: int, letters: Mapping[int, bytes], received: np.ndarray | None = None) -> np.ndarray:
+        values = self.split(client, self.received(client) if received is None else received)
+        at = self.session.round, self.session.attempt
+        return self.devices[client].mask(*at, self.split(client, self.words[client]), values, letters)
+
     def share(self, clients: Collection[int] | None = None) -> None:
         for client in self.held if clients is None else clients:
             bundle = self.devices[client].share(self.session)
             self.server.collect(client, Bundle.decode(bundle.encode()))
 
     def masked(self, client: int) -> np.ndarray:
-        letters = self.server.letters_for(client)
-        at = self.session.round, self.session.attempt
-        return self.devices[client].mask(*at, self.words[client], self.received(client), letters)
+        return self.mask(client, self.server.letters_for(client))
 
     def upload(self, clients: Collection[int] | None = None) -> None:
         for client in self.held if clients is None else clients:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from parties import LENGTHS, TEN, Parties, make_devices
 
 from fedwidth.errors import SecureError
-from fedwidth.secure.messages import overhead
+from fedwidth.secure.messages import encode_clients, encode_invitation, overhead
 from fedwidth.secure.rules import threshold
 from fedwidth.secure.simulate import Sums
 
@@ -182,7 +184,8 @@ def test_the_bytes_that_are_counted_are_those_of_the_messages(gone):
     settled = parties.server.settle()
     answers = [parties.devices[client].open(0, 0, settled) for client in alive]
     opened = {0, 1} | ({2} if not {2, 5, 8} & set(gone) else set())
-    members = 10 * sum(2 + 32 + 1 + len(own) for own in TEN.values())
+    session = replace(parties.session, run=bytes(16), plan=bytes(32))  # as long as they are in runs
+    members = 10 * len(encode_invitation(session, {member.key for member in session.members}))
     down, up = overhead(TEN, alive, opened)
     assert up == sum(len(own.encode()) for own in (*bundles.values(), *answers))
-    assert down == members + letters + len(alive) * 2 * len(alive)
+    assert down == members + letters + sum(len(encode_clients(alive)) for _ in alive)

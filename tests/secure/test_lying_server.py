@@ -12,8 +12,17 @@ from fedwidth.errors import SecureError
 from fedwidth.secure.device import MAX_SESSIONS, Device
 from fedwidth.secure.fixed_point import FixedPoint
 from fedwidth.secure.keys import sign_key
-from fedwidth.secure.messages import Answer, Bundle
-from fedwidth.secure.session import Member, Session, digest_values
+from fedwidth.secure.messages import (
+    Answer,
+    Bundle,
+    decode_clients,
+    decode_invitation,
+    decode_letters,
+    encode_clients,
+    encode_invitation,
+    encode_letters,
+)
+from fedwidth.secure.session import Member, Session, digest_values, framed
 
 
 @pytest.fixture
@@ -86,7 +95,7 @@ def test_25_letters_that_are_not_what_they_should_be(how):
     else:
         letters[0 if how == "from itself" else 99] = letters[1]
     with pytest.raises(SecureError, match="changed, or is not for this round|no other client of the session|too short"):
-        parties.devices[0].mask(0, 0, parties.words[0], parties.received(0), letters)
+        parties.mask(0, letters)
     with pytest.raises(SecureError, match="before it has sent its words"):
         parties.devices[0].open(0, 0, list(TEN))
 
@@ -151,9 +160,9 @@ def test_a_session_must_make_sense():
 
 def test_28_stages_out_of_order():
     parties = Parties(TEN)
-    device, words = parties.devices[0], parties.words[0]
+    device, words = parties.devices[0], {0: parties.words[0]}
     with pytest.raises(SecureError, match="holds nothing of round 0, attempt 0"):
-        device.mask(0, 0, words, parties.received(0), {})
+        parties.mask(0, {})
     with pytest.raises(SecureError, match="holds nothing of round 0, attempt 0"):
         device.open(0, 0, list(TEN))
     parties.share()
@@ -163,27 +172,63 @@ def test_28_stages_out_of_order():
         device.open(0, 0, list(TEN))
     letters = parties.server.letters_for(0)
     with pytest.raises(SecureError, match="holds 5 words of 32 bits, not 4"):
-        device.mask(0, 0, words[:4], parties.received(0)[:4], letters)
-    device.mask(0, 0, words, parties.received(0), letters)
+        device.mask(0, 0, {0: words[0][:4]}, {}, letters)
+    parties.mask(0, letters)
     with pytest.raises(SecureError, match="has sent its words of round 0 already"):
-        device.mask(0, 0, words, parties.received(0), letters)
+        parties.mask(0, letters)
     for attempt in range(1, MAX_SESSIONS):
         device.share(replace(parties.session, attempt=attempt))
-    with pytest.raises(SecureError, match="for too many, already"):
-        device.share(replace(parties.session, attempt=MAX_SESSIONS))
+    device.share(replace(parties.session, attempt=MAX_SESSIONS))
+    with pytest.raises(SecureError, match="holds nothing of round 0, attempt 0"):
+        device.open(0, 0, list(TEN))  # the oldest is forgotten
+
+
+def test_27_a_device_that_wants_enough_of_every_width():
+    devices = make_devices(TEN)
+    roster = {client: signing_key(client).public_key() for client in TEN}
+    devices[0] = Device(0, RUN, signing=signing_key(0), roster=roster, min_clients=2, every_class=True)
+    session = session_of(devices, TEN)
+    with pytest.raises(SecureError, match="sums in which a width has too few clients"):
+        devices[0].share(session)
+    devices[0].share(replace(session, every_class=True))
+
+
+def test_24_what_was_opened_is_noted_before_the_answer_and_holds_for_the_next_key():
+    """A server that starts a run anew gets no second opening of a round: training would be the same."""
+    roster, noted = {client: signing_key(client).public_key() for client in TEN}, []
+    parties = Parties(TEN)
+    own = {"signing": signing_key(0), "roster": roster, "min_clients": 2}
+    parties = Parties(TEN, devices={**make_devices(TEN), 0: Device(0, RUN, note=noted.append, **own)})
+    parties.share()
+    parties.upload()
+    parties.answer()
+    assert noted == [0]
+    again = Device(0, b"another run", opened=noted[-1], **own)
+    session = session_of({**make_devices(TEN, run=b"another run"), 0: again}, TEN, run=b"another run")
+    with pytest.raises(SecureError, match="has opened round 0: none up to it is opened again"):
+        again.share(session)
+    again.share(replace(session, round=1))
+
+    def full(_round: int) -> None:
+        raise OSError("no space left on device")
+
+    careful = Parties(TEN, devices={**make_devices(TEN), 0: Device(0, RUN, note=full, **own)})
+    careful.share()
+    careful.upload()
+    with pytest.raises(OSError, match="no space"):
+        careful.devices[0].open(0, 0, careful.server.settle())
 
 
 def test_29_other_values_for_one_holder_give_noise():
     """Client 3 is sent another second shell; its first one is that of all, and opens."""
     parties = Parties(dict.fromkeys(range(6), (0, 1)))
     parties.share()
-    at = (0, 0)
     for client in range(6):
         received = parties.received(client)
         if client == 3:
             received[-1] += 1e-9
         letters = parties.server.letters_for(client)
-        parties.server.add(client, parties.devices[client].mask(*at, parties.words[client], received, letters))
+        parties.server.add(client, parties.mask(client, letters, received))
     parties.answer()
     found = parties.open()
     assert found[0].tolist() == parties.plain(0, range(6)).tolist()
@@ -218,12 +263,20 @@ def test_32_messages_of_another_form_are_refused():
     parties = Parties(TEN)
     data = parties.devices[0].share(parties.session).encode()
     assert Bundle.decode(data).encode() == data
-    for wrong, why in ((data[:-1], "too short"), (data + b"x", "too long"), (b"", "too short")):
+    for wrong, why in ((data[:-1], "too short"), (data + b"x", "too short"), (b"", "too short")):
         with pytest.raises(SecureError, match=why):
             Bundle.decode(wrong)
     twice = Bundle(bytes(2 * 16 + 16), {1: b"a", 2: b"b"}).encode().replace(b"\x02\x00\x01\x00b", b"\x01\x00\x01\x00b")
-    with pytest.raises(SecureError, match="two letters for one client"):
+    with pytest.raises(SecureError, match="two letters from client 1"):
         Bundle.decode(twice)
+    three = Bundle(bytes(2 * 16 + 16), {1: b"a", 2: b"b", 3: b"c"}).encode().replace(b"\x03\x00", b"\x02\x00", 1)
+    with pytest.raises(SecureError, match="3 letters, not 2"):
+        Bundle.decode(three)
+    letters = parties.server.letters_for(0) if parties.server.sharers else {3: b"three", 1: b"one"}
+    assert decode_letters(encode_letters(letters)) == letters
+    assert decode_clients(encode_clients([3, 1, 500])) == [3, 1, 500]
+    with pytest.raises(SecureError, match="of clients is too long"):
+        decode_clients(b"\1\0\2")
     answer = Answer({3: (0, (bytes(17), bytes(17))), 4: (1, (bytes(17),))})
     assert Answer.decode(answer.encode()) == answer
     for wrong, why in (
@@ -233,6 +286,23 @@ def test_32_messages_of_another_form_are_refused():
     ):
         with pytest.raises(SecureError, match=why):
             Answer.decode(wrong)
+
+
+def test_32_a_session_travels_whole_or_is_refused():
+    """A session that was sent has the digest of the one that was meant, and signatures only of keys that are new."""
+    parties = Parties(TEN, changes={"every_class": True, "fixed_point": FixedPoint(10, 0.5, 7.0)})
+    session, known = parties.session, {parties.devices[client].key for client in (1, 2)}
+    found = decode_invitation(encode_invitation(session, known))
+    assert found.digest == session.digest
+    assert found == replace(
+        session, members=tuple(replace(m, signature=b"") if m.client in (1, 2) else m for m in session.members)
+    )
+    data = session.encode()
+    for wrong in (data[:-1], data + b"\1\0\0\0x", b"", data.replace(b"sums-1", b"sums-2"), data[:-1] + b"\2"):
+        with pytest.raises(SecureError, match="not what it should be|ends within a field|the server speaks"):
+            Session.decode(wrong)
+        with pytest.raises(SecureError):
+            decode_invitation(framed(wrong))
 
 
 def test_31_secrets_are_in_no_message_of_an_error_and_no_text():

@@ -42,7 +42,8 @@ def test_1_masks_change_nothing_of_what_is_simulated(name, gone):
         values |= {segment: digest_values(own) for segment, own in layout.words.split(received).items()}
         trained = received + np.random.default_rng(task.client).normal(0, 0.1, received.size).astype(np.float32)
         words, _ = point.words(trained, received)
-        masked = devices[task.client].mask(0, 0, words, received, server.letters_for(task.client))
+        own = [layout.words.split(each) for each in (words, received)]
+        masked = devices[task.client].mask(0, 0, *own, server.letters_for(task.client))
         assert (masked == words).mean() < 0.05
         if task.client not in gone:
             server.add(task.client, masked)
@@ -69,7 +70,7 @@ def test_35_a_small_device_needs_little_memory():
     letters = server.letters_for(0)
     tracemalloc.start()
     words, _ = FixedPoint(20).words(received + np.float32(0.1), received)
-    devices[0].mask(0, 0, words, received, letters)
+    devices[0].mask(0, 0, {0: words}, {0: received}, letters)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak <= 3 * 4 * length + 4_000_000

@@ -13,6 +13,7 @@ from fedwidth.core.cohort import sum_cohorts
 from fedwidth.core.submodel import extract, state_of
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
+from fedwidth.methods import methods
 from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.training.server.holders import damp
 from small_runs import same, small
@@ -73,7 +74,10 @@ def test_a_pack_gives_what_each_run_gives():
     assert not same(dict(together[0].server.state), dict(together[2].server.state))
 
 
-@pytest.mark.parametrize("change", ["method.name=fedbrb", "method.name=fedtile", "local.name=scaffold"])
+OTHERWISE = [name for name, method in methods().items() if method.close is not None or not method.slices]
+
+
+@pytest.mark.parametrize("change", [*(f"method.name={name}" for name in OTHERWISE), "local.name=scaffold"])
 def test_a_method_that_does_not_average_over_holders_is_refused(change):
     with pytest.raises(OptionError, match="does not average over holders: with it only 1 is possible"):
         Experiment(small(change, "server.holders_exponent=0.5"))

@@ -212,6 +212,29 @@ def test_42_whole_numbers_that_change_are_refused_and_others_pass():
     assert same(chosen.aggregate(state, sums, plan), state)
 
 
+class WithTable(nn.Module):
+    """A perceptron with whole numbers among its buffers, which training leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+        self.register_buffer("table", torch.tensor([3, 1, 2]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) + self.table.sum() * 0
+
+
+def test_42_whole_numbers_that_stay_and_an_update_of_nothing_pass():
+    """The buffer keeps its bits while the weights move; with a rate of 0 nothing moves at all."""
+    first = WithTable()
+    for rate, moves in (("0.1", True), ("0.0", False)):
+        changes = (f"training.lr={rate}", "training.weight_decay=0", "rounds=2")
+        experiment = Experiment(small(*EVERYONE, *changes), model=first)
+        found = experiment.run().server.state
+        assert torch.equal(found["table"], first.table)
+        assert same(dict(found), state_of(first)) != moves
+
+
 @pytest.mark.parametrize("name", ["fedrolex", "fedbrb", "fedprox"])
 def test_5_engines_agree_to_the_last_bit(name):
     changes = (*EVERYONE, f"method.name={name}", "devices.dropout=0.1", "rounds=3", "workers=2")
@@ -261,7 +284,7 @@ def test_the_metrics_count_the_bytes_of_the_protocol():
     opened = sum(min(own, other["secure"]["segments"] - other["secure"]["closed"]) for own in segments)
     assert other["bytes_up"] - one["bytes_up"] == seeds + letters + 6 * (6 * 4 + 17 * opened)
     units = sum(int(8 * capacity) for capacity in other["capacities"])
-    members, alive = 6 * sum(35 + own for own in segments), 6 * 2 * 6
+    members, alive = 6 * (175 + sum(56 + 2 * own for own in segments) + 3 * 20), 6 * 2 * 6
     assert other["bytes_down"] - one["bytes_down"] == members + letters + alive + units
 
 
@@ -285,6 +308,58 @@ def test_label_rows_that_are_set_are_averaged_as_without_secure_sums():
     assert found.metrics[0]["secure"]["closed"] == 0
     assert all((found.server.state[n] - plain.server.state[n]).abs().max() < 1e-7 for n in plain.server.state)
     assert few.metrics[0]["secure"]["closed"] == 3, "no width has three clients, so differences of sums would show two"
+
+
+PAIRS = (1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.25)
+
+
+def weighed(plan, state, tasks, weights):
+    updates = updates_of(plan, state, tasks)
+    return [replace(update, weight=float(weight)) for update, weight in zip(updates, weights, strict=True)]
+
+
+def test_private_weights_are_summed_with_the_changes():
+    """One word of weight a segment: the mean is that of `merge`, to n_h / (2 scale W) with the largest weight of 90."""
+    chosen, plan, state, tasks = round_of("fedrolex", round=14, capacities=PAIRS)
+    settings = SecureSettings(enabled=True, min_clients=2, max_weight=90)
+    securely = SecureRound(state, plan, tasks, settings, by_shells=True, weighting="samples")
+    updates = weighed(plan, state, tasks, (90, 7, 30, 1, 64, 12, 55))
+    sums, opened = securely.add(tasks, sums_of(updates))
+    assert opened.closed == 0
+    found, exact = chosen.aggregate(state, sums, plan), fedwidth.merge(state, updates, plan)
+    scale = FixedPoint(7, max_weight=90).scale
+    for name, value in state.items():  # the widest two weigh 97 together, and all others more
+        assert not torch.equal(found[name], value)
+        assert ((found[name] - exact[name]).abs() <= 7 / (2 * scale * 97) + 1e-15).all()
+    heavy = weighed(plan, state, tasks, (5000, 7, 30, 1, 64, 12, 55))
+    assert same(chosen.aggregate(state, securely.add(tasks, sums_of(heavy))[0], plan), found), "it counts as 90"
+
+
+def test_a_private_weight_of_a_width_of_one_is_never_opened():
+    """The totals of two shells differ by what one width weighs: with one client of it, by what that client does."""
+    _, plan, state, tasks = round_of("fedrolex", capacities=(1.0, 0.5, 0.5, 0.25, 0.25))
+    settings = SecureSettings(enabled=True, min_clients=2, max_weight=90)
+    for weighting, closed in (("equal", 1), ("samples", 3)):
+        securely = SecureRound(state, plan, tasks, settings, by_shells=True, weighting=weighting)
+        assert securely.add(tasks, sums_of(weighed(plan, state, tasks, [3] * 5)))[1].closed == closed
+    alive = tasks[1:]
+    securely = SecureRound(state, plan, tasks, settings, by_shells=True, weighting="samples")
+    _, opened = securely.add(alive, sums_of(weighed(plan, state, alive, [3] * 4)))
+    assert (opened.segments, opened.closed) == (3, 1), "without it the others open"
+
+
+@pytest.mark.parametrize("weighting", ["samples", "updates", "hybrid"])
+def test_runs_with_private_weights_are_those_without_secure_sums(weighting):
+    changes = ("devices.per_round=6", "rounds=2", "devices.capacities=[1, 1, 0.5, 0.5, 0.25, 0.25]")
+    changes = (*changes, "server.label_rows=false", f"server.weighting={weighting}")
+    plain = Experiment(small(*changes)).run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = Experiment(
+            small(*changes, "secure.enabled=true", "secure.min_clients=2", "secure.max_weight=1000")
+        ).run()
+    assert [line["secure"]["closed"] for line in found.metrics] == [0, 0]
+    assert all((found.server.state[n] - plain.server.state[n]).abs().max() < 1e-4 for n in plain.server.state)
 
 
 def test_other_levers_go_with_secure_sums():
@@ -339,7 +414,12 @@ def test_every_method_has_segments_or_a_reason():
         ("server.screen=true", "server.clip must be 0 and server.screen false with secure.enabled"),
         (
             "server.weighting=samples",
-            "server.weighting must be one of equal, model-size with secure.enabled, not samples",
+            "server.weighting must be one of equal, model-size with secure.enabled, not samples, which only a client"
+            " knows; or set secure.max_weight, the most that a client counts for",
+        ),
+        (
+            "secure.max_weight=1e9",
+            "secure.max_weight is 1e\\+09, and 6 clients of that weight are more than the 2,147,483",
         ),
     ],
 )
@@ -354,11 +434,9 @@ def test_two_clients_are_warned_of():
         Experiment(small("devices.per_round=6", "secure.enabled=true", "secure.min_clients=2"))
 
 
-def test_packs_and_real_devices_say_why_not():
+def test_packs_say_why_not():
     experiment = Experiment(small(*EVERYONE, "engine=vectorised"))
     assert "secure.enabled adds up single updates" in why_not_pack([experiment.trainer])
-    with pytest.raises(OptionError, match="secure.enabled is simulated, and these devices are real"):
-        experiment.run(cohort=lambda round: [(0, 1.0)])
 
 
 def test_the_simulation_needs_no_cryptography():

@@ -9,7 +9,14 @@ import torch.nn.functional as F
 
 from zoo.case import Case, images, words
 from zoo.experts import ExpertBatch, ExpertDispatch, ExpertGroups, ExpertLoop
-from zoo.problem_pictures import AuxiliaryHead, LearntQueries, SelectiveKernel, ShuffledHalves, SplitScales
+from zoo.problem_pictures import (
+    AuxiliaryHead,
+    LearntQueries,
+    NeighbourAttention,
+    SelectiveKernel,
+    ShuffledHalves,
+    SplitScales,
+)
 from zoo.problem_sequences import (
     ChunkedScan,
     FourierMixing,
@@ -86,6 +93,15 @@ MORE_PROBLEMS: dict[str, Case] = {
         images(),
         [8, 8, 32, 48, 64],
         couplings=2,
+    ),
+    # ECA-NFNet: the residual stream has an order, the width inside the block has none
+    "neighbour-attention": Case(
+        lambda: NeighbourAttention(16, 32),
+        lambda: NeighbourAttention(16, 16),
+        images(),
+        [32],
+        maskable=True,
+        stays="spatial size",
     ),
     "fourier-mixing": Case(lambda: FourierMixing(32, 96), lambda: FourierMixing(16, 48), words, [32, 96]),
     # FNet: the Fourier transform of the units holds the residual stream

@@ -118,3 +118,19 @@ class LearntQueries(nn.Module):
         queries = self.queries.weight[None].expand(len(x), -1, -1)
         found = self.norm(queries + self.attend(queries, memory + places.flatten(0, 1), memory, need_weights=False)[0])
         return self.out(found + self.down(F.relu(self.up(found))))
+
+
+class NeighbourAttention(nn.Module):
+    """Channels are weighed by a convolution that runs along them, so that each has neighbours (ECA)."""
+
+    def __init__(self, channels: int, inner: int) -> None:
+        super().__init__()
+        self.stem, self.expand = nn.Conv2d(3, channels, 3, padding=1), nn.Conv2d(channels, inner, 1)
+        self.project, self.weigh = nn.Conv2d(inner, channels, 1), nn.Conv1d(1, 1, 3, padding=1, bias=False)
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.project(torch.relu(self.expand(x)))
+        weights = self.weigh(y.mean((2, 3))[:, None]).sigmoid()
+        return self.head((x + y * weights[:, 0, :, None, None]).mean((2, 3)))

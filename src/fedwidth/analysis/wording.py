@@ -82,9 +82,21 @@ def listed(names: Sequence[str], most: int = 4) -> str:
 def show_time(seconds: float) -> str:
     """A duration in seconds, minutes or hours.
 
-    >>> show_time(40), show_time(150), show_time(9000)
-    ('40 s', '3 min', '2.5 h')
+    >>> show_time(0.123), show_time(40), show_time(150), show_time(9000)
+    ('0.12 s', '40 s', '3 min', '2.5 h')
     """
+    if 0 < seconds < 1:
+        return f"{seconds:.2g} s"
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{math.ceil(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def show_mebibytes(bytes: float) -> str:
+    """Bytes in MiB with one digit behind the point, or as many as show that they are not nothing.
+
+    >>> show_mebibytes(3 * 2**20), show_mebibytes(25_000), show_mebibytes(0)
+    ('3.0', '0.024', '0.0')
+    """
+    found = bytes / 2**20
+    return f"{found:.2g}" if 0 < found < 0.1 else f"{found:.1f}"

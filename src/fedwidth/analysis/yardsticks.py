@@ -45,7 +45,8 @@ class Gain:
 
 
 def yardsticks(settings: Settings) -> dict[str, Settings]:
-    """The yardsticks of a run, by kind; none for a run whose clients all train the whole model.
+    """The yardsticks of a run, by kind; none for a run whose clients all train the whole model, and of several
+    architectures only the model on every device.
 
     >>> found = yardsticks(Settings())
     >>> {kind: (each.method.name, each.model.width, each.devices.capacities) for kind, each in found.items()}
@@ -56,9 +57,12 @@ def yardsticks(settings: Settings) -> dict[str, Settings]:
     enrolled = mix.enrolled(devices.excluded)
     if method_of(settings).choose is fedavg.choose or enrolled == (1.0,):
         return {}
-    whole = replace(settings, method=MethodSettings("fedavg"), evaluation=replace(settings.evaluation, capacities=[]))
+    measured = replace(settings.evaluation, capacities=[])
+    whole = replace(settings, method=MethodSettings("fedavg"), models=[], evaluation=measured)
     everybody = _alike(replace(devices, capacities="a1", excluded=[]))
     found = {}
+    if settings.models:
+        return {FULL: replace(whole, devices=everybody, name=f"{PREFIX}{FULL}", answers="")}
     if enrolled[0] == 1:
         narrow = [value for value in mix.enrolled() if value < 1]
         found[EXCLUDE] = replace(whole, devices=replace(devices, excluded=narrow))

@@ -41,7 +41,7 @@ def _main(
 
 
 def _add_commands() -> None:
-    from fedwidth.cli import deploy, inspect, reproduce, run, sweep, view
+    from fedwidth.cli import deploy, export, fit, inspect, privacy, reproduce, run, sweep, view
 
     app.command("run")(run.run)
     app.command("sweep")(sweep.sweep)
@@ -53,6 +53,9 @@ def _add_commands() -> None:
     app.command("cost")(inspect.show_cost)
     app.command("coverage")(inspect.show_coverage)
     app.command("partition")(inspect.show_partition)
+    app.command("privacy")(privacy.privacy)
+    app.command("fit")(fit.fit)
+    app.command("export")(export.export_model)
     app.add_typer(deploy.app, name="deploy")
 
 

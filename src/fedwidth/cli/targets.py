@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedwidth.analysis.target import Reached, reach
-from fedwidth.analysis.wording import show_time
+from fedwidth.analysis.wording import show_mebibytes, show_time
 from fedwidth.cli.tables import print_table
 from fedwidth.errors import OptionError
 from fedwidth.objectives.metric import measure_of
@@ -45,7 +45,7 @@ def print_targets(folders: Sequence[Path], target: float) -> None:
                 entry.label,
                 f"{len(found)} of {len(entry.runs)}",
                 _mean(found, lambda reached: reached.round, lambda mean: f"{mean:.0f}"),
-                _mean(found, lambda reached: reached.sent / 2**20, lambda mean: f"{mean:.1f}"),
+                _mean(found, lambda reached: reached.sent, show_mebibytes),
                 _mean(found, lambda reached: reached.device_seconds, show_time),
             ]
         )

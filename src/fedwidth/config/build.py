@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedwidth.adapters import adapt
+from fedwidth.config.budgets import with_profiles
 from fedwidth.core.narrow import narrow
 from fedwidth.data import Data, Partition, load, make_partition
 from fedwidth.data.records import moved
@@ -17,6 +20,8 @@ from fedwidth.models import build
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.objectives.check import check_objective
 from fedwidth.plan import Plan, trace
+from fedwidth.plan.adapters import find_adapters
+from fedwidth.plan.trace import tensors_of
 from fedwidth.randomness import torch_seed
 from fedwidth.settings import Settings
 
@@ -87,23 +92,65 @@ def build_model(settings: Settings, data: Data, objective: Objective | None = No
 
 
 def plan_model(
-    model: nn.Module, settings: Settings, data: Data, objective: Objective | None = None
+    model: nn.Module,
+    settings: Settings,
+    data: Data,
+    objective: Objective | None = None,
+    *,
+    fill: Callable[[nn.Module], None] = lambda _: None,
 ) -> tuple[nn.Module, Plan]:
-    """The model at the width the server holds, and its plan; refuses one whose output does not fit the data."""
+    """The model at the width the server holds, with adapters where the settings ask for them, and its plan.
+
+    A model whose output does not fit the data is refused. `fill` may write weights into the model of that width.
+    """
     objective = objective or objective_of(settings.objective, data)
     example = moved(data.example(), "cpu")
     if next(model.parameters(), None) is None:
         raise PlanError("the model has nothing to slice: it has no parameters")
+    if not any(tensor.requires_grad for tensor in tensors_of(model)[0].values()):
+        raise PlanError("the model has nothing to train: requires_grad is False for all of its parameters")
     check_objective(objective, model, data)
     plan = trace_model(model, example, settings, objective)
     if settings.model.width != 1:
         index = method("heterofl", rounding="ceil").select(plan, capacity=settings.model.width)
         model = narrow(model, plan, index)
+    fill(model)
+    if settings.adapter.rank:
+        model = adapt_model(model, settings)
+    if settings.model.width != 1 or settings.adapter.rank:
         plan = trace_model(model, example, settings, objective)
-    return model, plan
+    return model, with_profiles(plan, settings.devices)
+
+
+def adapt_model(model: nn.Module, settings: Settings) -> nn.Module:
+    """The model with the adapters that the settings ask for."""
+    wanted = settings.adapter
+    if find_adapters(model):
+        raise OptionError(f"adapter.rank is {wanted.rank}, but the model has adapters already: leave it 0")
+    return adapt(
+        model,
+        wanted.rank,
+        _listed(wanted.targets),
+        alpha=wanted.alpha or None,
+        outside=wanted.outside,
+        train=_listed(wanted.train),
+        seed=settings.seed,
+    )
 
 
 def trace_model(model: nn.Module, example: Any, settings: Settings, objective: Objective) -> Plan:
     """The plan of a model, as the settings and the objective say what stays whole."""
-    keep = [name.strip() for name in settings.model.keep.split(",") if name.strip()]
-    return trace(model, example, heads=settings.model.heads, output=objective.output, keep=keep)
+    keep = _listed(settings.model.keep)
+
+    def traced(keep: Sequence[str]) -> Plan:
+        return trace(model, example, heads=settings.model.heads, output=objective.output, keep=keep)
+
+    plan = traced(keep)
+    if not plan.adapters or settings.adapter.widths:
+        return plan
+    widths = [name for name in plan.groups if name not in plan.rank_groups]
+    return traced([*keep, *widths]) if widths else plan
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -7,7 +7,11 @@ from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
+from fedwidth.config.adapter_settings import check_adapters
+from fedwidth.config.architectures import check_architectures
+from fedwidth.config.budgets import read_budgets
 from fedwidth.config.method_settings import check_exponent, method_of
+from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.schema import keys, read
 from fedwidth.config.secure_settings import check_secure
 from fedwidth.data import Partition
@@ -79,6 +83,7 @@ def check_devices(settings: Settings, clients: int) -> Capacities:
         )
     if not capacities.enrolled(devices.excluded):
         raise OptionError(f"devices.excluded leaves no capacity of '{describe_mix(devices.capacities)}'")
+    read_budgets(devices)
     anew, own = "devices.dynamic draws them anew each round", "devices.capacities lists each client's own"
     if devices.dynamic and listed is not None:
         raise OptionError(f"{own} capacity, but {anew}: choose one")
@@ -110,8 +115,12 @@ def _check_method(settings: Settings) -> None:
     kind = f"option of method '{chosen.name}'" + (f" with '{settings.local.name}'" if settings.local.name else "")
     _refuse_others(kind, [*chosen.options, *settings.local.options], found.options)
     chosen_method = method_of(settings)  # which looks at the options' values too
+    check_adapters(settings, chosen_method)
     check_exponent(settings, chosen_method)
     check_secure(settings, chosen_method)
+    check_architectures(settings, chosen_method)
+    check_privacy(settings, chosen_method)
+    check_robust(settings, chosen_method)
 
 
 def _refuse_others(kind: str, given: Iterable[str], allowed: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ Two runs that differ in
     WITHOUT_INFLUENCE   give the same bits: such a run may be resumed, and its checkpoint used, with other values
     ROUNDING            do the same work on other processors or in another order, and agree up to rounding
     PRECISION           do the same work in another arithmetic
+    BUDGET              train the same rounds, but not as many of them
     MEASURING           train the same model, but look at other numbers or at other times
     "seed"              are repetitions of one experiment
     any other setting   are different experiments
@@ -33,6 +34,8 @@ WITHOUT_INFLUENCE = (
 ROUNDING = ("engine", "device", "data.cache", "ray.engine", "ray.gpus")
 """The settings of Ray are among them only where it trains, and of its GPUs only whether there are any."""
 PRECISION = ("precision",)
+BUDGET = ("privacy.epsilon", "privacy.delta", "privacy.accountant")
+"""When a private run ends. Its rounds have the same bits, so that one which ended early may go on with more."""
 MEASURING = ("evaluation.every", "evaluation.test", "evaluation.local", "evaluation.capacities")
 ADDED = (
     *(
@@ -46,9 +49,15 @@ ADDED = (
     ),
     *("server.lr_every", "server.lr_until", "server.holders_exponent"),
     *("server.clip", "server.screen", "server.strikes", "server.quarantine"),
+    *("devices.budgets", "devices.profiles"),
     *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),
     *("data.cache", "model.weights", "model.fresh", "model.keep"),
-    *("secure.enabled", "secure.min_clients", "secure.clip"),
+    *("secure.enabled", "secure.min_clients", "secure.clip", "secure.max_weight"),
+    *("devices.sampling", "server.robust", "server.robust_share", "server.robust_bound"),
+    *("privacy.noise", "privacy.clip", "privacy.delta", "privacy.epsilon", "privacy.accountant", "privacy.adjacency"),
+    *("privacy.min_denominator", "privacy.quantile", "privacy.clip_rate", "privacy.bits_noise"),
+    *("adapter.rank", "adapter.targets", "adapter.alpha", "adapter.train"),
+    *("adapter.outside", "adapter.widths", "adapter.average"),
     *("objective.name", "objective.loss", "objective.metric", "objective.better", "objective.output"),
 )
 """Settings that version 0.1.0 lacked. At their default they are no part of a fingerprint, and earlier ones hold."""
@@ -99,11 +108,11 @@ def experiment_of(settings: Mapping[str, Any], *, without: Collection[str]) -> d
 
 def identity(settings: Settings) -> str:
     """A fingerprint of everything that influences results: a checkpoint belongs to a run if theirs are equal."""
-    return _fingerprint(settings)
+    return _fingerprint(settings, without=BUDGET)
 
 
 def settings_hash(settings: Settings) -> str:
-    """`identity` without the seed: the same for all runs that differ in their seed alone."""
+    """A fingerprint of everything that influences results but the seed: the same for all runs of one experiment."""
     return _fingerprint(settings, without=("seed",))
 
 
@@ -119,11 +128,13 @@ def _fingerprint(settings: Settings, without: Collection[str] = ()) -> str:
         section, _, key = name.rpartition(".")
         if everything[section][key] == keys()[name].default:
             del everything[section][key]
-    for section in ("objective", "secure"):  # as it was before there were such settings
+    for section in ("objective", "secure", "privacy", "adapter"):  # as it was before there were such settings
         if not everything[section]:
             del everything[section]
     if not settings.local.name:  # as it was before there were local rules
         del everything["local"]
+    if not settings.models:  # as it was before there were several architectures
+        del everything["models"]
     ray = everything.pop("ray")
     if settings.engine == "ray":
         everything["engine"] = f"ray {ray['engine']} {'cuda' if ray['gpus'] else 'cpu'}"

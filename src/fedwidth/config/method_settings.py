@@ -40,7 +40,7 @@ def name_method(settings: Settings, method: Method) -> Settings:
 
 def check_exponent(settings: Settings, method: Method) -> None:
     """Refuse an exponent of holders where the method does not average over them."""
-    if settings.server.holders_exponent != 1.0 and method.close is not None:
+    if settings.server.holders_exponent != 1.0 and (method.close is not None or not method.slices):
         raise OptionError(
             f"server.holders_exponent is {settings.server.holders_exponent:g}, but {method.title} does not average over"
             " holders: with it only 1 is possible"

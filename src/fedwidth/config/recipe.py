@@ -21,6 +21,7 @@ from fnmatch import fnmatchcase
 from fedwidth.config.document import Document, change_all, overlay, tables_of, text_of
 from fedwidth.config.grid import cells_of
 from fedwidth.config.method_settings import method_of, with_needs, with_public
+from fedwidth.config.private_settings import with_privacy
 from fedwidth.config.schema import build, keys, shown, unknown_key
 from fedwidth.config.secure_settings import with_secure
 from fedwidth.errors import OptionError, unknown
@@ -189,7 +190,7 @@ def _variant(base: Document, label: str, entry: Document | None, changes: Sequen
 
 def _settings(document: Document) -> Settings:
     """The settings of a document, with those its method and its objective need where it says nothing."""
-    settings = with_secure(build(Settings, document), document)
+    settings = with_privacy(with_secure(build(Settings, document), document), document)
     try:
         method, objective = method_of(settings), objective_of(settings.objective)
     except OptionError:  # what is wrong with it is said once the settings are checked

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from types import NoneType, UnionType
@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from fedwidth.devices.capacity import parse_capacity
 from fedwidth.errors import CapacityError, OptionError
-from fedwidth.settings import Settings
+from fedwidth.settings import ArchitectureSettings, Settings
 
 Record = TypeVar("Record")
 
@@ -29,6 +29,7 @@ KINDS: dict[Any, str] = {
     list[float]: "a list of numbers",
     str | list[float]: "text, or a list of numbers",
     dict[str, Any]: "a table",
+    list[ArchitectureSettings]: "a list of tables",
 }
 
 
@@ -43,6 +44,12 @@ class Key:
     choices: tuple[str, ...]
     least: float | None
     share: bool
+
+    @property
+    def record(self) -> Any:
+        """The record that each of its tables is, where it is a list of tables."""
+        inner = get_args(self.type)[0] if get_origin(self.type) is list else None
+        return inner if _is_record(inner) else None
 
     @property
     def is_listed(self) -> bool:
@@ -113,6 +120,9 @@ def read(key: Key, value: Any) -> Any:
     if key.is_listed:
         if not isinstance(value, list):
             raise _wrong(key, value)
+        if key.record is not None:  # those of a record that was made in Python are looked at too
+            tables = [asdict(each) if isinstance(each, key.record) else each for each in value]
+            return [build(key.record, table, f"{key.name}.") for table in tables]
         inner = int if key.type == list[int] else float
         return [_number(key, inner, each) for each in value]
     if key.type in (int, float):

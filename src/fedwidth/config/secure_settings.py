@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fedwidth.core.updates import PUBLIC_WEIGHTS
 from fedwidth.errors import OptionError
 from fedwidth.methods import Method
 from fedwidth.methods.lookup.secure_sums import segments_of
+from fedwidth.secure.fixed_point import LARGEST
 from fedwidth.settings import Settings
 
-PUBLIC_WEIGHTS = ("equal", "model-size")
-"""Ways to weigh a client that need nothing which only the client knows."""
 FEW = 3
 """With fewer clients in a sum, each of them knows what the other sent."""
 
@@ -40,10 +40,16 @@ def check_secure(settings: Settings, method: Method) -> None:
         raise OptionError(
             "server.clip must be 0 and server.screen false with secure.enabled: the server sees no single update"
         )
-    if server.weighting not in PUBLIC_WEIGHTS:
+    if server.weighting not in PUBLIC_WEIGHTS and not secure.max_weight:
         raise OptionError(
             f"server.weighting must be one of {', '.join(PUBLIC_WEIGHTS)} with secure.enabled, not"
-            f" {server.weighting}: what a client weighs is known to all"
+            f" {server.weighting}, which only a client knows; or set secure.max_weight, the most that a client counts"
+            " for"
+        )
+    if secure.max_weight * devices.per_round > LARGEST:
+        raise OptionError(
+            f"secure.max_weight is {secure.max_weight:g}, and {devices.per_round} clients of that weight are more than"
+            f" the {LARGEST:,} that a word can hold"
         )
     if devices.per_round < secure.min_clients:
         raise OptionError(

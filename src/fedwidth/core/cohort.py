@@ -62,7 +62,7 @@ class CohortSum:
         check_alike(update.sub, self.mean, update.who)
         plan = self.index.plan
         for name, tensor in update.sub.items():
-            if plan.tied.get(name) not in update.sub:
+            if plan.tied.get(name) not in update.sub and name not in plan.untrained:
                 self._add(name, tensor.detach(), label_weight(name, update, plan), copy=copy)
         for kind, tensors in update.reports.items():
             total = self.reports.setdefault(kind, CohortSum(self.index))

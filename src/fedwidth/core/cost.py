@@ -30,7 +30,7 @@ class Cost:
     parameters: float
     """The number of parameters; tied tensors count once."""
     bytes: float
-    """Bytes of the parameters, which a round sends down and again up. A paper's MB is 2**20 bytes."""
+    """Bytes of the parameters. A round sends those that are trained down and again up. A paper's MB is 2**20 bytes."""
     buffer_bytes: float
     """Bytes of the buffers, such as running statistics."""
     macs: float
@@ -42,10 +42,31 @@ class Cost:
     """Bytes that training keeps for the backward pass of one sample, parameters apart."""
     share: float
     """The share of the full model's parameters."""
+    frozen_bytes: float = 0
+    """Bytes of the parameters that are never trained: a device is sent them once, needs no gradients or moments for
+    them, and sends none of them back."""
+    resent_bytes: float = 0
+    """Of these, bytes that a round sends all the same, because which units of them a device holds may change."""
+
+    @property
+    def trained_bytes(self) -> float:
+        """Bytes of the parameters that are trained."""
+        return self.bytes - self.frozen_bytes
+
+    @property
+    def bytes_down(self) -> float:
+        """Bytes that a round sends to the device: what is trained, buffers, and slices of what is frozen."""
+        return self.trained_bytes + self.resent_bytes + self.buffer_bytes
+
+    @property
+    def bytes_up(self) -> float:
+        """Bytes that the device sends back."""
+        return self.trained_bytes + self.buffer_bytes
 
     def memory(self, *, batch: int = 1, moments: int = 1) -> float:
         """Bytes that training needs: weights, gradients, moments of the optimiser (SGD 0 or 1, Adam 2), activations."""
-        return self.bytes * (2 + moments) + self.buffer_bytes + self.activation_bytes * batch
+        trained = self.trained_bytes * (1 + moments)
+        return self.bytes + trained + self.buffer_bytes + self.activation_bytes * batch
 
 
 def cost(
@@ -122,15 +143,21 @@ def cost_at(
         return narrow(model, plan, Index.of_units(plan, {name: range(count) for name, count in counts.items()}))
 
     found = measure(lambda: skeleton(model, plan, counts), filled, example_inputs)
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    frozen = {name: tensor for name, tensor in tensors.items() if not tensor.requires_grad}
+    shapes = plan.narrow_shapes(counts)
+    sliced = {name: tensor for name, tensor in frozen.items() if shapes[name] != plan.shapes[name]}
     return Cost(
         capacity=capacity,
         parameters=parameters,
-        bytes=count_bytes(plan, counts, dict(model.named_parameters(remove_duplicate=False))),
+        bytes=count_bytes(plan, counts, tensors),
         buffer_bytes=count_bytes(plan, counts, dict(model.named_buffers(remove_duplicate=False))),
         macs=found.macs,
         operations=found.operations,
         activation_bytes=found.activation_bytes,
         share=parameters / full if full else 1.0,
+        frozen_bytes=count_bytes(plan, counts, frozen),
+        resent_bytes=count_bytes(plan, counts, sliced),
     )
 
 
@@ -138,7 +165,8 @@ def cost_of(make: Callable[[], nn.Module], plan: Plan, example_inputs: Any, *, c
     """The cost of a sub-model that is no slice of the model; `make` makes its module."""
     made = make()
     parameters = sum(tensor.numel() for tensor in made.parameters())
-    sizes = [sum(t.numel() * t.element_size() for t in ts) for ts in (made.parameters(), made.buffers())]
+    frozen = (tensor for tensor in made.parameters() if not tensor.requires_grad)
+    sizes = [sum(t.numel() * t.element_size() for t in ts) for ts in (made.parameters(), made.buffers(), frozen)]
     found = measure(lambda: made, make, example_inputs)
     return Cost(
         capacity=capacity,
@@ -149,6 +177,8 @@ def cost_of(make: Callable[[], nn.Module], plan: Plan, example_inputs: Any, *, c
         operations=found.operations,
         activation_bytes=found.activation_bytes,
         share=parameters / count_parameters(plan, {}),
+        frozen_bytes=sizes[2],
+        resent_bytes=sizes[2],
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.core.index import Index
-from fedwidth.core.submodel import check_index, take
+from fedwidth.core.submodel import check_index, folded, take
 from fedwidth.errors import PlanError
 from fedwidth.plan.attributes import Attribute
 from fedwidth.plan.check import check_fit
@@ -41,11 +41,16 @@ def narrow(model: nn.Module, plan: Plan, index: Index) -> nn.Module:
     """
     check_index(plan, index)
     small = skeleton(model, plan, index.counts)
-    full, _ = tensors_of(model)
     with torch.no_grad():
+        full = folded(tensors_of(model)[0], index)
         for name, tensor in tensors_of(small)[0].items():
             if name not in plan.tied:
                 tensor.copy_(take(full[name].detach(), index, name))
+    return with_buffers(small, plan)
+
+
+def with_buffers(small: nn.Module, plan: Plan) -> nn.Module:
+    """The same module; what `skeleton` made a plain attribute, because no state may overwrite it, is a buffer again."""
     for attribute in plan.attributes:
         module = small.get_submodule(attribute.module)
         if attribute.buffer and attribute.name not in module._buffers:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
+from fedwidth.core.architectures import Held
+
 if TYPE_CHECKING:
     from fedwidth.core.cohort import CohortSum
     from fedwidth.core.cost import Cost
@@ -58,13 +60,16 @@ class Part(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class WidthPart:
-    """A part that is a model of its own and no slice of the global state: one for each width, kept by the method."""
+    """A part that is a model of its own and no slice of the global state: one for each width or architecture, kept by
+    the method."""
 
     kind: ClassVar[str]
     """What such models are called in their keys."""
     index: Index | None
-    """Where its tensors would lie in the full model's; it and they stay behind when a part goes to worker processes."""
-    width: float
+    """Where its tensors would lie in its whole network's; it and they stay behind when a part goes to worker
+    processes."""
+    held: Held
+    """Which model it is."""
     number_of_units: int
     """How many units, or numbers that stand for them, it holds."""
     tensors: Mapping[str, Tensor] = field(repr=False, default_factory=dict)
@@ -74,13 +79,18 @@ class WidthPart:
         return {**vars(self), "index": None, "tensors": {}}
 
     @property
+    def width(self) -> float:
+        """The share of its network's width that it has."""
+        return self.held.width
+
+    @property
     def key(self) -> str:
-        """Clients of one width hold the same."""
-        return f"{self.kind} {self.width:g}"
+        """Clients of one width, or of one architecture, hold the same."""
+        return f"{self.kind} {self.held.label}"
 
     @property
     def size(self) -> Hashable:
-        """Its width."""
+        """Its width, or its architecture."""
         return self.key
 
     @property

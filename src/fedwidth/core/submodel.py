@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fedwidth.core.folding import fold
 from fedwidth.core.index import Index
 from fedwidth.errors import SelectionError
 from fedwidth.plan.plan import Plan, check_plan
@@ -45,11 +46,19 @@ def extract(state: State, plan: Plan, index: Index) -> SubState:
     plan.check_state(state)
     cut: dict[str, Tensor] = {}
     with torch.no_grad():
-        for name, tensor in state.items():
+        for name, tensor in folded(state, index).items():
             first = plan.tied.get(name, name)
             if first not in cut:
                 cut[first] = take(tensor, index, name)
     return SubState({name: cut[plan.tied.get(name, name)] for name in state}, index.key)
+
+
+def folded(state: State, index: Index) -> State:
+    """The state that a sub-model is cut out of: units of adapters that it does not hold are in the frozen weights."""
+    if not index.plan.adapters:
+        return state
+    changed = fold(state, index)
+    return {name: changed.get(index.plan.tied.get(name, name), tensor) for name, tensor in state.items()}
 
 
 def take(tensor: Tensor, index: Index, name: str) -> Tensor:

@@ -16,6 +16,9 @@ from fedwidth.core.submodel import State
 from fedwidth.errors import OptionError, SelectionError, StateError, UpdateError
 from fedwidth.plan.units import whole_numbers
 
+PUBLIC_WEIGHTS = ("equal", "model-size")
+"""Ways to weigh a client that need nothing which only the client knows."""
+
 
 @dataclass(frozen=True)
 class Update:
@@ -70,7 +73,7 @@ def check_update(update: Update, index: Index) -> None:
     who = update.who
     if update.index != index or getattr(update.sub, "key", index.key) != index.key:
         raise SelectionError(f"{who} sent a sub-model of another index")
-    index.plan.check_shapes(update.sub, index.shapes, f"the index of {who}")
+    index.plan.check_shapes(update.sub, index.shapes, f"the index of {who}", may_lack=index.plan.untrained)
     if update.labels is not None and len(update.labels) and index.plan.label_axes:
         name, dim = index.plan.label_axes[0]
         classes = index.plan.shapes[name][dim]

@@ -36,6 +36,7 @@ def dirichlet(
     alpha: float = 0.5,
     min_size: int = 1,
     small: str = "redraw",
+    balanced: bool = False,
     equal: bool = False,
 ) -> Partition:
     """Each class is spread over the clients in proportions drawn from Dirichlet(alpha).
@@ -45,20 +46,23 @@ def dirichlet(
     with the most samples of that class; "drop" leaves it out, so that there are fewer clients than asked for, and its
     samples are nobody's.
 
+    With `balanced`, a client that has its equal share of all samples is given no more of the classes that follow, as in
+    the code of Li et al. (NIID-Bench).
+
     With `equal`, each client draws its proportions of classes from Dirichlet(alpha), and samples by them until all have
     equally many; a class that is used up is left out of the proportions (Hsu et al., 2019).
     """
     generator = first_generator(clients, seed)
     check_enough(data, clients)
-    _check_options(alpha, min_size, small, equal)
+    _check_options(alpha, min_size, small, balanced, equal)
     train, test = labels_of(data)
     counts = np.bincount(train, minlength=data.classes)
     if equal:
         sizes = _equal_sizes(generator, counts, clients, alpha)
     elif small == "redraw":
-        sizes = _redrawn(generator, counts, clients, alpha, min_size)
+        sizes = _redrawn(generator, counts, clients, alpha, min_size, balanced)
     else:
-        shares, sizes = _draw(generator, counts, clients, alpha)
+        shares, sizes = _draw(generator, counts, clients, alpha, balanced)
         if small == "fill":
             fill(sizes, shares, min_size)
     kept = np.flatnonzero(sizes.sum(axis=0) >= min_size)
@@ -70,33 +74,40 @@ def dirichlet(
     return partition_of("dirichlet", data, len(kept), owners)
 
 
-def _check_options(alpha: float, min_size: int, small: str, equal: bool) -> None:
+def _check_options(alpha: float, min_size: int, small: str, balanced: bool, equal: bool) -> None:
     if not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
         raise OptionError(f"alpha must be a positive number, not {alpha!r}")
     if type(min_size) is not int or min_size < 1:
         raise OptionError(f"min_size must be a whole number of at least 1, not {min_size!r}")
     if small not in SMALL:
         raise unknown("way with small clients", small, SMALL)
-    if type(equal) is not bool:
-        raise OptionError(f"equal must be true or false, not {equal!r}")
-    if equal and (min_size != 1 or small != "redraw"):
-        raise OptionError("with equal = true no client is small: leave out min_size and small")
+    for name, value in (("balanced", balanced), ("equal", equal)):
+        if type(value) is not bool:
+            raise OptionError(f"{name} must be true or false, not {value!r}")
+    if equal and (min_size != 1 or small != "redraw" or balanced):
+        raise OptionError("with equal = true no client is small: leave out min_size, small and balanced")
 
 
 def _draw(
-    generator: np.random.Generator, counts: np.ndarray, clients: int, alpha: float
+    generator: np.random.Generator, counts: np.ndarray, clients: int, alpha: float, balanced: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Proportions of each class over the clients, and how many samples they are: both [classes, clients]."""
     shares = generator.dirichlet(np.full(clients, alpha), size=len(counts))
-    return shares, np.stack([proportional(count, share) for count, share in zip(counts, shares, strict=True)])
+    sizes = np.zeros(shares.shape, dtype=np.int64)
+    for label, count in enumerate(counts):
+        if balanced:
+            left = shares[label] * (sizes.sum(axis=0) < counts.sum() / clients)
+            shares[label] = left / left.sum() if left.sum() else shares[label]
+        sizes[label] = proportional(count, shares[label])
+    return shares, sizes
 
 
 def _redrawn(
-    generator: np.random.Generator, counts: np.ndarray, clients: int, alpha: float, min_size: int
+    generator: np.random.Generator, counts: np.ndarray, clients: int, alpha: float, min_size: int, balanced: bool
 ) -> np.ndarray:
     """The sizes of the first draw in which every client has enough."""
     for _ in range(MAX_DRAWS):
-        _, sizes = _draw(generator, counts, clients, alpha)
+        _, sizes = _draw(generator, counts, clients, alpha, balanced)
         if (sizes.sum(axis=0) >= min_size).all():
             return sizes
     enough = "without data" if min_size == 1 else f"with fewer than {min_size} samples"

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedwidth.data.trees import Tree, joined, leaves
-from fedwidth.errors import DataError, OptionError
+from fedwidth.data.trees import Tree, joined, leaves, mapped
+from fedwidth.errors import DataError, FedwidthError, OptionError
+from fedwidth.importing import one_line
 
 TARGETS = ("labels", "label")
 """The names under which samples that are dictionaries have their target, as Hugging Face's data sets do."""
@@ -89,10 +90,26 @@ class Reader:
                 found[number] = None
                 missing.append(number)
         if missing:
-            for number, raw in _both(missing, read_several(self.dataset, missing)):
+            for number, raw in _both(missing, self._read(missing)):
                 found[number] = raw
                 self._keep(number, raw)
         return [found[number] for number in samples]
+
+    def _read(self, numbers: list[int]) -> list[Any]:
+        """These samples, read now; a data set of the user's may fail in any way."""
+        at_once = [numbers] if hasattr(self.dataset, "__getitems__") else [[number] for number in numbers]
+        found = []
+        for some in at_once:
+            try:
+                found += read_several(self.dataset, some)
+            except FedwidthError:
+                raise
+            except Exception as error:
+                which = f"sample {some[0]}" if len(some) == 1 else f"one of the samples {min(some)} to {max(some)}"
+                raise DataError(
+                    f"{which} of the {self.which} data set could not be read: {type(error).__name__}: {one_line(error)}"
+                ) from error
+        return found
 
     def _keep(self, number: int, raw: Any) -> None:
         """Hold a sample that was read; where there are too many, let go of those nobody asked for the longest."""
@@ -154,14 +171,41 @@ def read_several(dataset: Any, numbers: list[int]) -> list[Any]:
 
 
 def read_all(reader: Reader, *, at_a_time: int = 1000) -> tuple[Tree, Tree]:
-    """The inputs and the targets of all samples, in memory."""
-    starts = range(0, len(reader), at_a_time)
-    pairs = [reader.read(range(start, min(start + at_a_time, len(reader)))) for start in starts]
-    try:
-        inputs, targets = (joined([pair[part] for pair in pairs], torch.cat) for part in (0, 1))
-    except (RuntimeError, TypeError, KeyError, IndexError) as error:
-        raise DataError(f"the samples of the {reader.which} data set do not have one shape: {error}") from None
-    return inputs, targets
+    """The inputs and the targets of all samples, in memory: beside them there are never more than so many at a time."""
+    whole: tuple[Tree, Tree] | None = None
+    for start in range(0, len(reader), at_a_time):
+        numbers = range(start, min(start + at_a_time, len(reader)))
+        pair = reader.read(numbers)
+        try:
+            inputs, targets = whole or (_empty(pair[0], len(reader)), _empty(pair[1], len(reader)))
+            whole = _with_rows(inputs, pair[0], numbers), _with_rows(targets, pair[1], numbers)
+        except (RuntimeError, TypeError, KeyError, IndexError) as error:
+            raise DataError(f"the samples of the {reader.which} data set do not have one shape: {error}") from None
+    assert whole is not None, "a reader has samples"
+    return whole
+
+
+def _empty(tree: Tree, samples: int) -> Tree:
+    """Room for so many samples like these."""
+    return mapped(lambda tensor: tensor.new_empty((samples, *tensor.shape[1:])), tree)
+
+
+def _with_rows(whole: Tree, rows: Tree, numbers: range) -> Tree:
+    """All samples, with some more of them filled in."""
+
+    def fill(both: list[Tensor]) -> Tensor:
+        held, new = both
+        if new.shape != (len(numbers), *held.shape[1:]):
+            raise RuntimeError(
+                f"the first are {list(held.shape[1:])}, and {len(numbers)} from {numbers.start} on {list(new.shape)}"
+            )
+        held = held.to(torch.promote_types(held.dtype, new.dtype))  # whole numbers at first, others later
+        held[numbers.start : numbers.stop] = new
+        return held
+
+    if type(whole) is not type(rows) or len(leaves(whole)) != len(leaves(rows)):
+        raise TypeError("some have other parts than others")
+    return joined([whole, rows], fill)
 
 
 def _halves(sample: Any, which: str) -> tuple[Any, Any]:

@@ -35,6 +35,8 @@ class Transform:
     scale: float | None = None
     padding: int = 0
     flip: bool = False
+    mirror: bool = False
+    """Whether what lies beyond the border of an image is its mirror image, and not black."""
 
     @property
     def augments(self) -> bool:
@@ -64,7 +66,7 @@ class Transform:
                 if generator is None:
                     raise OptionError("a training batch that is augmented needs a generator or draws")
                 draws = self.draw(len(batch), generator)
-            batch = crop_and_flip(batch, draws.to(batch.device), self.padding)
+            batch = crop_and_flip(batch, draws.to(batch.device), self.padding, mirror=self.mirror)
         if self.scale is not None:
             batch = batch / self.scale
         elif not batch.is_floating_point():
@@ -84,24 +86,34 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
     return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
 
 
-def crop_and_flip(images: Tensor, draws: Tensor, padding: int) -> Tensor:
+def crop_and_flip(images: Tensor, draws: Tensor, padding: int, *, mirror: bool = False) -> Tensor:
     """Pad N x C x H x W images with zeros, cut out H x W at each image's offsets and mirror where its flip is 1.
 
-    Padding happens before normalisation, so the border is black as in the published experiments.
+    Padding happens before normalisation, so the border is black as in the published experiments. With `mirror` the
+    image goes on as in a mirror that stands on its outermost pixels.
 
     >>> image = torch.tensor([[[[1, 2], [3, 4]]]])
     >>> crop_and_flip(image, torch.tensor([[0, 1, 0]]), padding=1).tolist()
     [[[[0, 0], [1, 2]]]]
     >>> crop_and_flip(image, torch.tensor([[1, 1, 1]]), padding=1).tolist()
     [[[[2, 1], [4, 3]]]]
+    >>> crop_and_flip(image, torch.tensor([[0, 1, 0]]), padding=1, mirror=True).tolist()
+    [[[[3, 4], [1, 2]]]]
     """
     samples, channels, height, width = images.shape
     device = images.device
-    padded = functional.pad(images, (padding,) * 4)
+    padded = images if mirror else functional.pad(images, (padding,) * 4)
     row, column, flip = draws.unbind(1)
     rows = row[:, None] + torch.arange(height, device=device)
     columns = torch.arange(width, device=device).expand(samples, width)
     columns = column[:, None] + torch.where(flip[:, None] == 1, width - 1 - columns, columns)
+    if mirror:
+        rows, columns = (_mirrored(places - padding, size) for places, size in ((rows, height), (columns, width)))
     sample = torch.arange(samples, device=device)[:, None, None, None]
     channel = torch.arange(channels, device=device)[None, :, None, None]
     return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def _mirrored(places: Tensor, size: int) -> Tensor:
+    """Places beyond the ends of a line of this length as those that a mirror on the last ones shows."""
+    return size - 1 - (size - 1 - places.abs()).abs()

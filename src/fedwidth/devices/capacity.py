@@ -165,6 +165,18 @@ def sample_clients(clients: int, per_round: int, *, round: int, seed: int) -> li
     return drawn
 
 
+def sample_by_chance(clients: int, rate: float, *, round: int, seed: int) -> list[int]:
+    """The clients that take part in a round where each does with this probability, whoever else does; in random order.
+
+    >>> sorted(sample_by_chance(3, 1.0, round=0, seed=1)), sample_by_chance(3, 0.0, round=0, seed=1)
+    ([0, 1, 2], [])
+    """
+    generator = numpy_generator(seed, "poisson cohort", round)
+    (drawn,) = np.nonzero(generator.random(clients) < rate)
+    found: list[int] = generator.permutation(drawn).tolist()
+    return found
+
+
 @lru_cache(maxsize=8)  # so that a round asks for its cohort only; one byte a client
 def _levels(capacities: Capacities, clients: int, seed: int) -> np.ndarray:
     """The number of each client's capacity among `values`."""

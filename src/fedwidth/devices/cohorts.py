@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedwidth.devices.capacity import Capacities, sample_clients
+from fedwidth.devices.capacity import Capacities, sample_by_chance, sample_clients
 from fedwidth.settings import DeviceSettings
 
 
@@ -26,9 +26,32 @@ class Cohorts:
         >>> {client for round in range(9) for client, _ in cohorts.of_round(round)}
         {1, 2}
         """
-        drawn = sample_clients(self.clients, self.settings.per_round, round=round, seed=self.seed)
+        if self.settings.sampling == "poisson":
+            drawn = sample_by_chance(self.clients, self.rate, round=round, seed=self.seed)
+        else:
+            drawn = sample_clients(self.clients, self.settings.per_round, round=round, seed=self.seed)
         pairs = [(client, self.capacity_of(client, round)) for client in drawn]
         return [pair for pair in pairs if pair[1] not in self.settings.excluded]
+
+    @property
+    def rate(self) -> float:
+        """The probability that a client takes part in a round."""
+        return self.settings.per_round / self.clients
+
+    def expected(self) -> dict[float, float]:
+        """How many clients of each capacity that is not excluded are expected in a round.
+
+        >>> Cohorts(Capacities.parse("1:1 1/4:3"), 8, DeviceSettings(per_round=2), seed=1).expected()
+        {1.0: 0.5, 0.25: 1.5}
+        """
+        capacities, settings = self.capacities, self.settings
+        if settings.dynamic:
+            whole = sum(capacities.weights)
+            number = {c: self.clients * w / whole for c, w in zip(capacities.values, capacities.weights, strict=True)}
+        else:
+            own = capacities.assign(self.clients, self.seed).tolist()
+            number = {capacity: own.count(capacity) for capacity in capacities.values}
+        return {c: self.rate * n for c, n in number.items() if n and c not in settings.excluded}
 
     def capacity_of(self, client: int, round: int) -> float:
         """The capacity a client has in a round."""

@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedwidth.core.cost import cost
+from fedwidth.core.architectures import held_at
 from fedwidth.devices.capacity import Capacities
 from fedwidth.engines.limits import TRIALS, why_not_by_rule, why_not_train
-from fedwidth.engines.processes.startup import why_not_import, why_not_send, why_not_share
+from fedwidth.engines.processes.startup import networks_of, why_not_import, why_not_send, why_not_share
 from fedwidth.engines.stacks.pool import why_coupled
 from fedwidth.engines.support import why_not_support
 from fedwidth.errors import OptionError
@@ -71,7 +71,7 @@ def choose_engine(trainer: Trainer) -> Choice:
     heavy = training.round >= HEAVY_ROUND and training.round * settings.rounds >= HEAVY_RUN
     if not heavy:
         return Choice("serial", reason)
-    if workers == 1 or why_not_send(trainer.model) is not None:
+    if workers == 1 or why_not_send(networks_of(trainer)) is not None:
         return Choice("serial", "no second core or the model cannot be sent to one")
     if (lacking := why_not_share(trainer) or why_not_import(trainer)) is not None:
         return Choice("serial", lacking)
@@ -128,7 +128,8 @@ class TrainingCost:
         """The cost, counted on the trainer's model."""
         training, devices = trainer.settings.training, trainer.settings.devices
         mix = Capacities.parse(devices.capacities)
-        costs = cost(trainer.model, trainer.plan, trainer.data.example(), mix.values)
+        example, held = trainer.data.example(), [held_at(trainer.method.architectures, each) for each in mix.values]
+        costs = [each.cost(trainer.model, trainer.plan, example, capacity=1.0) for each in held]
 
         def mean(numbers: list[float]) -> float:
             return sum(n * weight for n, weight in zip(numbers, mix.weights, strict=True)) / sum(mix.weights)

@@ -26,15 +26,24 @@ def why_not_by_rule(trainer: Trainer, engine: str) -> str | None:
     Slots train a module as it is, one client each. Stacks call it as a function of its tensors, so it must neither
     draw at random nor keep anything.
     """
-    model = trainer.model
     if trainer.data.is_lazy and engine == "vectorised":
         return "its samples are read as they are needed, and stacked clients take theirs from all of them in memory"
     if trainer.rule.local.answers is not None:
         return f"models stay with the clients of {trainer.rule.title}, which send answers instead"
     if trainer.rule.local.loss is not None and not trainer.rule.local.steady:
         return f"the loss of {trainer.rule.title} may do something else at every step"
+    if trainer.rule.local.rests is not None and trainer.plan.adapters:
+        return f"clients of {trainer.rule.title} let one factor rest, which may be another one in every round"
+    if trainer.rule.sends_or_reports and trainer.plan.adapters:
+        return f"what clients of {trainer.rule.title} send beside units of adapters is cut one by one"
     if trainer.rule.local.widths is not None and engine == "vectorised":
         return f"clients of {trainer.rule.title} draw a width at every step, which stacked clients would share"
+    networks = [trainer.model, *(one.model for one in dict.fromkeys(trainer.method.architectures.values()))]
+    return next((reason for reason in (_why_not_model(each, trainer, engine) for each in networks) if reason), None)
+
+
+def _why_not_model(model: nn.Module, trainer: Trainer, engine: str) -> str | None:
+    """The same for one network."""
     if len({p.dtype for p in model.parameters()}) > 1:
         return "its parameters have several dtypes"
     for name, module in model.named_modules():

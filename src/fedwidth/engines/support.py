@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedwidth.engines.limits import TRIALS, why_not_train
-from fedwidth.engines.processes.startup import why_not_import, why_not_send, why_not_share
+from fedwidth.engines.processes.startup import networks_of, why_not_import, why_not_send, why_not_share
 from fedwidth.methods import Method
 from fedwidth.training.client import Trainer
 
@@ -21,12 +21,18 @@ def why_not_support(trainer: Trainer, engine: str) -> str | None:
     if engine in TRIALS:
         return why_not_train(trainer, engine)
     if engine == "processes":
-        return why_not_send(trainer.model) or why_not_share(trainer) or why_not_import(trainer)
-    return why_not_elsewhere(trainer.method, engine) if engine in ELSEWHERE else None
+        return why_not_send(networks_of(trainer)) or why_not_share(trainer) or why_not_import(trainer)
+    adapted = bool(trainer.plan.adapters)
+    return why_not_elsewhere(trainer.method, engine, adapted=adapted) if engine in ELSEWHERE else None
 
 
-def why_not_elsewhere(method: Method, engine: str) -> str | None:
-    """The reason why a method's sub-models cannot go to other machines, or None where they can."""
+def why_not_elsewhere(method: Method, engine: str, *, adapted: bool = False) -> str | None:
+    """The reason why a method's sub-models cannot go to other machines, or None where they can.
+
+    `adapted` says that the model has adapters.
+    """
+    if method.adapters or adapted:
+        return f"{method.title} trains adapters, which {ELSEWHERE[engine]} do not take yet"
     if method.slices:
         return None
     return f"{method.title} sends other parts than slices, which {ELSEWHERE[engine]} do not take"

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from fedwidth.core.part import Part
 from fedwidth.data import Data, Partition
+from fedwidth.errors import OptionError
 from fedwidth.evaluation import scores
-from fedwidth.evaluation.representative import LastRound, by_capacity
+from fedwidth.evaluation.representative import LastRound, by_capacity, representative_index
 from fedwidth.evaluation.scores import LocalScores, Score
 from fedwidth.methods import Method
 from fedwidth.objectives import CLASSIFICATION, Objective
@@ -47,6 +48,16 @@ class Evaluator:
     cohort: Callable[[int], Sequence[tuple[int, float]]]
     """Who takes part in a round, with which capacity, as the settings draw it."""
     objective: Objective = CLASSIFICATION
+    last: int | None = None
+    """After how many rounds the run ends, where not after all."""
+
+    def check_capacities(self, first: Server) -> None:
+        """Refuse capacities to measure that the method has no model for, before anything is trained."""
+        for capacity in self.settings.evaluation.capacities:
+            try:
+                representative_index(self.method, self.plan, capacity, LastRound(0, (), 0, first.memory, first.state))
+            except OptionError as error:
+                raise OptionError(f"evaluation.capacities: {error}") from None
 
     def is_due(self, round: int) -> bool:
         """Whether the state after so many rounds is measured."""
@@ -54,7 +65,7 @@ class Evaluator:
 
     def is_last(self, round: int) -> bool:
         """Whether the state after so many rounds is the run's last."""
-        return round >= self.settings.rounds
+        return round >= (self.settings.rounds if self.last is None else self.last)
 
     @property
     def is_local(self) -> bool:
@@ -134,20 +145,27 @@ class Evaluator:
         if local is not None:
             line |= {f"local_{metric}": local.mean, "local_quantiles": local.quantiles}
         if capacities := self.settings.evaluation.capacities:
-            round = max(0, server.round - 1)
-            then = server if before is None else before
-            drawn = cohort or self.cohort(round)
-            last = LastRound(round, drawn, self.settings.seed, then.memory, then.state, server.clients)
             line |= by_capacity(
                 self.method,
                 self.plan,
                 capacities,
-                last=last,
+                last=self.last_round(server, before=before, cohort=cohort),
                 metric=metric,
                 measure=lambda index: self._value_of(server, index),
                 draws=self.is_last(server.round),  # they take ten times as long
             )
         return Measured(line, local)
+
+    def last_round(
+        self, server: Server, *, before: Server | None = None, cohort: Sequence[tuple[int, float]] = ()
+    ) -> LastRound:
+        """What decides which sub-model stands for a capacity; `before` and `cohort` as for `measure`."""
+        round = max(0, server.round - 1)
+        then = server if before is None else before
+        drawn = cohort or self.cohort(round)
+        # Slices were chosen as the round began, and are cut now. Models that the method keeps are those it has now.
+        memory = then.memory if self.method.slices else server.memory
+        return LastRound(round, drawn, self.settings.seed, memory, then.state, server.clients)
 
     def _local(self, kept: Tensor | None) -> LocalScores:
         """What the prepared model scores on each client's own test data; `kept` is of the test set, if measured."""

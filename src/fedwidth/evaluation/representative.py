@@ -2,7 +2,8 @@
 
 It is the one that the first client of this capacity was given in the last round: first in the order of the cohort, and
 chosen with the run's seed, the client's place, the size of the cohort and the method's memory as the round began. Where
-the cohort had no client of this capacity, it is what a client in the first place would have been given.
+the cohort had no client of this capacity, it is what a client in the first place would have been given. Where the
+method keeps a model for each width, it is that model after the round.
 
 With some methods clients of one capacity hold different units in a round. One sub-model then says little about the
 others, so after the last round of a run the mean and the spread over ten draws are given beside it. The draws are the
@@ -38,7 +39,7 @@ class LastRound:
     """The clients that were asked to train, in order, each with its capacity; empty where all were excluded."""
     seed: int
     memory: Memory = field(default_factory=dict)
-    """What the method remembered as the round began."""
+    """What the method remembered as the round began; as it ended, where that holds the models of the widths."""
     state: State | None = None
     """The global state as the round began."""
     own: Mapping[int, Memory] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -48,6 +49,10 @@ class Introduction:
     """What it can spend, by the names in `BUDGETS`."""
     samples: float | None = None
     """How many training samples it has, where only the node knows."""
+    key: bytes = b""
+    """Its public key in this run, where the run has secure sums, ..."""
+    signature: bytes = b""
+    """... and the signature of its device."""
 
     @classmethod
     def of(cls, node: int, content: RecordDict, clients: int, min_capacity: float = MIN_CAPACITY) -> Introduction:
@@ -69,7 +74,9 @@ class Introduction:
             if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number < math.inf:
                 raise OptionError(f"its {name} is {printable(repr(number), 40)}, not a number above 0")
             numbers |= {name: float(number)} if name in record else {}
-        return cls(node, client, capacity, numbers, numbers.pop("samples", None))
+        own = [record.get(name, b"") for name in ("key", "signature")]
+        key, signature = (part if isinstance(part, bytes) else b"" for part in own)
+        return cls(node, client, capacity, numbers, numbers.pop("samples", None), key, signature)
 
 
 @dataclass
@@ -86,6 +93,10 @@ class Attendance:
     enrolled: Callable[[], Mapping[int, Enrolled] | None] = lambda: None
     """Says which clients are enrolled at this moment, and what each may claim; None: every client, and any claim."""
     min_capacity: float = MIN_CAPACITY
+    hello: Mapping[str, str] = field(default_factory=dict)
+    """What nodes are told when they are asked to introduce themselves."""
+    check: Callable[[Introduction], None] = lambda _: None
+    """Refuses an introduction for more reasons than there are here."""
     log: Callable[[str], None] = print
     introductions: dict[int, Introduction] = field(default_factory=dict)
     """The introductions that were accepted, by node; the node need not be connected now."""
@@ -119,7 +130,8 @@ class Attendance:
         new = unknown - questions.waiting - set(self._left_out)  # a round waits for these alone
         asked = unknown - questions.waiting if ask_again else new
         if asked:
-            hello = {node: RecordDict({"hello": ConfigRecord({"clients": self.clients})}) for node in sorted(asked)}
+            words: dict[str, Any] = {"clients": self.clients, **self.hello}
+            hello = {node: RecordDict({"hello": ConfigRecord(words)}) for node in sorted(asked)}
             questions.send(hello, "query", seconds=max(self.seconds, LIFE_SECONDS))
         bound_replies(self.grid, MAX_BYTES, seconds=self.seconds)
         in_time = within(self.seconds)
@@ -142,6 +154,7 @@ class Attendance:
                 raise OptionError(
                     f"it says it is client {introduction.client}, but is registered as {self._names[node]}"
                 )
+            self.check(introduction)
             self._accept(introduction, connected, enrolled)
         except FedwidthError as error_here:
             record = reply.content.get("node") if reply.has_content() else None
@@ -166,6 +179,11 @@ class Attendance:
         self.introductions[introduction.node] = introduction
         if self._left_out.pop(introduction.node, None) is not None:
             self.log(f"{self.named(introduction.node)} takes part now")
+
+    def forget(self, client: int) -> None:
+        """Have a client introduce itself again before it is drawn the next time."""
+        for node in [node for node, known in self.introductions.items() if known.client == client]:
+            del self.introductions[node]
 
     def _leave_out(self, node: int, why: str, client: object = None) -> None:
         """Remember why a node is left out, and say so in the log once."""

@@ -11,19 +11,16 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import SubState, extract
 from fedwidth.engines.serial import add_update
-from fedwidth.errors import ClientError, UpdateError
-from fedwidth.flower.exchange import Exchange, error_of, never_came
-from fedwidth.flower.patience import Patience
-from fedwidth.flower.printable import printable
-from fedwidth.flower.records import CheckedAnswer, Limits, read_answer, size_of, task_arrays, task_record
-from fedwidth.flower.reply_bounds import UNREAD, bound_replies
+from fedwidth.errors import ClientError, OptionError, UpdateError
+from fedwidth.flower.asking import Asking, Waiting
+from fedwidth.flower.records import CheckedAnswer, Limits, read_answer, task_arrays, task_record
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer
 from fedwidth.training.engine import Engine, Report, RoundRequest, RoundResult
@@ -59,95 +56,46 @@ class FlowerEngine(Engine):
     on_round_end: Callable[[int, Collection[int], Collection[int]], None] = lambda *_: None
     """Called after each round with its number, the clients that were late and those that answered."""
 
+    def __post_init__(self) -> None:
+        if self.trainer.settings.secure.enabled:
+            raise OptionError("secure.enabled needs the engine of secure sums: here updates would not be hidden")
+
     def train_round(self, request: RoundRequest) -> RoundResult:
         """Send every client its task and sub-model; returns one sum for each cohort, of the answers that count."""
-        state, tasks, round = request.state, request.tasks, request.round
-        subs, arrays = self._cut(state, tasks)
-        nodes = self.nodes()
-        absent = {task.client: "it is not connected" for task in tasks if task.client not in nodes}
-        by_node = {nodes[task.client]: task for task in tasks if task.client in nodes}
-        tokens = {node: secrets.token_hex(16) for node in by_node}
+        tasks, round = {task.client: task for task in request.tasks}, request.round
+        subs, arrays = cut_tasks(request.state, request.tasks, self.trainer)
+        tokens = {client: secrets.token_hex(16) for client in tasks}
         contents = {
-            node: task_record(
-                task, arrays[task.index.key], token=tokens[node], round=round, sent=self.trainer.cut_sent(task)
+            client: task_record(
+                task, arrays[task.index.key], token=tokens[client], round=round, sent=self.trainer.cut_sent(task)
             )
-            for node, task in by_node.items()
+            for client, task in tasks.items()
         }
-        sums, refused, late, answered = _Sums(tasks), set[int](), set[int](), set[int]()
-        exchange = Exchange(self.grid)
-        exchange.send(contents, "train", seconds=self.round_seconds, group=str(round))
-        unsent = [task.client for node, task in by_node.items() if node not in exchange.waiting]
-        absent |= dict.fromkeys(unsent, "it could not be sent its task: it has just been revoked or is gone")
-        bound_replies(self.grid, max(map(self._max_bytes, subs.values())), seconds=self.round_seconds)
-        wanted = min(self.wanted_answers or len(tasks), len(tasks))
-        patience = Patience(wanted, self.quorum, min_seconds=self.patience_seconds, max_seconds=self.round_seconds)
+        sums = _Sums(request.tasks)
 
-        def goes_on() -> bool:
-            longer = patience.goes_on(len(answered))
-            if longer and (why := patience.why(len(answered))):
-                waiting = ", ".join(_named(by_node[node], node) for node in sorted(exchange.waiting))
-                self.log(f"round {round + 1}: {why} for {waiting}")
-            return longer
+        def take(client: int, content: RecordDict) -> None:
+            task = tasks[client]
+            sums.take(task, self._read(content, task, subs[task.index.key], tokens[client], round))
 
-        for node, reply in exchange.replies(goes_on):
-            task = by_node[node]
-            try:
-                if never_came(reply):
-                    late.add(task.client)
-                    continue
-                sums.take(task, self._read(reply, task, subs[task.index.key], tokens[node], round))
-                answered.add(task.client)
-            except (UpdateError, ClientError) as error:
-                absent[task.client] = printable(error)
-                if isinstance(error, UpdateError):
-                    refused.add(task.client)
-            if len(answered) == wanted:
-                break
-        unanswered = {by_node[node].client for node in exchange.waiting}
-        if len(answered) < wanted:
-            late |= unanswered
-        else:
-            absent |= dict.fromkeys(unanswered, f"it was not waited for: {wanted} answers are enough")
-        absent |= self._why_late(late, nodes, patience.seconds)
-        for client, why in absent.items():
-            self.log(f"round {round + 1}: client {client} (node {nodes.get(client, '-')}) is left out: {why}")
-        self.on_round_end(round, late, answered)
-        if len(answered) < (needed := max(1, self.min_answers)):
-            raise TooFewAnswers(f"round {round + 1} has {len(answered)} answers, but needs at least {needed}")
-        return sums.finish(absent, frozenset(refused))
+        outcome = Asking(self.grid, self.nodes, self.log).ask(
+            contents,
+            "train",
+            take,
+            round=round,
+            max_bytes=lambda client: self._max_bytes(subs[tasks[client].index.key]),
+            waiting=Waiting(self.quorum, self.patience_seconds, self.round_seconds),
+            wanted=self.wanted_answers,
+        )
+        self.on_round_end(round, outcome.late, outcome.answered)
+        if len(outcome.answered) < (needed := max(1, self.min_answers)):
+            raise TooFewAnswers(f"round {round + 1} has {len(outcome.answered)} answers, but needs at least {needed}")
+        return sums.finish(outcome.absent, frozenset(outcome.refused))
 
     def close(self) -> None:
         """Nothing is to be closed: nodes stay up when a run ends."""
 
-    def _why_late(self, late: Collection[int], nodes: Mapping[int, int], seconds: float) -> dict[int, str]:
-        """Why each of these clients has not answered, as far as the server can tell."""
-        if not late:
-            return {}
-        connected = {node.node_id for node in self.grid.get_nodes()}
-        reasons = {
-            True: "it is connected, but too slow or its trainer hangs",
-            False: "its connection was lost",
-        }
-        return {
-            client: f"no answer within {seconds:.3g} s: {reasons[nodes[client] in connected]}"
-            for client in sorted(late)
-        }
-
-    def _cut(
-        self, state: Mapping[str, Tensor], tasks: Sequence[Task]
-    ) -> tuple[dict[str, SubState], dict[str, ArrayRecord]]:
-        """The sub-models of a round by the keys of their indices: as tensors, and as Flower sends them."""
-        indexes = {task.index.key: task.index for task in tasks}
-        plan = self.trainer.plan
-        subs = {key: extract(state, plan, index) for key, index in indexes.items()}
-        return subs, {key: task_arrays(sub, plan.tied) for key, sub in subs.items()}
-
-    def _read(self, reply: Message, task: Task, sent: SubState, token: str, round: int) -> CheckedAnswer:
-        """Check a reply to a task; `UpdateError` or `ClientError` where it cannot count."""
-        if (error := error_of(reply)) is not None:
-            raise UpdateError(error) if UNREAD in error else ClientError(error)
-        if (size := size_of(reply.content)) > (max_bytes := self._max_bytes(sent)):
-            raise UpdateError(f"its answer has {size:,} bytes, more than {max_bytes:,}")
+    def _read(self, content: RecordDict, task: Task, sent: SubState, token: str, round: int) -> CheckedAnswer:
+        """Check an answer to a task; `UpdateError` where it cannot count."""
         limits = self.limits
         if self.max_samples is not None:
             max_samples = self.max_samples(task.client)
@@ -155,7 +103,7 @@ class FlowerEngine(Engine):
                 raise UpdateError("it is no longer enrolled")
             limits = replace(limits, samples=min(limits.samples, max_samples))
         return read_answer(
-            reply.content,
+            content,
             task,
             sent,
             token=token,
@@ -172,8 +120,13 @@ class FlowerEngine(Engine):
         return each * (1 + len(local.adds) + len(local.own)) + self.limits.overhead
 
 
-def _named(task: Task, node: int) -> str:
-    return f"client {task.client} (node {node})"
+def cut_tasks(
+    state: Mapping[str, Tensor], tasks: Sequence[Task], trainer: Trainer
+) -> tuple[dict[str, SubState], dict[str, ArrayRecord]]:
+    """The sub-models of a round by the keys of their indices: as tensors, and as Flower sends them."""
+    indexes = {task.index.key: task.index for task in tasks}
+    subs = {key: extract(state, trainer.plan, index) for key, index in indexes.items()}
+    return subs, {key: task_arrays(sub, trainer.plan.tied) for key, sub in subs.items()}
 
 
 class _Sums:

@@ -40,6 +40,8 @@ class RunConfig:
     """How long to wait for a new node's introduction; a node that takes longer is asked again, but not waited for."""
     round_seconds: float = 600.0
     """How long a round waits for answers at most."""
+    opening_seconds: float = 60.0
+    """How long a round of secure sums waits for the clients that open it and share for the next one."""
     attempts: int = 5
     """How often a round with too few answers is tried, before the run fails."""
     norm_bound: float = 10.0
@@ -80,11 +82,13 @@ class RunConfig:
     def with_defaults(self, settings: Settings) -> Settings:
         """The recipe's settings, completed with those that deployments have where the recipe says nothing."""
         server, evaluation = settings.server, settings.evaluation
+        if not settings.secure.enabled:  # with which no single update is seen
+            server = replace(server, clip=server.clip or self.clip, screen=server.screen or self.screen)
         return replace(
             settings,
             # Whatever the recipe says: a round on real devices is dear, and a repeated one begins at its checkpoint.
             checkpoint_every=1,
             checkpoint_history=settings.checkpoint_history or self.history,
-            server=replace(server, clip=server.clip or self.clip, screen=server.screen or self.screen),
+            server=server,
             evaluation=replace(evaluation, alarm=evaluation.alarm or self.alarm),
         )

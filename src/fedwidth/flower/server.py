@@ -30,11 +30,13 @@ from fedwidth.flower.node.training import load_parts
 from fedwidth.flower.printable import printable
 from fedwidth.flower.records import Limits
 from fedwidth.flower.run_config import RunConfig
+from fedwidth.flower.secure.run import SecureRun
 from fedwidth.objectives.metric import Measure
 from fedwidth.run import folder
 from fedwidth.run.folder import SERVE_LOCK as LOCK
 from fedwidth.run.summary import describe_score
 from fedwidth.settings import Settings
+from fedwidth.training.engine import Engine
 from fedwidth.watching.audit import NAME as AUDIT
 from fedwidth.watching.audit import AuditLog
 from fedwidth.watching.rounds import note_round
@@ -48,35 +50,39 @@ def serve(
     recipe: str,
     config: RunConfig,
     *,
+    roster: str = "",
     on_round: Callable[[Line], None] = lambda _: None,
     log: Callable[[str], None] = print,
 ) -> Result:
-    """Run the recipe to its last round on the nodes of a grid, going on after the last checkpoint in `config.out`."""
+    """Run the recipe to its last round on the nodes of a grid, going on after the last checkpoint in `config.out`.
+
+    `roster` are the public keys of all devices, for secure sums (TOML text).
+    """
     if not config.out:
         raise OptionError("run config key 'out' must name a folder for checkpoints and results")
     settings = config.with_defaults(read_settings(recipe).main)
-    if settings.secure.enabled:  # said before what deployments add to the settings is said not to go with it
-        raise OptionError("secure.enabled is simulated, and these devices are real: their updates would not be hidden")
+    run = SecureRun.of(settings, config, roster) if settings.secure.enabled else None
     folder.check_folder(Path(config.out), settings, resume=True, overwrite=False)
     with folder.locked(Path(config.out), LOCK):
-        return _serve(grid, settings, config, on_round=on_round, log=lambda line: log(printable(line, MAX_LINE)))
+        return _serve(grid, settings, config, run, on_round=on_round, log=lambda line: log(printable(line, MAX_LINE)))
 
 
 def _serve(
     grid: Grid,
     settings: Settings,
     config: RunConfig,
+    run: SecureRun | None,
     *,
     on_round: Callable[[Line], None],
     log: Callable[[str], None],
 ) -> Result:
     if config.load:  # what clients would score on their own data only they can know
         settings = replace(settings, evaluation=replace(settings.evaluation, local=False))
-    if (reason := why_not_elsewhere(method_of(settings), "flower")) is not None:
+    if (reason := why_not_elsewhere(method_of(settings), "flower", adapted=settings.adapter.rank > 0)) is not None:
         raise OptionError(reason)
     data, partition = load_parts(settings, config.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
-    experiment.costs.memory_travels = True
+    experiment.costs.memory_travels = experiment.costs.frozen_travels = True
 
     enrolment = EnrolmentFolder(Path(config.enrolled), each_file=True) if config.enrolled else None
 
@@ -91,6 +97,8 @@ def _serve(
         seconds=config.introduction_seconds,
         enrolled=enrolled,
         min_capacity=min(MIN_CAPACITY, *experiment.capacities.values),
+        hello={"run": run.name.hex()} if run is not None else {},
+        check=run.check if run is not None else lambda _: None,
         log=log,
     )
     for line in folder.read_metrics(Path(config.out)):
@@ -106,20 +114,28 @@ def _serve(
 
     min_clients = max(1, config.least_clients)
     per_round = max(settings.devices.per_round, min_clients)
-    engine = FlowerEngine(
-        grid,
-        experiment.trainer,
-        nodes=lambda: {client: introduction.node for client, introduction in attendance.present.items()},
-        min_answers=config.least_clients,
-        wanted_answers=per_round,
-        quorum=config.quorum,
-        patience_seconds=config.patience_seconds,
-        round_seconds=config.round_seconds,
-        limits=Limits(norm=config.norm_bound, samples=config.most_samples),
-        max_samples=max_samples,
-        log=log,
-        on_round_end=attendance.note,
-    )
+
+    def nodes() -> dict[int, int]:
+        return {client: introduction.node for client, introduction in attendance.present.items()}
+
+    engine: Engine
+    if run is not None:
+        engine = run.engine(grid, experiment.trainer, nodes, attendance, log)
+    else:
+        engine = FlowerEngine(
+            grid,
+            experiment.trainer,
+            nodes=nodes,
+            min_answers=config.least_clients,
+            wanted_answers=per_round,
+            quorum=config.quorum,
+            patience_seconds=config.patience_seconds,
+            round_seconds=config.round_seconds,
+            limits=Limits(norm=config.norm_bound, samples=config.most_samples),
+            max_samples=max_samples,
+            log=log,
+            on_round_end=attendance.note,
+        )
     expected = config.wait_for or max(per_round, min_clients)
     log(f"waiting for {expected} nodes, at most {config.wait_seconds:g} s")
     attendance.wait(expected, config.wait_seconds)
@@ -178,8 +194,8 @@ def _quarantined(line: Line) -> dict[int, int]:
     return {int(client): int(last) for client, last in line.get("quarantined", {}).items()}
 
 
-def server_app(recipe: str) -> ServerApp:
-    """The ServerApp of a recipe (TOML text)."""
+def server_app(recipe: str, roster: str = "") -> ServerApp:
+    """The ServerApp of a recipe, and of the roster of its devices where it has secure sums (TOML text)."""
     app = ServerApp()
 
     @app.main()
@@ -187,7 +203,7 @@ def server_app(recipe: str) -> ServerApp:
         """Run the recipe with the run config that Flower hands over."""
         logging.getLogger("flwr").addFilter(shorten_failures())
         config = RunConfig.of(context.run_config)
-        result = serve(grid, recipe, config)
+        result = serve(grid, recipe, config, roster=roster)
         print(f"finished: {describe_score(result.metrics[-1])}; see fedwidth report {config.out}", flush=True)
 
     return app

@@ -60,9 +60,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "History":
-        from fedwidth import History  # says what has become of it
-
-        return History
+        return getattr(sys.modules["fedwidth"], name)  # which says what has become of it
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 

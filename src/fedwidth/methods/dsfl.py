@@ -1,7 +1,8 @@
 """DS-FL: clients send what they think of public samples instead of weights (Itahara et al. 2021).
 
-Every client has a model of its own, which stays with it; here these are widths of the run's model, and the server has
-one of full width. In a round the server draws public samples, without labels, and a client
+Every client has a model of its own, which stays with it: by default a width of the run's model, or whatever
+architecture the run names for it. The server has the run's model. In a round it draws public samples, without labels,
+and a client
 
     1  is taught what all clients said of the round before's samples
     2  trains on its own samples
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from fedwidth.core.answers import SAMPLES
+from fedwidth.core.architectures import GLOBAL
 from fedwidth.methods.definition import (
     Beginning,
     ClientPass,
@@ -48,13 +50,12 @@ TAUGHT, LABELS, PROBABILITIES = "taught", "labels", "probabilities"
 
 def init(beginning: Beginning) -> dict[str, Tensor]:
     """The models that clients begin with."""
-    return first_models(beginning, {float(width): beginning.plan.counts(width) for width in beginning.enrolled})
+    return first_models(beginning)
 
 
 def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> OwnModel:
     """The client's own model."""
-    del plan
-    return own_model(counts, at)
+    return own_model(plan, counts, at)
 
 
 def drawn(seed: int, round: int, public: int, samples: int) -> Tensor:
@@ -124,7 +125,7 @@ def close(closing: Closing) -> dict[str, Tensor]:
     lesson = Lesson(
         closing, [samples[batch] for batch in batches], [wanted[batch.to(wanted.device)] for batch in batches]
     )
-    student = filled(closing, 1.0, closing.state)
+    student = filled(closing, GLOBAL, closing.state)
     teach(student, lesson, SGD(student.parameters(), lr=options["rate"]))
     return tensors_of(student, closing.state)
 
@@ -133,7 +134,7 @@ METHOD = Method(
     name="dsfl",
     title="DS-FL",
     paper="Itahara et al. 2021",
-    equation="entropy reduction averaging",
+    equation="entropy reduction averaging (ERA)",
     choose=choose,
     options={
         "samples": count(1000, "public samples that clients answer in a round", least=1),
@@ -144,6 +145,7 @@ METHOD = Method(
         "rate": at_least_zero(0.1, "of SGD in teaching, on clients and server"),
     },
     slices=False,
+    several=True,
     reads=("memory", "own"),
     local=Local(gives=gives, before=before, answers=answers),
     init=init,

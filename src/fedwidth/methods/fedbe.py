@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel
 
+from fedwidth.core.architectures import GLOBAL
 from fedwidth.methods import fedavg
 from fedwidth.methods.definition import Closing, Method, above_zero, at_least_zero, choice, count, share
 from fedwidth.methods.shared.distillation import Lesson, teach
@@ -39,21 +40,25 @@ def draw(closing: Closing, mean: Mapping[str, Tensor], generator: np.random.Gene
     shares = np.array([one.total_weight for one in closing.sums])
     shares = shares / shares.sum()
     kind, found = closing.options["distribution"], dict(mean)
-    if kind == "dirichlet":
-        drawn = generator.dirichlet(np.full(len(models), closing.options["alpha"])) * shares
-        shares = drawn / drawn.sum()
+    gamma = generator.dirichlet(np.full(len(models), closing.options["alpha"])) if kind == "dirichlet" else shares
     for name in names:
         held = [model for model in models if name in model]
         if not held:
             continue
         stacked = torch.stack([model[name] for model in held])
         if kind == "dirichlet":
-            weights = torch.tensor(shares, dtype=stacked.dtype, device=stacked.device)
-            found[name] = torch.tensordot(weights, stacked, 1).to(mean[name])
+            found[name] = dirichlet_sample(stacked, shares, gamma).to(mean[name])
             continue
         noise = torch.tensor(generator.standard_normal(tuple(mean[name].shape)), dtype=stacked.dtype)
         sample = published_sample if kind == "published" else paper_sample
         found[name] = sample(stacked, shares, closing.state[name], noise.to(stacked.device)).to(mean[name])
+    return found
+
+
+def dirichlet_sample(models: Tensor, shares: np.ndarray, gamma: np.ndarray) -> Tensor:
+    """The mean of clients' models [clients, …], weighed by their shares times what was drawn for them, gamma."""
+    weights = gamma * shares
+    found: Tensor = torch.tensordot(torch.tensor(weights / weights.sum()).to(models), models, 1)
     return found
 
 
@@ -94,7 +99,7 @@ def close(closing: Closing) -> dict[str, Tensor]:
         return mean
     generator = numpy_generator(closing.seed, "ensemble", closing.round)
     drawn = [draw(closing, mean, generator) for _ in range(options["samples"])]
-    models = [filled(closing, 1.0, state).eval() for state in (mean, *drawn)]
+    models = [filled(closing, GLOBAL, state).eval() for state in (mean, *drawn)]
     lesson = Lesson.of(
         closing,
         [*models, *teachers(closing)],
@@ -102,7 +107,7 @@ def close(closing: Closing) -> dict[str, Tensor]:
         steps=options["steps"],
         batch_size=options["batch_size"],
     )
-    student = filled(closing, 1.0, mean)
+    student = filled(closing, GLOBAL, mean)
     averaged = AveragedModel(student)
     first = int(options["average_from"] * options["steps"])
 

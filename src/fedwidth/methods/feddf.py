@@ -1,15 +1,15 @@
 """FedDF: the server teaches every architecture what all clients' models say together (Lin et al. 2020, Algorithm 3).
 
-Devices of different sizes train different networks; here these are the widths of the run's model, each a model of its
-own, and the server keeps the widest. After local training
+Devices of different sizes train different networks: by default the widths of the run's model, each a model of its own,
+or whatever architectures the run names for them. The server keeps the run's model. After local training
 
     1  for each architecture that took part, its clients are averaged: that is the student
     2  teachers are all clients' models, of every architecture
     3  on public samples without labels the student minimises KL(softmax(mean of teachers' logits / T) || student);
        where the run has validation samples, the student that did best on them is taken
 
-and the result is the architecture's model of the next round. Where no client has full width, the server's model is
-taught too, from where it was.
+and the result is the architecture's model of the next round. Where no client holds the server's model, it is taught
+too, from where it was.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from fedwidth.core.architectures import GLOBAL, Held
 from fedwidth.methods.definition import Closing, Method, above_zero, at_least_zero, choice, count
 from fedwidth.methods.shared.distillation import Best, Lesson, teach
 from fedwidth.methods.shared.width_models import (
@@ -44,16 +45,16 @@ def ensemble(logits: Tensor, average: str, temperature: float) -> Tensor:
     return torch.softmax(logits / temperature, -1).mean(0)
 
 
-def students(closing: Closing) -> dict[float, dict[str, Tensor]]:
+def students(closing: Closing) -> dict[Held, dict[str, Tensor]]:
     """The tensors of every architecture after the round."""
     models, options = averages(closing), closing.options
     if not options["steps"]:
         return models
-    models.setdefault(1.0, dict(closing.state))
+    models.setdefault(GLOBAL, dict(closing.state))
     says = partial(ensemble, average=options["average"], temperature=options["temperature"])
     lesson = Lesson.of(closing, teachers(closing), says, steps=options["steps"], batch_size=options["batch_size"])
-    for width, tensors in models.items():
-        student = filled(closing, width, tensors)
+    for held, tensors in models.items():
+        student = filled(closing, held, tensors)
         optimiser = Adam(student.parameters(), lr=options["rate"], fused=closing.device.type == "cuda")
         schedule = CosineAnnealingLR(optimiser, options["steps"])
         best = Best(student, closing.validate, every=options["look_every"], patience=options["patience"])
@@ -66,7 +67,7 @@ def students(closing: Closing) -> dict[float, dict[str, Tensor]]:
             after=partial(_look, best, schedule),
         )
         best.restore()
-        models[width] = tensors_of(student, tensors)
+        models[held] = tensors_of(student, tensors)
     return models
 
 
@@ -76,8 +77,8 @@ def _look(best: Best, schedule: CosineAnnealingLR, step: int) -> bool:
 
 
 def close(closing: Closing) -> dict[str, Tensor]:
-    """The widest architecture; as it was, where it neither took part nor was taught."""
-    return closing.once(students).get(1.0, dict(closing.state))
+    """The run's model; as it was, where it neither took part nor was taught."""
+    return closing.once(students).get(GLOBAL, dict(closing.state))
 
 
 def advance(closing: Closing) -> dict[str, Tensor]:
@@ -101,6 +102,7 @@ METHOD = Method(
         "average": choice("logits", "probabilities", help="of what the teachers' mean is taken"),
     },
     slices=False,
+    several=True,
     reads=("memory",),
     shared=lambda _: True,
     init=init,

@@ -1,15 +1,16 @@
 """Fed-ET: small models of many kinds teach a large one on the server, and share their last layers (Cho et al. 2022).
 
-Devices of different sizes train different networks; here these are the widths of the run's model, each a model of its
-own. The server has the full model, which may be wider than all of them. All end in the same representation layers, here
-the last one; narrow models have a projection before it, so that its shape is the same. After local training
+Devices of different sizes train different networks: by default the widths of the run's model, each a model of its own,
+or whatever architectures the run names for them. The server has the full model, which may be larger than all of them.
+All end in the same representation layers, here the last one; where a model has other features than the server's, it has
+a projection before that layer, so that its shape is the same. After local training
 
     1  the server's representation layers are the mean of all clients'
     2  on public samples without labels, clients' logits s_k are weighed by their confidence, the variance over classes:
            y* = argmax of sum over k of a_k s_k,   a_k = var(s_k) / sum of var(s_l)
        Those who would have said otherwise are heard too, weighed in the same way: s_div
     3  the server minimises CE(y*) + lambda KL(softmax(s_div) || softmax(own))
-    4  the model of each width is the mean of its clients', with the server's representation layers
+    4  the model of each width or architecture is the mean of its clients', with the server's representation layers
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.optim import SGD
 
-from fedwidth.methods.definition import Closing, Method, at_least_zero, count, named
+from fedwidth.core.architectures import GLOBAL, Held, held_at
+from fedwidth.methods.definition import Closing, Method, at_least_zero, count, named, under
 from fedwidth.methods.shared.distillation import Lesson
-from fedwidth.methods.shared.projection import choose, init, last_layer, shared_names
-from fedwidth.methods.shared.width_models import WIDTH, filled, tensors_of
+from fedwidth.methods.shared.projection import choose, init, shared_names
+from fedwidth.methods.shared.width_models import all_held, filled, kept_as, teachers, tensors_of
 from fedwidth.randomness import torch_seed
 
 
@@ -88,28 +90,36 @@ def mean_of(states: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dic
     return found
 
 
-def taught(closing: Closing) -> dict[float, dict[str, Tensor]]:
-    """The models of all widths after the round; the server's own under 0."""
-    last, plan, options = last_layer(closing.plan), closing.plan, closing.options
-    clients = [(task.capacity, {**one.mean}) for one, task in zip(closing.sums, closing.tasks, strict=True)]
-    common = [
-        {full: state[own] for full, own in shared_names(last, width).items() if own in state}
-        for width, state in clients
+@dataclass(frozen=True)
+class Taught:
+    """The models after a round: the server's own, and those that clients hold."""
+
+    server: Mapping[str, Tensor]
+    clients: Mapping[Held, Mapping[str, Tensor]]
+
+
+def taught(closing: Closing) -> Taught:
+    """All models after the round."""
+    plan, architectures = closing.plan, closing.architectures
+    sent = [
+        (held_at(architectures, task.capacity), {**one.mean})
+        for one, task in zip(closing.sums, closing.tasks, strict=True)
     ]
+    common = [{full: own[name] for full, name in shared_names(held, plan).items() if name in own} for held, own in sent]
     server = dict(closing.state) | mean_of(common, list(common[0]))
-    if options["steps"]:
+    if closing.options["steps"]:
         server = _teach(closing, server)
-    models: dict[float, dict[str, Tensor]] = {0.0: server}
-    for width in sorted({float(width) for width in closing.enrolled}):
-        prefix = f"{WIDTH}.{width:g}."
-        old = {n.removeprefix(prefix): tensor for n, tensor in closing.memory.items() if n.startswith(prefix)}
-        own = [state for capacity, state in clients if capacity == width]
-        held = [name for name in old if own and name in own[0]]
-        new = old | {name: tensor.to(old[name]) for name, tensor in (mean_of(own, held) if own else {}).items()}
-        names = {inner: full for full, inner in shared_names(last, width).items() if inner in new}
+    models: dict[Held, Mapping[str, Tensor]] = {}
+    for held in all_held(closing.enrolled, architectures):
+        old = under(closing.memory, kept_as(held))
+        own = [state for sender, state in sent if sender == held]
+        trained = [name for name in old if own and name in own[0]]
+        new = old | {name: tensor.to(old[name]) for name, tensor in (mean_of(own, trained) if own else {}).items()}
+        names = {inner: full for full, inner in shared_names(held, plan).items() if inner in new}
         new |= {inner: server[full].to(old[inner]) for inner, full in names.items()}
-        models[width] = new | {name: new[first] for name, first in plan.tied.items() if name in new and first in new}
-    return models
+        tied = held.plan(plan).tied
+        models[held] = new | {name: new[first] for name, first in tied.items() if name in new and first in new}
+    return Taught(server, models)
 
 
 def _teach(closing: Closing, server: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -117,13 +127,13 @@ def _teach(closing: Closing, server: Mapping[str, Tensor]) -> dict[str, Tensor]:
     options, data = closing.options, closing.public
     lesson = Lesson.of(
         closing,
-        _teachers(closing),
+        teachers(closing),
         lambda logits: consensus(logits).packed(),
         steps=options["steps"],
         batch_size=options["batch_size"],
     )
     assert data is not None
-    student = filled(closing, 1.0, server).train()
+    student = filled(closing, GLOBAL, server).train()
     optimiser = SGD(student.parameters(), lr=options["rate"])
     with torch.random.fork_rng(devices=[closing.device] if closing.device.type == "cuda" else []):
         torch.manual_seed(torch_seed(closing.seed, "distil dropout", closing.round))
@@ -136,30 +146,16 @@ def _teach(closing: Closing, server: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors_of(student, server)
 
 
-def _teachers(closing: Closing) -> list[nn.Module]:
-    """The models that single clients sent, as modules that only answer."""
-    assert closing.model is not None
-    found = []
-    for one, task in zip(closing.sums, closing.tasks, strict=True):
-        module = task.part.module(closing.model, closing.plan).to(closing.device)
-        with torch.no_grad():
-            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-                if name in one.mean:
-                    tensor.copy_(one.mean[name])
-        found.append(module.eval())
-    return found
-
-
 def close(closing: Closing) -> dict[str, Tensor]:
     """The server's model."""
-    return closing.once(taught)[0.0]
+    return dict(closing.once(taught).server)
 
 
 def advance(closing: Closing) -> dict[str, Tensor]:
-    """The models of all widths."""
+    """The models of all clients."""
     memory = dict(closing.memory)
-    for width, tensors in closing.once(taught).items():
-        memory |= named(f"{WIDTH}.{width:g}", tensors) if width else {}
+    for held, tensors in closing.once(taught).clients.items():
+        memory |= named(kept_as(held), tensors)
     return memory
 
 
@@ -176,6 +172,7 @@ METHOD = Method(
         "diversity": at_least_zero(0.05, "lambda, the weight of those who disagree"),
     },
     slices=False,
+    several=True,
     reads=("memory",),
     shared=lambda _: True,
     init=init,

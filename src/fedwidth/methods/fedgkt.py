@@ -1,7 +1,8 @@
 """FedGKT: clients train the lower end of a model, the server the upper one, and both teach each other (He et al. 2020).
 
 The model is split after one of its layers. A client has all that comes before the boundary and a narrow network behind
-it that ends in logits; the server has the full model behind the boundary, which may be larger than any client can hold.
+it that ends in logits, or another architecture that begins in the same way; the server has the full model behind the
+boundary, which may be larger than any client can hold.
 
     client   min CE(y) + alpha KD(own, server's logits)       KD(s, t) = T^2 KL(softmax(t / T) || softmax(s / T))
     server   min KD(own, client's logits) + alpha CE(y)
@@ -26,6 +27,7 @@ from torch.nn import functional
 from torch.optim import Adam
 
 from fedwidth.core.answers import SAMPLES
+from fedwidth.core.architectures import GLOBAL
 from fedwidth.methods.definition import (
     Beginning,
     ClientPass,
@@ -43,7 +45,14 @@ from fedwidth.methods.definition import (
     switch,
     under,
 )
-from fedwidth.methods.shared.boundary import Upper, boundary_of, check_boundary, lower_counts, lower_half
+from fedwidth.methods.shared.boundary import (
+    Upper,
+    boundary_of,
+    check_beginnings,
+    check_boundary,
+    lower_counts,
+    lower_half,
+)
 from fedwidth.methods.shared.distillation import MAX_ANSWERED
 from fedwidth.methods.shared.own_models import OwnModel, first_models, own_model
 from fedwidth.methods.shared.width_models import filled, tensors_of
@@ -61,13 +70,13 @@ def init(beginning: Beginning) -> dict[str, Tensor]:
     plan, layers = beginning.plan, beginning.options["layers"]
     if beginning.model is not None:
         check_boundary(beginning, layers, "FedGKT")
-    widths = {float(width) for width in beginning.enrolled}
-    return first_models(beginning, {width: lower_counts(plan, layers, plan.counts(width)) for width in sorted(widths)})
+        check_beginnings(beginning, layers, "FedGKT")
+    return first_models(beginning, partial(lower_counts, plan, layers))
 
 
 def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> OwnModel:
     """The client's own model."""
-    return own_model(lower_counts(plan, at.options["layers"], counts), at)
+    return own_model(plan, lower_counts(plan, at.options["layers"], counts), at)
 
 
 def gives(memory: Memory, at: Sending) -> dict[str, Tensor]:
@@ -128,7 +137,7 @@ def served(closing: Closing) -> Served:
     """Train the server's network on what the round's clients sent, one after the other, and let it answer for all."""
     assert closing.model is not None
     options, sent = closing.options, closing.answers()
-    network = filled(closing, 1.0, closing.state).train()
+    network = filled(closing, GLOBAL, closing.state).train()
     upper = Upper(network, boundary_of(network, options["layers"]), closing.example, closing.answer)
     parameters = dict(network.named_parameters())
     optimiser = Adam(parameters.values(), lr=options["rate"], weight_decay=DECAY, amsgrad=True)
@@ -173,9 +182,17 @@ def _batches(closing: Closing, sizes: Sequence[int]) -> Iterator[tuple[int, Tens
 def close(closing: Closing) -> dict[str, Tensor]:
     """The server's network, with the mean of the clients' weights before the boundary."""
     found = tensors_of(closing.once(served).network, closing.state)
-    lower = [under(answer, LOWER) for answer in closing.answers()]
-    means = {name: torch.stack([own[name].double() for own in lower]).mean(0) for name in lower[0]}
-    return found | {name: mean.to(closing.state[name]) for name, mean in means.items()}
+    lower = [list(under(answer, LOWER).values()) for answer in closing.answers()]
+    # Architectures may name what comes before the boundary otherwise, but all meet the same tensors in the same order.
+    means = [torch.stack([tensor.double() for tensor in each]).mean(0) for each in zip(*lower, strict=True)]
+    return found | {n: mean.to(closing.state[n]) for n, mean in zip(lower_names(closing), means, strict=True)}
+
+
+def lower_names(closing: Closing) -> list[str]:
+    """The tensors that the server's model meets before the boundary, in this order."""
+    network = filled(closing, GLOBAL, closing.state).eval()
+    boundary = boundary_of(network, closing.options["layers"])
+    return lower_half(network, boundary, partial(closing.answer, network, closing.example))[0]
 
 
 def advance(closing: Closing) -> dict[str, Tensor]:
@@ -204,6 +221,7 @@ METHOD = Method(
         "published": switch("return the logits of the last epoch, each before its step, as the published code does"),
     },
     slices=False,
+    several=True,
     reads=("memory", "own"),
     local=Local(gives=gives, loss=loss, answers=answers),
     init=init,

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.core.aggregation import in_dtype_of
+from fedwidth.core.architectures import Held
 from fedwidth.core.factored.composed_layer import ComposedLayer, compose, orthogonal, skewness
 from fedwidth.core.factored.composition import Composition, CompositionSum, basis_name, coefficient_name
 from fedwidth.core.factored.decomposition import hidden_layers
@@ -40,7 +41,7 @@ from fedwidth.methods.definition import (
     share,
     under,
 )
-from fedwidth.methods.shared.width_models import WIDTH, first_units
+from fedwidth.methods.shared.width_models import WIDTH
 from fedwidth.plan.plan import Plan
 from fedwidth.randomness import torch_generator
 
@@ -83,7 +84,7 @@ def init(beginning: Beginning) -> dict[str, Tensor]:
         bases[weight] = orthogonal(shape, generator).to(beginning.state[weight])
     memory = named(BASIS, bases)
     for place, width in enumerate(widths):
-        index = first_units(plan, width)
+        index = Held(width).index(plan)
         tensors = {n: t.clone() for n, t in extract(beginning.state, plan, index).items() if n not in bases}
         for number, (weight, basis) in enumerate(bases.items()):
             outputs, inputs = index.shapes[weight][:2]
@@ -118,7 +119,8 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Composition:
     units = sum(tensors[coefficient_name(weight)].numel() for weight in bases)
     sent = tensors | {basis_name(weight): basis for weight, basis in bases.items()}
     shapes = {weight: tuple(basis.shape) for weight, basis in bases.items()}
-    return Composition(first_units(plan, width), width, max(1, units), sent, shapes)
+    held = Held(width)
+    return Composition(held.index(plan), held, max(1, units), sent, shapes)
 
 
 def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:

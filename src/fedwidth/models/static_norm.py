@@ -10,7 +10,7 @@ checkpoints, slicing and `functional_call`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,8 +95,9 @@ def settled_statistics(model: nn.Module) -> Iterator[None]:
 def collect_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
     """Pass batches through the model, so that every batch norm gets the cumulative mean of its batch statistics.
 
-    A batch is what the model takes: one tensor, or a tuple of positional arguments. Works for `StaticBatchNorm2d` and
-    for any batch norm of PyTorch. Dropout and scalers stay off. The model is left in evaluation mode.
+    A batch is what the model takes: a tensor, a tuple of arguments, or a dictionary of keyword arguments. Works for
+    `StaticBatchNorm2d` and for any batch norm of PyTorch. Dropout and scalers stay off. The model is left in evaluation
+    mode.
     """
     norms = norms_of(model)
     model.eval()
@@ -113,7 +114,10 @@ def collect_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
         for batch in batches:
             for norm in norms:
                 norm.momentum = 1 / (seen + 1)  # the cumulative mean
-            model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+            if isinstance(batch, Mapping):
+                model(**batch)
+            else:
+                model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
             seen += 1
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):

@@ -48,6 +48,9 @@ def _check_loss(objective: Objective, output: Any, targets: Any) -> None:
         raise OptionError(f"{name} must be one number, the mean over the batch, not {shape}")
     if isinstance(output, Tensor) and not loss.requires_grad:
         raise OptionError(f"{name} does not depend on the model's output, so nothing would be learnt")
+    plain = isinstance(output, Tensor) and bool(torch.isfinite(output).all())
+    if plain and not torch.isfinite(loss) and int(objective.number(targets)):  # where no target counts there is no mean
+        raise OptionError(f"{name} is {loss.item()} on the first samples, so nothing could be learnt")
 
 
 def _check_metric(objective: Objective, output: Any, targets: Any) -> None:

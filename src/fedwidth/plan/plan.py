@@ -8,7 +8,7 @@ keeps rows 0 and 5 there, entries 0 and 5, columns 0 and 5: a working 784-2-10 n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.errors import PlanError, StateError
+from fedwidth.plan.adapters import Adapter
 from fedwidth.plan.attributes import Attribute
 from fedwidth.plan.axis import Axis, Fixed, groups_of, kept, leaves
 from fedwidth.plan.units import check_capacity, check_rounding, count_units
@@ -85,11 +86,23 @@ class Plan:
     """How often the model was run in training mode: several times where it draws at random which way it goes."""
     work: Work = field(default_factory=Work)
     """What a pass multiplies and keeps, at any width."""
+    adapters: tuple[Adapter, ...] = ()
+    """The low-rank adapters of the model. What a sub-model does not hold of them is folded into its weights."""
+    untrained: frozenset[str] = frozenset()
+    """In a model with adapters, the parameters that are never trained: clients send none of them back."""
+    profiles: Mapping[float, Mapping[str, float]] = field(default_factory=dict)
+    """The share of each group by capacity, for capacities whose groups are not all of one width; what a profile does
+    not name keeps the capacity's own share."""
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Full shape of every tensor."""
         return {name: tuple(axis.size for axis in axes) for name, axes in self.axes.items()}
+
+    @cached_property
+    def rank_groups(self) -> frozenset[str]:
+        """The width groups that are ranks of adapters."""
+        return frozenset(group for adapter in self.adapters for group in groups_of(self.axes[adapter.down][0]))
 
     @cached_property
     def scale_buffers(self) -> frozenset[str]:
@@ -103,21 +116,29 @@ class Plan:
         by_tensor = {n: tuple(numbers.setdefault(a, len(numbers)) for a in axes) for n, axes in self.axes.items()}
         return tuple(numbers), by_tensor
 
-    def counts(self, capacity: float | Fraction, rounding: str = "floor") -> dict[str, int]:
+    def counts(
+        self,
+        capacity: float | Fraction,
+        rounding: str = "floor",
+        *,
+        shares: Mapping[str, float | Fraction] | None = None,
+    ) -> dict[str, int]:
         """How many units of each group a device of this capacity keeps: floor(capacity * size), at least one.
 
         Groups tied by a coupling are rounded together, so that e.g. heads * head size == embedding width holds, and a
-        group of which only multiples can be kept is rounded to one.
+        group of which only multiples can be kept is rounded to one. Where the capacity has a profile (or `shares` are
+        given), each group keeps its own share; of groups tied by a coupling, the share of the whole decides.
         """
         check_capacity(capacity)
         check_rounding(rounding)
-        counts = {name: group.count(capacity, rounding) for name, group in self.groups.items()}
+        own = self.profiles.get(float(capacity), {}) if shares is None else shares
+        counts = {name: group.count(own.get(name, capacity), rounding) for name, group in self.groups.items()}
         for whole in dict.fromkeys(coupling.whole for coupling in self.couplings):
             parts = [coupling for coupling in self.couplings if coupling.whole == whole]
             step = math.lcm(
                 *((coupling.factor * Fraction(self.groups[coupling.part].multiple)).numerator for coupling in parts)
             )
-            counts[whole] = self.groups[whole].count(capacity, rounding, step)
+            counts[whole] = self.groups[whole].count(own.get(whole, capacity), rounding, step)
             for coupling in parts:
                 counts[coupling.part] = int(counts[whole] / Fraction(coupling.factor))
         return counts
@@ -127,7 +148,14 @@ class Plan:
         self.check_shapes(state, self.shapes, "the plan")
         self.check_ties(state)
 
-    def check_shapes(self, state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], owner: str) -> None:
+    def check_shapes(
+        self,
+        state: Mapping[str, Tensor],
+        shapes: Mapping[str, tuple[int, ...]],
+        owner: str,
+        *,
+        may_lack: Collection[str] = (),
+    ) -> None:
         """Raise `StateError` naming the first tensor of `state` that does not have the shape `owner` expects."""
         if not isinstance(state, Mapping):
             raise StateError(f"a state maps names to tensors; this is a {type(state).__name__}")
@@ -136,7 +164,7 @@ class Plan:
                 raise StateError(f"the state holds '{name}', which {owner} does not know; was another model traced?")
         for name, shape in shapes.items():
             if name not in state:
-                if name in self.optional or self.tied.get(name) in state:
+                if name in self.optional or self.tied.get(name) in state or name in may_lack:
                     continue
                 raise StateError(f"the state lacks '{name}' {shape}, which {owner} expects")
             tensor = state[name]

@@ -175,7 +175,7 @@ def _costs(built: Rebuilt | str, capacities: Iterable[float]) -> tuple[dict[floa
     return {
         capacity: {
             "parameters": cost.parameters,
-            "bytes": cost.bytes + cost.buffer_bytes,
+            "bytes": cost.bytes_down,
             "memory": cost.memory(batch=built.settings.training.batch_size, moments=_moments(built.settings)),
             "macs": cost.macs,
             "share": cost.share,

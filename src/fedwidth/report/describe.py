@@ -26,6 +26,7 @@ from fedwidth.report.comparison_views import (
 )
 from fedwidth.report.coverage_view import Frame, count_training, pack
 from fedwidth.report.entries import CURVES, Entry, curve_of, spread, thin_curve
+from fedwidth.report.privacy_words import epsilon_of, privacy_sentences
 from fedwidth.report.rebuild import ModelRebuilder, Rebuilt, said
 from fedwidth.report.runs import Run, number
 
@@ -152,6 +153,7 @@ def _entry(entry: Entry, most: int, metric: Measure) -> dict[str, Any]:
         "loss": spread([r.final("global_loss") for r in entry.runs]),
         "seconds": spread([r.final("seconds") for r in entry.runs]),
         "curves": curves,
+        "privacy": privacy_sentences(run),
         "notes": [*notes, *(f"{r.folder.name}: {note}" for r in entry.runs for note in r.notes)],
     }
 
@@ -180,6 +182,7 @@ def _run(run: Run, entry: int, metric: Measure) -> dict[str, Any]:
         "sent_up": sum(number(line.get("bytes_up")) for line in run.metrics) if run.metrics else math.nan,
         "sent": run.spent[-1][0] if run.spent else math.nan,
         "macs": run.spent[-1][1] if run.spent else math.nan,
+        "epsilon": epsilon_of(run),
         "seconds": run.final("seconds"),
         "version": version if isinstance(version, str) else "",
         "folder": folder,

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from fedwidth.config.architectures import build_architectures
 from fedwidth.config.build import build_model, plan_model
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.schema import build
+from fedwidth.core.architectures import Architectures
 from fedwidth.core.cost import Cost
 from fedwidth.core.part import Part
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, load
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.methods import Beginning, Method
+from fedwidth.objectives import objective_of
 from fedwidth.plan import Plan
 from fedwidth.report.runs import Run
 from fedwidth.run.checkpoint import NAME
@@ -81,20 +84,27 @@ class ModelRebuilder:
             for kind, name in _names(settings):
                 if ":" in name and not self._own_models:
                     raise OptionError(f"the {kind} '{name}' is code of its own, which a report does not import")
-            chosen = method_of(settings)
             found = self._model(settings)
+            chosen = replace(method_of(settings), architectures=self._architectures(settings))
             _check_same(run, found[1])
         except Exception as error:  # a model of the user's may fail in any way; the page must not
             return said(error)
         return Rebuilt(settings, chosen, *found)
 
     def _model(self, settings: Settings) -> Built:
-        key = json.dumps([asdict(part) for part in (settings.model, settings.data, settings.objective)], sort_keys=True)
+        parts = (settings.model, *settings.models, settings.adapter, settings.data, settings.objective)
+        key = json.dumps([asdict(part) for part in parts], sort_keys=True)
         if key not in self._built:
             data = self._load(settings)
             model, plan = plan_model(build_model(settings, data), settings, data)
             self._built[key] = model, plan, data.example(), {}
         return self._built[key]
+
+    def _architectures(self, settings: Settings) -> Architectures:
+        if not settings.models:
+            return {}
+        data = self._load(settings)
+        return build_architectures(settings, data, objective_of(settings.objective, data))
 
     def _load(self, settings: Settings) -> Data:
         data = settings.data
@@ -112,7 +122,7 @@ def _names(settings: Settings) -> list[tuple[str, str]]:
     return [
         ("method", settings.method.name),
         ("method", settings.local.name),
-        ("model", settings.model.name),
+        *(("model", each.name) for each in (settings.model, *settings.models)),
         ("data set", settings.data.name),
         *(("objective", name) for name in (objective.name, objective.loss, objective.metric)),
     ]

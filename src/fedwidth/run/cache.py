@@ -39,7 +39,7 @@ class Cache:
 
     def plan(self, settings: Settings) -> Plan:
         """The plan of the model the settings name."""
-        key = json.dumps([self.source(settings), asdict(settings.model)], sort_keys=True)
+        key = json.dumps([self.source(settings), asdict(settings.model), asdict(settings.adapter)], sort_keys=True)
         if key not in self._plans:
             data = self.data(settings)
             _, self._plans[key] = plan_model(build_model(settings, data), settings, data)
@@ -53,7 +53,8 @@ class Cache:
             data = self.data(settings)
             self._placed[key] = data if device.type == "cpu" else data.to(device)
         experiment = Experiment(settings, data=self._placed[key], partition=self.partition(settings))
-        model = json.dumps([key, asdict(settings.model)], sort_keys=True)
+        parts = [asdict(settings.model), asdict(settings.adapter), *map(asdict, settings.models)]
+        model = json.dumps([key, *parts], sort_keys=True)
         experiment.costs.known = self._costs.setdefault(model, experiment.costs.known)
         return experiment
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedwidth.errors import StateError
 from fedwidth.files import write_whole as write_whole
+from fedwidth.privacy.spent import Spent
 from fedwidth.training.client_memory import FOLDER, ClientMemory, Files
 from fedwidth.training.server.quarantine import Quarantine
 from fedwidth.training.server.state import Server
@@ -49,6 +50,8 @@ def copy_server(server: Server, *, identity: str, extra: dict[str, Any]) -> Copy
     }
     if server.quarantine:
         facts["conduct"] = server.quarantine.facts()
+    if server.spent.rounds:
+        facts["privacy"] = {**server.spent.facts(), "clip": server.clip}
     server.clients.pin()
     return Copy(tensors, facts, server.clients)
 
@@ -75,21 +78,21 @@ def _own(tensor: Tensor) -> Tensor:
 def load_server(
     folder: Path,
     *,
-    identity: str,
+    identity: str | None,
     device: torch.device,
     files: Files | None = None,
     also: Callable[[], Collection[str]] = tuple,
 ) -> tuple[Server, dict[str, Any]]:
     """The server saved in a folder and the extra facts; refuses another run's, another version's or a damaged file.
 
-    With `files`, what clients remember stays there. `also` names files of theirs that are to stay although this
-    checkpoint does not name them.
+    Without an `identity` any run's will do. With `files`, what clients remember stays there. `also` names files of
+    theirs that are to stay although this checkpoint does not name them.
     """
     path = folder / NAME
     if not path.exists():
         raise StateError(f"there is no checkpoint to resume in {folder}")
     facts, tensors = _read(path)
-    if facts.get("identity") != identity:
+    if identity is not None and facts.get("identity") != identity:
         raise StateError(f"{path} belongs to a run with other settings or another model; resume it with its own")
 
     def part(prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -100,8 +103,17 @@ def load_server(
         memory = {f"seen.{n}": t.cpu() for n, t in part("seen.")}
         memory["clients"] = torch.tensor(facts["history_clients"])
     clients = ClientMemory.read(folder / FOLDER, facts.get("clients", {}), files=files, also=also())
-    quarantine = Quarantine.of(facts.get("conduct", {}))
-    return Server(dict(part("state.")), facts["round"], memory, dict(part("moment.")), clients, quarantine), facts
+    quarantine, privacy = Quarantine.of(facts.get("conduct", {})), facts.get("privacy", {})
+    return Server(
+        dict(part("state.")),
+        facts["round"],
+        memory,
+        dict(part("moment.")),
+        clients,
+        quarantine,
+        spent=Spent.of(privacy),
+        clip=float(privacy.get("clip", 0.0)),
+    ), facts
 
 
 def read_state(path: Path) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth import files
-from fedwidth.config.influence import influences
+from fedwidth.config.influence import BUDGET, influences
 from fedwidth.config.read import read_config
 from fedwidth.config.schema import shown
 from fedwidth.errors import OptionError, StateError
@@ -20,7 +20,10 @@ from fedwidth.run.checkpoint import NAME, rounds_done, write_whole
 from fedwidth.settings import Settings
 
 CONFIG, TRACKING = "config.toml", "tracking.json"
-FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", TRACKING, NAME, CONFIG)
+LEDGER = "privacy.json"
+"""What a private run has opened, written before it does."""
+MODELS = "models.safetensors"
+FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", TRACKING, LEDGER, MODELS, NAME, CONFIG)
 LOCK, GROUP_LOCK, SERVE_LOCK = files.LOCK, ".runs.lock", ".serve.lock"
 """The locks: of one run, of a folder that holds several, and of a deployment, from its start to its end."""
 HISTORY = "history"
@@ -77,10 +80,10 @@ def check_same(folder: Path, settings: Settings) -> None:
             raise StateError(f"{folder} holds files of other runs, but no {CONFIG} of one to resume")
         return
     try:
-        there = influences(asdict(read_config(path)))
+        there = influences(asdict(read_config(path)), without=BUDGET)
     except OptionError as error:
         raise StateError(f"{path} was written by another version of fedwidth or changed: {error}") from None
-    here = influences(asdict(settings))
+    here = influences(asdict(settings), without=BUDGET)
     differences = [
         f"{key} is {shown(there[key])} there and {shown(here[key])} now"
         for key in here

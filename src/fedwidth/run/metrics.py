@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedwidth.adapters.measures import effective_rank
 from fedwidth.devices.time import LATE
 from fedwidth.methods import Task
 from fedwidth.training.engine import Report
@@ -30,7 +31,7 @@ def describe_round(
     """
     settings, costs = experiment.settings, experiment.costs
     worked = [*zip(tasks, report.passes, strict=True), *report.unused]
-    down, up = costs.traffic([task for task, _ in worked], report.answered)
+    down, up = costs.traffic([task for task, _ in worked], report.answered, round=server.round - 1)
     answering = sum(costs.macs_of_answers(task, report.answered.get(task.client, (0, 0))[0]) for task in tasks)
     line: Line = {
         "round": server.round,
@@ -42,6 +43,9 @@ def describe_round(
         "bytes_up": up,
         "macs": sum(costs.macs(task, passes) for task, passes in worked) + answering,
     }
+    if experiment.plan.adapters:
+        rank = effective_rank(experiment.first_state, server.state, experiment.plan)
+        line["adapters"] = {"error": report.error, "effective_rank": rank}
     if (opened := report.opened) is not None:
         line["bytes_down"], line["bytes_up"] = down + opened.down, up + opened.up
         line["secure"] = {
@@ -50,6 +54,16 @@ def describe_round(
             "closed_weights": opened.closed_weights,
             "clipped": opened.clipped,
         }
+    if experiment.budget is not None:
+        line["privacy"] = {"epsilon": experiment.budget.epsilon(server.spent)}
+        if (released := report.released) is not None:
+            line["privacy"] |= {
+                "clip": released.clip,
+                "clipped": released.clipped,
+                "signal_to_noise": released.signal_to_noise,
+            }
+    if report.untouched is not None:
+        line["robust"] = {"kept_weights": report.untouched.share}
     if clipped := {str(client): float(f"{times:.3g}") for client, times in report.excess.items() if times > 1}:
         line["clipped"] = clipped
     if report.opposed:

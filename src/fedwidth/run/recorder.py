@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from fedwidth.errors import OptionError
 from fedwidth.evaluation.evaluator import Measured
+from fedwidth.evaluation.representative import LastRound
 from fedwidth.methods import Task
 from fedwidth.run import checkpoint
 from fedwidth.run.alarm import fall_of
+from fedwidth.run.budget import write_ledger
 from fedwidth.run.clients import rows_of
+from fedwidth.run.folder import MODELS
 from fedwidth.run.metrics import Line, describe_round
+from fedwidth.run.ready_models import write_models
 from fedwidth.run.saving import Saver
 from fedwidth.run.summary import finite, summarise
 from fedwidth.training.engine import Report
@@ -64,11 +69,22 @@ class Recorder:
         self._before, self._began = seconds, time.perf_counter()
         self._wrote = self._began
         self._measured: Measured | None = None
+        self.last_round = experiment.last_round(server)
+        """After how many rounds the run ends."""
+        self._last: LastRound | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether all rounds are done."""
-        return self.server.round >= self.experiment.settings.rounds
+        """Whether all rounds are done, or all that a private run has a budget for."""
+        return self.server.round >= self.last_round
+
+    def open(self, clients: Iterable[int]) -> Server:
+        """The server as a round begins for which these clients were drawn; a private run first writes down that."""
+        if self.experiment.budget is not None:
+            self.server = replace(self.server, spent=self.server.spent.after(clients))
+            if self.folder:
+                write_ledger(self.folder, self.server.spent)
+        return self.server
 
     @property
     def seconds(self) -> float:
@@ -91,6 +107,8 @@ class Recorder:
             line["alarm"] = fall
         self.lines.append({key: finite(value) for key, value in line.items()})
         self.lines[-1]["seconds"] = round(self.seconds, 3)
+        if self.folder and self.experiment.evaluator.is_last(server.round):
+            self._last = self.experiment.evaluator.last_round(server, before=self.server, cohort=cohort)
         self.server, self._measured = server, measured  # now that there is a line of its last round
         if self.packed == 1 or time.perf_counter() - self._wrote >= PACK_WRITES_AFTER:
             self._write()
@@ -126,14 +144,28 @@ class Recorder:
     def finish(self) -> Result:
         """Write the summary, after the last round."""
         experiment, server = self.experiment, self.server
+        if not self.lines:
+            raise OptionError(
+                "the privacy budget was spent before a round could be saved: give a larger privacy.epsilon"
+            )
         summary = summarise(experiment.settings, self.lines)
+        if experiment.budget is not None:
+            summary |= {"rounds": server.round, "privacy": experiment.budget.facts(server)}
         if self.folder:
             if clients := rows_of(experiment, server, self._measured):
                 checkpoint.write_whole(self.folder / "clients.json", json.dumps(clients) + "\n")
+            self._keep_models(self.folder)
             checkpoint.write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         model = experiment.evaluator.prepare(experiment.model, server.state, precise=True)
         model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         return Result(summary, self.lines, server, model)
+
+    def _keep_models(self, folder: Path) -> None:
+        """Write what it takes to use the run's models; a run that had ended already keeps what it wrote then."""
+        experiment, server = self.experiment, self.server
+        if self._last is None and (folder / MODELS).exists():
+            return
+        write_models(folder, experiment, server, self._last or experiment.evaluator.last_round(server))
 
     def _write(self) -> None:
         if self._saver:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from fedwidth.config.adapter_settings import check_adapters, check_choice, with_rank, without_scaler
+from fedwidth.config.architectures import (
+    build_architectures,
+    check_architectures,
+    check_dtypes,
+    given_architectures,
+)
+from fedwidth.config.budgets import with_budgets
 from fedwidth.config.build import build_model, find_device, load_data, public_data, set_precision, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
 from fedwidth.config.objective_settings import name_objective
+from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.secure_settings import check_secure, warn_of_little
 from fedwidth.data import Data, Partition
 from fedwidth.devices.capacity import Capacities
@@ -21,7 +31,9 @@ from fedwidth.methods import Method
 from fedwidth.methods.lookup.families import SLICES, traits_of
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
+from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.shares import warn_if_mostly_whole
+from fedwidth.run.given import check_given, check_partition, warn_of_dealing
 from fedwidth.run.warm_start import plan_with_weights
 from fedwidth.settings import Settings
 from fedwidth.training.rounds import compares_updates
@@ -34,6 +46,7 @@ class Setup:
     settings: Settings
     """The settings with the names of what was given, and with what the method and the objective need."""
     method: Method
+    """With the architectures of the run, where it has some."""
     objective: Objective
     device: torch.device
     data: Data
@@ -56,15 +69,24 @@ def set_up(
     method: Method | None = None,
     objective: Objective | str | None = None,
     public: Data | None = None,
+    models: Mapping[float, nn.Module] | None = None,
 ) -> Setup:
     """What a run needs: what was given, and for the rest what the settings name. Nothing is written."""
+    check_given(
+        settings, model=model, data=data, partition=partition, method=method, objective=objective, public=public
+    )
     settings, method, objective = _name(settings, method, objective)
     check_values(settings)
     if partition is None:
         check_settings(settings, method, objective)
     method = method or method_of(settings)
+    settings = with_rank(settings, method) if model is None or not find_adapters(model) else settings
+    check_adapters(settings, method)
     check_exponent(settings, method)
     check_secure(settings, method)
+    check_architectures(settings, method)
+    check_privacy(settings, method)
+    check_robust(settings, method)
     settings = with_needs(settings, method)
     if method.public and partition is None and public is None:
         settings = with_public(settings)
@@ -74,6 +96,8 @@ def set_up(
             " model, and are not compared"
         )
     device = find_device(settings.device)
+    if data is not None and partition is None:
+        warn_of_dealing(settings, data)
     data = data if data is not None else load_data(settings)
     objective = objective or objective_of(settings.objective, data)
     if (reason := objective.refuses(method)) is not None:
@@ -81,6 +105,7 @@ def set_up(
     settings = with_needs(settings, objective)
     warn_of_little(settings)
     partition = partition if partition is not None else split_data(settings, data)
+    check_partition(partition, data)
     capacities = _assign_capacities(settings, partition)
     if device.type == "cuda":
         if not data.is_on(device):  # several runs may share data that is there already
@@ -89,8 +114,20 @@ def set_up(
     # It is traced on the CPU, wherever a model of the user's own lies.
     whole = build_model(settings, data, objective) if model is None else copy.deepcopy(model).cpu()
     made, plan = plan_with_weights(whole, settings, data, objective)
+    if settings.devices.budgets:
+        settings, plan = with_budgets(
+            settings, made, plan, data=data, partition=partition, method=method, objective=objective
+        )
+        capacities = _assign_capacities(settings, partition)
+    if models:
+        method = replace(method, architectures=given_architectures(models, settings, method, data, objective))
+    elif settings.models:
+        method = replace(method, architectures=build_architectures(settings, data, objective))
+    check_dtypes(made, method.architectures)
+    settings = without_scaler(settings, plan)
+    check_choice(settings, method, plan, min(capacities.enrolled(settings.devices.excluded)))
     made.to(device)
-    if traits_of(method).family == SLICES:
+    if traits_of(method).family == SLICES and not plan.adapters:
         enrolled = capacities.enrolled(settings.devices.excluded)
         warn_if_mostly_whole(plan, enrolled, str(method.values.get("rounding", "floor")))
     if public is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import torch
 from fedwidth.config.write import settings_toml
 from fedwidth.errors import OptionError
 from fedwidth.run import checkpoint
+from fedwidth.run.budget import read_ledger
 from fedwidth.run.checkpoint_history import files_needed
 from fedwidth.run.folder import CONFIG, check_folder, clear_folder, locked
 from fedwidth.run.recorder import Recorder
@@ -39,9 +41,12 @@ def begin(
             if overwrite:
                 clear_folder(folder)
         server, seconds = _start(experiment, folder, resume)
+        if folder:  # it may be ahead of the checkpoint: then rounds are repeated
+            server = replace(server, spent=server.spent.most(read_ledger(folder)))
         if experiment.device.type == "cuda" and experiment.trainer.takes_channels_last:  # then evaluation is faster
             experiment.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if folder and not (folder / CONFIG).exists():
+        # A private run may go on with another budget, and what the folder says of itself is to say so.
+        if folder and (not (folder / CONFIG).exists() or experiment.settings.privacy.noise):
             checkpoint.write_whole(folder / CONFIG, settings_toml(experiment.settings))
         yield stack.enter_context(Recorder(experiment, folder, server, seconds=seconds, packed=packed))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedwidth.adapters.averages import MOVE_FROZEN
 from fedwidth.core.cost import Cost
 from fedwidth.core.part import Part
 from fedwidth.devices.time import FAILED, LATE, Speeds, fails
@@ -36,6 +37,8 @@ class TaskCosts:
         self.trainer, self.speeds = trainer, speeds
         self.memory_travels = False
         """Whether what clients remember is sent to them and back: where the server keeps it for real devices."""
+        self.frozen_travels = False
+        """Whether frozen weights are sent back: real devices return whole sub-models."""
         self.known: dict[Hashable, Cost] = {}
         """The costs of sub-models by size; runs of one model may share them."""
         self._first_state = first_state
@@ -61,9 +64,16 @@ class TaskCosts:
         return int(self.of(task).macs) * samples
 
     def traffic(
-        self, tasks: Sequence[Task], answered: Mapping[int, tuple[int, int]] = NOTHING_ANSWERED
+        self,
+        tasks: Sequence[Task],
+        answered: Mapping[int, tuple[int, int]] = NOTHING_ANSWERED,
+        *,
+        round: int = 0,
     ) -> tuple[int, int]:
         """Bytes that clients are sent, and that they send back: their sub-models, and what goes beside them.
+
+        What is frozen was sent before the first round. Where a rule lets parameters rest in this round, they are not
+        sent back; those that rest in every round are not sent at all.
 
         Where models stay with clients, one is sent to a client that has none yet, and `answered` says by client for how
         many samples, and in how many bytes, it answered instead of sending it back.
@@ -71,11 +81,15 @@ class TaskCosts:
         down = up = 0
         for task in tasks:
             cost = self.of(task)
-            size = int(cost.bytes + cost.buffer_bytes)
             if self._stays:
+                size = int(cost.bytes + cost.buffer_bytes)
                 down, up = down + size * task.part.is_new, up + answered.get(task.client, (0, 0))[1]
             else:
-                down, up = down + size, up + size
+                resting, always = self._resting(task, round)
+                down, up = down + int(cost.bytes_down) - always, up + int(cost.bytes_up) - resting
+                if self.frozen_travels:  # and comes back as it went
+                    down, up = down + int(cost.frozen_bytes - cost.resent_bytes), up + int(cost.frozen_bytes)
+        down += self._products(tasks)
         sent, reported = self._beside(tasks)
         return down + sent, up + reported
 
@@ -111,6 +125,27 @@ class TaskCosts:
         settings = self.trainer.settings
         return fails(settings.devices, client, round=round, seed=settings.seed)
 
+    def _resting(self, task: Task, round: int) -> tuple[int, int]:
+        """Bytes of the task's parameters that rest in this round, and of those that rest in the next one too."""
+        rests = self.trainer.rule.local.rests
+        if rests is None:
+            return 0, 0
+        now, then = (rests(self.trainer.plan, each) for each in (round, round + 1))
+        sizes = {name: math.prod(task.index.shapes[name]) * self._first_state[name].element_size() for name in now}
+        return sum(sizes.values()), sum(size for name, size in sizes.items() if name in then)
+
+    def _products(self, tasks: Sequence[Task]) -> int:
+        """Bytes of what is added to frozen weights when the round ends, as far as its own clients are sent it: the
+        factors that all of them trained, or the weights where those are smaller."""
+        trainer = self.trainer
+        moves = trainer.settings.adapter.average in MOVE_FROZEN or trainer.method.moves_frozen
+        if not trainer.plan.adapters or not moves:
+            return 0
+        stack = sum(int(self.of(task).trained_bytes) for task in tasks)
+        names = {adapter.weight for adapter in trainer.plan.adapters}
+        weights = sum(self._first_state[name].numel() * self._first_state[name].element_size() for name in names)
+        return len(tasks) * min(stack, weights)
+
     def _beside(self, tasks: Sequence[Task]) -> tuple[int, int]:
         """Bytes that clients are sent, and report, beside their sub-models."""
         local = self.trainer.method.local
@@ -123,12 +158,13 @@ class TaskCosts:
                     continue
                 if isinstance(value, Mapping):
                     shapes = task.index.shapes
-                    sent += sum(math.prod(shapes[tensor]) * full.element_size() for tensor, full in value.items())
+                    own = {tensor: full for tensor, full in value.items() if tensor not in self.trainer.plan.untrained}
+                    sent += sum(math.prod(shapes[tensor]) * full.element_size() for tensor, full in own.items())
                 else:
                     sent += NUMBER_BYTES
             sent += sum(tensor.numel() * tensor.element_size() for tensor in task.given.values())
             reports = len(local.adds) + (len(local.own) if self.memory_travels else 0)
-            reported += reports * int(self.of(task).bytes)
+            reported += reports * int(self.of(task).trained_bytes)
         return sent, reported
 
     @cached_property

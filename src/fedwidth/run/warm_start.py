@@ -83,12 +83,15 @@ def plan_with_weights(model: nn.Module, settings: Settings, data: Data, objectiv
     wanted = settings.model
     weights = read_weights(wanted.weights) if wanted.weights else None
     of_whole = wanted.width == 1 or (weights is not None and fits(model, weights))
-    if weights is not None and of_whole:
-        warm_start(model, weights, wanted.weights, wanted.fresh)
-    model, plan = plan_model(model, settings, data, objective)
-    if weights is not None and not of_whole:
-        warm_start(model, weights, wanted.weights, wanted.fresh)
-    return model, plan
+
+    def fill(made: nn.Module) -> None:
+        if weights is not None:
+            warm_start(made, weights, wanted.weights, wanted.fresh)
+
+    if of_whole:
+        fill(model)
+        return plan_model(model, settings, data, objective)
+    return plan_model(model, settings, data, objective, fill=fill)
 
 
 def _some(names: list[str]) -> str:

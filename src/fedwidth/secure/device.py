@@ -10,7 +10,7 @@ Secrets are in the memory of this object alone, and are forgotten when the round
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +27,8 @@ from fedwidth.secure.session import Session, digest_clients, digest_values, numb
 from fedwidth.secure.sharing import SECRET_BYTES, split
 
 MAX_SESSIONS = 4
-"""Sessions that a device holds secrets of: that of this round, of the next one, and attempts that failed."""
+"""Sessions that a device holds secrets of: that of this round, of the next one, and attempts that failed. The oldest
+are forgotten."""
 
 
 @dataclass(repr=False)
@@ -44,7 +45,11 @@ class _Held:
 
 
 class Device:
-    """One client in one run, with a key pair that is made for the run."""
+    """One client in one run, with a key pair that is made for the run.
+
+    `opened` is the last round that the client has opened, in whatever run with the same training; `note` is told of
+    every other one before the device answers, to be remembered longer than the device lives.
+    """
 
     def __init__(
         self,
@@ -54,18 +59,26 @@ class Device:
         signing: ec.EllipticCurvePrivateKey,
         roster: Mapping[int, ec.EllipticCurvePublicKey],
         min_clients: int,
+        every_class: bool = False,
+        opened: int = -1,
+        note: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.client, self.run, self.min_clients = client, run, min_clients
+        self.client, self.run = client, run
+        self.min_clients, self.every_class = min_clients, every_class
         self._signing, self._roster = signing, roster
         self._private = X25519PrivateKey.generate()
         self.key = self._private.public_key().public_bytes_raw()
         self._checked: set[tuple[int, bytes]] = {(client, self.key)}
         self._held: dict[tuple[int, int], _Held] = {}
-        self._opened = -1
+        self._opened, self._note = opened, note
 
     def introduce(self) -> tuple[bytes, bytes]:
         """The device's public key in this run, and its signature."""
         return self.key, sign_key(self._signing, self.run, self.client, self.key)
+
+    def session(self, round: int, attempt: int) -> Session:
+        """The session of an attempt at a round in which the device has shared."""
+        return self._find(round, attempt).session
 
     def share(self, session: Session) -> Bundle:
         """Take part in a session: secrets are drawn, and shares of them made for all others."""
@@ -87,6 +100,8 @@ class Device:
             key = derive(agreed[member.client], b"letter", session.digest, length=32)
             letters[member.client] = nonce + seal(key, nonce, text, self._about(session, self.client, member.client))
         seeds = b"".join(pair_seed(agreed[member.client], session) for member in others)
+        while len(self._held) >= MAX_SESSIONS:
+            del self._held[min(self._held)]
         self._held[session.round, session.attempt] = held
         return Bundle(seal_seeds(held.seeds_key, session, seeds), letters)
 
@@ -94,27 +109,33 @@ class Device:
         self,
         round: int,
         attempt: int,
-        words: NDArray[np.uint32],
-        received: NDArray[np.generic],
+        words: Mapping[int, NDArray[np.uint32]],
+        values: Mapping[int, NDArray[np.generic]],
         letters: Mapping[int, bytes],
     ) -> NDArray[np.uint32]:
-        """The words of the device with its masks, given the values it was sent and the letters of who has shared."""
+        """The words of the device, segment after segment, with its masks.
+
+        `values` are what it was sent of each segment, and `letters` those of who has shared.
+        """
         held = self._find(round, attempt)
-        session, own = held.session, held.session.by_client[self.client]
+        session, own = held.session, held.session.held[self.client]
         if held.has_masked:
             raise SecureError(f"client {self.client} has sent its words of round {round} already")
-        lengths = [session.lengths[segment] for segment in own.segments]
-        if words.size != sum(lengths) or received.size != words.size or words.dtype != np.uint32:
-            raise SecureError(f"client {self.client} holds {sum(lengths)} words of 32 bits, not {words.size}")
+        lengths = {segment: session.lengths[segment] for segment in own}
+        if {segment: word.size for segment, word in words.items()} != lengths:
+            found, held_words = sum(word.size for word in words.values()), sum(lengths.values())
+            raise SecureError(
+                f"client {self.client} holds {held_words} words of 32 bits, not {found}, or other segments"
+            )
         if len(letters) + 1 < session.threshold:
             raise SecureError(f"only {len(letters) + 1} clients have shared, and {session.threshold} are needed")
         opened = {sender: self._read(session, sender, letter) for sender, letter in letters.items()}
         held.shares |= opened
         sharers = digest_clients(list(held.shares))
         seeds = {client: pair_seed(agree(self._private, session.by_client[client].key), session) for client in opened}
-        masked, at = words.copy(), 0
-        for segment, length in zip(own.segments, lengths, strict=True):
-            about = (segment, session.digest, sharers, digest_values(received[at : at + length]))
+        masked, at = np.concatenate([words[segment] for segment in own]), 0
+        for segment, length in lengths.items():
+            about = (segment, session.digest, sharers, digest_values(values[segment]))
             streams = [(mask_key(held.own_seeds[segment], *about), 1)]
             streams += [
                 (mask_key(seed, *about), 1 if self.client > client else -1)
@@ -144,6 +165,7 @@ class Device:
             by_segment = zip(session.held[owner], own_shares, strict=True)
             chosen = tuple(share for segment, share in by_segment if segment in opened)
             found[owner] = (ALIVE, chosen) if owner in alive else (GONE, (key_share,))
+        self._note(round)
         self._opened = round
         self._held = {at: own for at, own in self._held.items() if at[0] > round}
         return Answer(found)
@@ -158,14 +180,16 @@ class Device:
             raise SecureError("the session has a client or a key twice, or not in their order")
         if session.min_clients < self.min_clients:
             raise SecureError(f"the session opens sums of {session.min_clients}, this device's of {self.min_clients}")
+        if self.every_class and not session.every_class:
+            raise SecureError("the session would open sums in which a width has too few clients")
         if not threshold(len(clients)) <= session.threshold <= len(clients):
             raise SecureError(f"the session needs {session.threshold} answers of {len(clients)} clients: too few")
         if session.fixed_point.clients < len(clients):
             raise SecureError(f"the session's words are for {session.fixed_point.clients} clients, not {len(clients)}")
         if session.round <= self._opened:
             raise SecureError(f"client {self.client} has opened round {self._opened}: none up to it is opened again")
-        if (session.round, session.attempt) in self._held or len(self._held) >= MAX_SESSIONS:
-            raise SecureError(f"client {self.client} has shared for round {session.round}, or for too many, already")
+        if (session.round, session.attempt) in self._held:
+            raise SecureError(f"client {self.client} has shared for round {session.round} already")
         for member in session.members:
             if any(segment not in session.lengths for segment in member.segments):
                 raise SecureError(f"the session has no length of a segment that client {member.client} holds")

@@ -10,10 +10,12 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwidth.errors import SecureError
 from fedwidth.secure.fixed_point import FixedPoint
 
 PROTOCOL = b"fedwidth-secure-sums-1"
@@ -73,7 +75,8 @@ class Session:
     def encode(self) -> bytes:
         """The bytes that stand for the session."""
         members = [
-            framed(number(member.client), member.key, b"".join(map(number, member.segments))) for member in self.members
+            framed(number(member.client), member.key, struct.pack(f"<{len(member.segments)}H", *member.segments))
+            for member in self.members
         ]
         point = self.fixed_point
         return framed(
@@ -90,10 +93,45 @@ class Session:
             bytes([self.every_class]),
         )
 
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The session that these bytes stand for, without signatures; others are refused."""
+        try:
+            protocol, run, at, attempt, members, needed, least, lengths, plan, point, every_class = unframed(data)
+            if protocol != PROTOCOL:
+                raise SecureError(f"the server speaks {protocol[:40]!r}, and this device {PROTOCOL!r}")
+            clients, clip, max_weight = struct.unpack("<Qdd", point)
+            return cls(
+                run=run,
+                round=_whole(at),
+                attempt=_whole(attempt),
+                members=tuple(_member(member) for member in unframed(members)),
+                threshold=_whole(needed),
+                min_clients=_whole(least),
+                lengths=dict(struct.unpack("<QQ", pair) for pair in unframed(lengths)),
+                plan=plan,
+                fixed_point=FixedPoint(clients, clip, max_weight),
+                every_class={b"\0": False, b"\1": True}[every_class],
+            )
+        except (ValueError, KeyError, struct.error) as error:
+            raise (
+                error if isinstance(error, SecureError) else SecureError("a session is not what it should be")
+            ) from None
+
     @cached_property
     def digest(self) -> bytes:
         """What every key of the session depends on."""
         return hashlib.sha256(self.encode()).digest()
+
+
+def _member(data: bytes) -> Member:
+    client, key, segments = unframed(data)
+    return Member(_whole(client), key, struct.unpack(f"<{len(segments) // 2}H", segments))
+
+
+def _whole(data: bytes) -> int:
+    (found,) = struct.unpack("<Q", data)
+    return int(found)
 
 
 def number(value: int) -> bytes:
@@ -108,6 +146,22 @@ def framed(*fields: bytes) -> bytes:
     False
     """
     return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+
+
+def unframed(data: bytes) -> list[bytes]:
+    """The fields that were framed.
+
+    >>> unframed(framed(b"a", b"", b"bc"))
+    [b'a', b'', b'bc']
+    """
+    found, at = [], 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        if at + 4 + length > len(data):
+            raise SecureError("a message ends within a field")
+        found.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    return found
 
 
 def digest_clients(clients: list[int]) -> bytes:

@@ -79,8 +79,9 @@ class Trainer:
         settings, seed = self.settings.training, self.settings.seed
         module = self.skeleton(task.part)
         tensors = fill(module, sub)
+        self._let_rest(module, round)
         if settings.scaler:
-            set_scaler(module, task.capacity)
+            set_scaler(module, task.width)
         rate, samples = learning_rate(settings, round, self.settings.rounds), self.partition[task.client]
         pass_ = ModulePass.of(self, module, task, round)
         pass_.rate = rate
@@ -126,8 +127,17 @@ class Trainer:
         kept = {name: reports.pop(name) for name in self.rule.local.own if name in reports}
         for tensors_kept in kept.values():
             check_finite(tensors_kept, f"client {task.client}")
-        update = Update(tensors, task.part, weight, labels=rows, client=task.client, reports=reports)
+        own = {name: tensor for name, tensor in tensors.items() if name not in self.plan.untrained}
+        update = Update(own, task.part, weight, labels=rows, client=task.client, reports=reports)
         return Trained(update, passes, float(losses) / steps, kept)
+
+    def _let_rest(self, module: nn.Module, round: int) -> None:
+        """Train in this round the parameters that the model trains, but for those that the rule lets rest."""
+        if self.rule.local.rests is None:
+            return
+        resting = self.rule.local.rests(self.plan, round)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in self.trained and name not in resting)
 
     def _answered(self, pass_: ModulePass, tensors: State, weight: float, passes: int, loss: float) -> Trained:
         """What a client sends whose model stays with it: its answers."""
@@ -158,17 +168,18 @@ class Trainer:
         at = Sending(0, 0, self.settings.seed, len(self.partition), self.method.values)
         return self.rule.local.sends(memory, {}, at)
 
-    def example_part(self, state: State) -> Part:
-        """What a client may hold in the first round, to find out whether an engine can train it: the whole model, or
-        where sub-models are no slices that of the smallest device."""
+    def example_parts(self, state: State) -> list[Part]:
+        """What clients may hold in the first round, to find out whether an engine can train it: the whole model, or
+        where sub-models are no slices that of the smallest device, and one of every architecture."""
         if self.method.slices:
-            return Index.whole(self.plan)
+            return [Index.whole(self.plan)]
         devices = self.settings.devices
         enrolled = Capacities.parse(devices.capacities).enrolled(devices.excluded)
         beginning = Beginning(state, self.plan, enrolled, self.settings.seed, self.method.values)
         memory = self.method.first_memory(beginning)
-        found: Part = self.method.select(self.plan, capacity=min(enrolled), memory=memory, state=state)
-        return found
+        kinds = {architecture: capacity for capacity, architecture in self.method.architectures.items()}
+        capacities = dict.fromkeys([min(enrolled), *kinds.values()])
+        return [self.method.select(self.plan, capacity=each, memory=memory, state=state) for each in capacities]
 
     def _weights(self, pass_: ModulePass, sent: Mapping[str, State | float], rate: float) -> Weights:
         """The sub-model in the skeleton, as the step takes it."""
@@ -191,6 +202,7 @@ class Trainer:
         """One local step; its loss."""
         if self.channels_last:
             inputs = with_channels_last(inputs)
+        weights.gradients = []  # those of the last step are not to lie beside this one's activations
         for parameter in pass_.parameters:
             parameter.grad = None
         with autocast(self.device, self.settings.precision):
@@ -232,8 +244,10 @@ class Trainer:
 
     @cached_property
     def takes_channels_last(self) -> bool:
-        """Whether the model convolves, and computes with its channels last in memory."""
-        return takes_channels_last(self.model, self.plan, self.data, self.device)
+        """Whether the model convolves, and all there are compute with their channels last in memory."""
+        others = dict.fromkeys(self.method.architectures.values())
+        networks = [(self.model, self.plan), *((each.filled(), each.plan) for each in others)]
+        return all(takes_channels_last(model, plan, self.data, self.device) for model, plan in networks)
 
 
 def weigh_client(trainer: Trainer, task: Task, steps: int) -> tuple[float, Tensor | None]:

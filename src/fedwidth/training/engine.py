@@ -11,6 +11,8 @@ from torch import Tensor
 from fedwidth.core.cohort import CohortSum
 from fedwidth.methods import Task
 from fedwidth.training.server.clipping import FAR
+from fedwidth.training.server.private import Released
+from fedwidth.training.server.robust import Kept
 from fedwidth.training.server.secure import Opened
 
 Coming = Callable[[], tuple[Sequence[Task], int] | None]
@@ -41,8 +43,14 @@ class Report:
     """What clients keep for themselves: their part of their memory, by client, name and tensor."""
     answered: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """By client, where models stay with clients: for how many samples it answered, and in how many bytes."""
+    error: float | None = None
+    """Of a model with adapters: how far their average is from the mean of products, as a share of it."""
     opened: Opened | None = None
     """What was opened of secure sums, where the round has such."""
+    released: Released | None = None
+    """What was released of a private round."""
+    untouched: Kept | None = None
+    """What robust sums left as it was, where the round has such."""
 
     @property
     def struck(self) -> list[int]:

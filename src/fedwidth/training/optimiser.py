@@ -35,7 +35,7 @@ def optimise(weights: Weights, used: list[int], settings: TrainingSettings) -> N
     """SGD, Adam and AdamW with PyTorch's arithmetic."""
 
     def own(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        return [tensor for tensor in (tensors[number] for number in used) if tensor is not None] if tensors else []
+        return [tensor for number in used if (tensor := tensors[number]) is not None] if tensors else []
 
     values, changes, scratch = own(weights.values), own(weights.gradients), own(weights.scratch)
     rate, decay = weights.rate, settings.weight_decay
@@ -96,7 +96,7 @@ def _bias(steps: Number, keep: float) -> Any:
 def _apply(operator: str, tensors: list[Tensor], *others: Any, **numbers: float) -> None:
     """Apply an operator to every tensor, in place."""
     if len(tensors) == 1:
-        getattr(tensors[0], operator)(*(o[0] if isinstance(o, list) else o for o in others), **numbers)
+        getattr(tensors[0], operator)(*[o[0] if isinstance(o, list) else o for o in others], **numbers)
     elif tensors:
         getattr(torch, f"_foreach_{operator}")(tensors, *others, **numbers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,17 +11,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fedwidth.adapters.averages import AVERAGES
+from fedwidth.adapters.measures import aggregation_error
+from fedwidth.adapters.products import HOLDERS
 from fedwidth.core.answers import AnswerSum
 from fedwidth.core.cohort import CohortSum
+from fedwidth.core.submodel import State
 from fedwidth.methods import Closing, Method, Task
 from fedwidth.methods.lookup.secure_sums import SHELLS, segments_of
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.plan.plan import Plan
-from fedwidth.settings import SecureSettings, ServerSettings
+from fedwidth.settings import PrivacySettings, SecureSettings, ServerSettings, Settings
 from fedwidth.training.engine import Coming, Engine, Report, Watch
 from fedwidth.training.gpu import autocast
 from fedwidth.training.server.clipping import clip_updates, merged
+from fedwidth.training.server.device_noise import DeviceNoise
 from fedwidth.training.server.holders import damp
+from fedwidth.training.server.private import PrivateRound, Window
+from fedwidth.training.server.robust import robust_average
 from fedwidth.training.server.secure import SecureRound
 from fedwidth.training.server.state import Server
 from fedwidth.training.skeletons import with_channels_last
@@ -35,6 +42,17 @@ def compares_updates(settings: ServerSettings) -> bool:
     return settings.clip > 0 or settings.screen
 
 
+def why_single(settings: Settings) -> str | None:
+    """What asks for the updates of single clients, in words that name the settings; None where nothing does."""
+    if compares_updates(settings.server):
+        return "server.clip and server.screen compare single updates"
+    if settings.server.robust != "none":
+        return "server.robust compares single updates"
+    if settings.secure.enabled:
+        return "secure.enabled adds up single updates"
+    return "privacy.noise bounds single updates" if settings.privacy.noise else None
+
+
 @dataclass(frozen=True)
 class Rounds:
     """What the rounds of a run have in common."""
@@ -44,6 +62,13 @@ class Rounds:
     settings: ServerSettings
     seed: int
     secure: SecureSettings = field(default_factory=SecureSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    expected: Mapping[float, float] = field(default_factory=dict)
+    """How many clients of each enrolled capacity are expected in a round."""
+    trained: frozenset[str] = frozenset()
+    """The parameters that clients train; private sums are of these alone."""
+    device_noise: DeviceNoise | None = None
+    """The noise of clients, where sums are both secure and private."""
     number: int = 1
     """How many rounds the run has."""
     clients: int = 1
@@ -60,6 +85,8 @@ class Rounds:
     """That of forward passes on the server, where the method takes some."""
     channels_last: bool = False
     """Whether they have the channels of images last in memory."""
+    average: str = "units"
+    """How adapters are averaged, where the model has some."""
     validate: Callable[[nn.Module], float] | None = None
     """How well a model does on the validation samples, where the run has some."""
     attends: Callable[[Task, int], bool] | None = None
@@ -80,7 +107,10 @@ class Rounds:
         tasks = self.method.assign(
             self.plan, cohort, server.round, server.memory, self.seed, state=server.state, own=server.clients
         )
-        wants_single = compares_updates(self.settings) or self.secure.enabled
+        robust, private = self.settings.robust != "none", self.privacy.noise > 0
+        wants_single = (
+            compares_updates(self.settings) or self.secure.enabled or robust or private or bool(self.plan.adapters)
+        )
         return [replace(task, single=True) for task in tasks] if wants_single else tasks
 
     def attending(self, tasks: Sequence[Task], round: int) -> list[Task]:
@@ -118,7 +148,8 @@ class Rounds:
         report = replace(report, excess=excess, opposed=opposed).without(out, tasks)
         tasks = [task for number, task in enumerate(tasks) if number not in out]
         sums = [total for number, total in enumerate(clipped.sums) if number not in out]
-        return tasks, sums if self.method.collect == "updates" else merged(sums, tasks), report
+        single = self.method.collect == "updates" or settings.robust != "none" or bool(self.plan.adapters)
+        return tasks, sums if single else merged(sums, tasks), report
 
     def hide(
         self,
@@ -129,7 +160,7 @@ class Rounds:
         report: Report,
     ) -> tuple[Sequence[CohortSum], Report]:
         """What the server learns of the sums, where they are secure; `drawn` are the tasks of all who were to train."""
-        if not self.secure.enabled:
+        if not self.secure.enabled or report.opened is not None:  # on real devices they never were anything else
             return sums, report
         securely = SecureRound(
             server.state,
@@ -139,12 +170,58 @@ class Rounds:
             by_shells=segments_of(self.method) == SHELLS,
             weighting=self.settings.weighting,
             label_rows=self.settings.label_rows and bool(self.plan.label_axes),
+            noise=self.device_noise,
+            trained=self.trained,
+            round=server.round,
         )
         sums, opened = securely.add(tasks, sums)
         return sums, replace(report, opened=opened)
 
+    @property
+    def noised(self) -> bool:
+        """Whether the server adds noise: to every round, whoever came."""
+        return self.privacy.noise > 0 and not self.secure.enabled
+
+    def private_round(self, server: Server) -> PrivateRound:
+        """The private sum of the server's next round: what it is divided by, and its noise."""
+
+        def window(capacity: float) -> Any:
+            return self.method.select(
+                self.plan, capacity=capacity, round=server.round, seed=self.seed, state=server.state
+            )
+
+        windows = [Window(window(capacity), expected) for capacity, expected in self.expected.items() if expected]
+        clip = server.clip or self.privacy.clip
+        return PrivateRound(
+            server.state, self.plan, windows, self.privacy, self.trained, clip, self.seed, round=server.round
+        )
+
+    def averaged(
+        self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report
+    ) -> tuple[State | None, Sequence[CohortSum], Report]:
+        """The average of single updates, where it is a private or a robust one, and the sums that are left of them."""
+        if self.noised:
+            state, released = self.private_round(server).average(tasks, sums)
+            return state, [], replace(report, released=released)
+        if self.settings.robust != "none":
+            state, kept = robust_average(server.state, sums, tasks, self.plan, self.settings)
+            return state, merged(sums, tasks), replace(report, untouched=kept)
+        return None, sums, report
+
     def close(self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report) -> Server:
         """The server one round further: the method closes the round, and the server takes its step."""
+        return self.end(server, tasks, sums, report)[0]
+
+    def end(
+        self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report
+    ) -> tuple[Server, list[Task], Report]:
+        """The server one round further, whose work counts, and the report with what the end of the round has shown."""
+        single = sums
+        average, sums, report = self.averaged(server, tasks, sums, report)
+        averaging = AVERAGES.get(self.average) if self.plan.adapters else None
+        knows_single = bool(self.plan.adapters) and average is None and not self.secure.enabled
+        if knows_single and averaging is None and self.method.collect == "sums":
+            sums = merged(single, tasks)
         closing = Closing(
             server.state,
             sums,
@@ -164,13 +241,20 @@ class Rounds:
             channels_last=self.channels_last,
             device=self.device,
             options=self.method.values,
+            architectures=self.method.architectures,
+            averaging=averaging,
         )
-        closed, memory = self.method.finish(closing), self.method.remember(closing)
+        closed = self.method.finish(closing) if average is None else dict(average)
+        memory = self.method.remember(closing)
+        if knows_single:
+            over = self.method.adapters or HOLDERS
+            report = replace(report, error=aggregation_error(server.state, closed, single, self.plan, over))
         if (exponent := self.settings.holders_exponent) != 1.0:
             closed = damp(server.state, closed, sums, self.plan, exponent)
         settings = self.settings
         server = replace(
             server,
+            clip=report.released.next_clip if report.released else server.clip,
             clients=server.clients.after(tasks, report.kept, server.state, server.round),
             quarantine=server.quarantine.after(
                 report.struck,
@@ -180,7 +264,7 @@ class Rounds:
                 quarantine=settings.quarantine,
             ),
         )
-        return server.advance(closed, memory, self.settings, self.plan.parameters)
+        return server.advance(closed, memory, self.settings, self.plan.parameters), list(tasks), report
 
 
 def _answered(tasks: Sequence[Task], sums: Sequence[Any]) -> dict[int, tuple[int, int]]:
@@ -209,8 +293,10 @@ def run_round(
     out = {task.client: server.quarantine.why_out(task.client, server.round) for task in tasks}
     left_out = {client: why for client, why in out.items() if why}
     tasks = [task for task in tasks if task.client not in left_out]
-    if not tasks:  # all were excluded or absent: nothing is learnt in this round
+    if not tasks and not rounds.noised:  # all were excluded or absent: nothing is learnt in this round
         return server.skip(), [], Report((), (), left_out)
+    if not tasks:  # a private round must not tell that nobody came
+        return rounds.end(server, [], [], Report((), (), left_out))
     sums, report = engine.run(server.state, tasks, server.round, coming=coming, watch=watch)
     if left_out:
         report = replace(report, absent={**left_out, **report.absent})
@@ -220,4 +306,4 @@ def run_round(
     sums, report = rounds.hide(server, drawn, tasks, sums, report)
     if report.opened and not sums:  # too few were left in every segment
         return server.skip(), tasks, report
-    return rounds.close(server, tasks, sums, report), tasks, report
+    return rounds.end(server, tasks, sums, report)

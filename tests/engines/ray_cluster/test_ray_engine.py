@@ -68,6 +68,16 @@ def test_the_same_state_as_embedded_bit_for_bit(tmp_path, address, name):
     assert contents(tmp_path / "ray") == contents(tmp_path / "serial")
 
 
+@pytest.mark.parametrize("name", ["fedrolex", "fedbrb"])
+def test_5_secure_sums_are_those_of_the_embedded_engine_bit_for_bit(tmp_path, address, name):
+    """With clients that drop out, so that some shells stay closed."""
+    secure = ("secure.enabled=true", "secure.min_clients=3", "devices.dropout=0.1")
+    changes = (f"method.name={name}", *secure, *MANY)
+    Experiment(small(*changes, "engine=serial")).run(tmp_path / "serial")
+    Experiment(small(*changes, "engine=ray", "ray.engine=serial", address)).run(tmp_path / "ray")
+    assert contents(tmp_path / "ray") == contents(tmp_path / "serial")
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("inner", ["vectorised", "cuda"])
 def test_fast_engines_inside_agree_within_the_stated_tolerance(address, name, inner):

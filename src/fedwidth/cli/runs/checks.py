@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,10 +22,15 @@ from fedwidth.settings import Settings
 
 def check_runs(runs: Sequence[PlannedRun]) -> Cache:
     """Make what the runs need, each distinct data set, partition and plan once, and refuse what cannot work."""
-    cache = Cache()
+    cache, several = Cache(), {_kind(run.settings) for run in runs}
+    tried: set[str] = set()
     for run in runs:
         try:
             _check(run.settings, cache)
+            if len(several) > 1 and (kind := _kind(run.settings)) not in tried:  # one alone is made at once anyhow
+                tried.add(kind)
+                with warnings.catch_warnings(action="ignore"):  # they are said when it is its turn
+                    cache.experiment(run.settings)
         except FedwidthError as error:
             if run is runs[0]:
                 raise
@@ -39,6 +47,11 @@ def _check(settings: Settings, cache: Cache) -> None:
     cohort = list(enumerate(Capacities.parse(settings.devices.capacities).values))
     if not method.reads:  # there is neither state nor memory yet
         method.assign(plan, cohort, round=0, seed=settings.seed)
+
+
+def _kind(settings: Settings) -> str:
+    """What runs differ in that may be refused together: neither seeds nor names are."""
+    return json.dumps(asdict(replace(settings, seed=0, name="", answers="")), sort_keys=True, default=str)
 
 
 def check_folders(runs: Sequence[PlannedRun], folder: Path, *, resume: bool, overwrite: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import fedwidth
 from fedwidth.analysis.comparison import Comparison, Row
 from fedwidth.analysis.difference import Difference
-from fedwidth.analysis.wording import over_seeds, show_time
+from fedwidth.analysis.wording import over_seeds, show_mebibytes, show_time
 from fedwidth.analysis.yardsticks import is_yardstick
 from fedwidth.cli.tables import print_table
 from fedwidth.devices.capacity import Capacities, describe_mix
@@ -67,7 +67,7 @@ def print_results(
                 mine[0][0].title,
                 _devices(settings),
                 *_cells([summary for _, summary in mine], validated=validated),
-                f"{statistics.mean(summary['bytes_up'] for _, summary in mine) / 2**20:.1f}",
+                show_mebibytes(statistics.mean(summary["bytes_up"] for _, summary in mine)),
                 *([_device_time(mine)] if timed else []),
                 f"{sum(summary['seconds'] for _, summary in mine):.0f}",
                 *([str(gain.difference) if gain else "–"] if gained else []),

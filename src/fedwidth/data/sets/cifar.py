@@ -78,9 +78,14 @@ def load_cifar(
     *,
     download: bool = True,
     base_url: str | None = None,
+    normalise: bool = True,
+    mirror: bool = False,
     augment: bool = True,
 ) -> Data:
-    """A CIFAR set, 50,000 + 10,000 images of 3 x 32 x 32; in training cropped (padding 4) and flipped at random."""
+    """A CIFAR set, 50,000 + 10,000 images of 3 x 32 x 32; in training cropped (padding 4) and flipped at random.
+
+    Without `normalise` pixels are from 0 to 1; with `mirror` a crop beyond the border shows the mirrored image.
+    """
     found = search_folders(root)
     folder = _find(layout, found)
     if folder is None:
@@ -96,7 +101,8 @@ def load_cifar(
     train = Split(torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts]))
     (test_name,) = layout.test
     test = Split(*read(folder, test_name, layout, layout.test_rows))
-    transform = Transform(mean=MEAN, std=STD, scale=255, padding=4 if augment else 0, flip=augment)
+    mean, std = (MEAN, STD) if normalise else (None, None)
+    transform = Transform(mean, std, scale=255, padding=4 if augment else 0, flip=augment, mirror=mirror)
     return Data(layout.name, train, test, classes=layout.classes, kind="images", transform=transform)
 
 
@@ -105,10 +111,13 @@ def load_cifar10(
     *,
     download: bool = True,
     base_url: str | None = None,
+    normalise: bool = True,
+    mirror: bool = False,
     augment: bool = True,
 ) -> Data:
     """CIFAR-10; see `load_cifar`."""
-    return load_cifar(CIFAR10, root, download=download, base_url=base_url, augment=augment)
+    options = {"normalise": normalise, "mirror": mirror, "augment": augment}
+    return load_cifar(CIFAR10, root, download=download, base_url=base_url, **options)
 
 
 def load_cifar100(
@@ -116,10 +125,13 @@ def load_cifar100(
     *,
     download: bool = True,
     base_url: str | None = None,
+    normalise: bool = True,
+    mirror: bool = False,
     augment: bool = True,
 ) -> Data:
     """CIFAR-100 with its 100 fine labels; see `load_cifar`."""
-    return load_cifar(CIFAR100, root, download=download, base_url=base_url, augment=augment)
+    options = {"normalise": normalise, "mirror": mirror, "augment": augment}
+    return load_cifar(CIFAR100, root, download=download, base_url=base_url, **options)
 
 
 def _find(layout: Layout, folders: tuple[Path, ...]) -> Path | None:

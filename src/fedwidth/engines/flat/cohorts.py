@@ -67,7 +67,8 @@ class Cutter:
             with error_context("cut", round, task):
                 if task.cohort in sums:
                     continue
-                if not isinstance(task.part, Index):
+                # Units of adapters outside a slice are folded into what it holds: more than a gather.
+                if not isinstance(task.part, Index) or self.trainer.plan.adapters:
                     sums[task.cohort] = PartCohort(task.part, self._part_layout(task))
                     continue
                 index, sub = task.index, self._sub_layout(task)

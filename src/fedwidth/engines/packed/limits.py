@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedwidth.engines.choice import choose_packed
 from fedwidth.engines.limits import TRIALS, why_not_by_rule
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import compares_updates
+from fedwidth.training.rounds import why_single
 
 SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
 """Training settings that all clients of a stack or a slot must have in common."""
@@ -23,10 +23,12 @@ def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
     engine = choose_packed(first)
     for trainer in trainers:
         reason = why_not_by_rule(trainer, engine) or _differs(first, trainer)
-        if compares_updates(trainer.settings.server):
-            reason = reason or "server.clip and server.screen compare single updates, which a pack does not keep"
-        if trainer.settings.secure.enabled:
-            reason = reason or "secure.enabled adds up single updates, which a pack does not keep"
+        if (single := why_single(trainer.settings)) is not None:
+            reason = reason or f"{single}, which a pack does not keep"
+        if trainer.method.architectures:
+            reason = reason or "a pack shares one model, and clients hold several architectures"
+        if trainer.plan.adapters:
+            reason = reason or "adapters need single updates, which a pack does not keep"
         if engine == "vectorised" and not trainer.method.slices:
             reason = reason or f"a pack cuts its stacks with one gather, and {trainer.method.title} hands out no slices"
         if engine == "vectorised" and (trainer.rule.sends_or_reports or trainer.rule.probes):

@@ -20,6 +20,7 @@ from fedwidth.core.tensor_bytes import TensorBytes
 from fedwidth.engines.faults import describe, error_context
 from fedwidth.engines.processes.startup import (
     needs_script,
+    networks_of,
     script_hidden,
     startup_arguments,
     why_not_import,
@@ -64,7 +65,7 @@ class ProcessEngine(Engine):
         start_pool: StartPool = start_pool,
         tasks_ahead: int = TASKS_AHEAD,
     ) -> None:
-        if (reason := why_not_send(trainer.model)) is not None:
+        if (reason := why_not_send(networks_of(trainer))) is not None:
             raise OptionError(f"the model cannot be sent to worker processes ({reason}); use engine = 'serial'")
         if (reason := why_not_share(trainer) or why_not_import(trainer)) is not None:
             raise OptionError(f"{reason}; use engine = 'serial'")

@@ -47,6 +47,11 @@ def startup_arguments(trainer: Trainer) -> tuple[Any, ...]:
     return trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings, objective, method, *public
 
 
+def networks_of(trainer: Trainer) -> list[Any]:
+    """The model, and the architectures that travel with the parts which clients hold of them."""
+    return [trainer.model, *dict.fromkeys(trainer.method.architectures.values())]
+
+
 def why_not_send(thing: Any) -> str | None:
     """The reason why a model (or an objective) cannot go to another process (it holds a lambda, …), or None."""
     try:
@@ -97,7 +102,7 @@ def why_not_import(trainer: Trainer) -> str | None:
 def needs_script(trainer: Trainer) -> bool:
     """Whether something that workers are sent is defined in the script that runs."""
     content = io.BytesIO()
-    TensorFinder(content).dump(startup_arguments(trainer))
+    TensorFinder(content).dump((startup_arguments(trainer), networks_of(trainer)))
     return b"__main__" in content.getvalue()
 
 

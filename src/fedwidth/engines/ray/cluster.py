@@ -73,7 +73,7 @@ class Cluster:
         least = min((node["Resources"].get("object_store_memory", math.inf) for node in self._nodes()), default=0)
         if bytes > least:
             warnings.warn(
-                f"the data set has {bytes / 1e9:.1f} GB, but Ray's object store on some node only {least / 1e9:.1f} GB:"
+                f"the data set has {bytes / 2**30:.1f} GiB, Ray's object store on a node only {least / 2**30:.1f} GiB:"
                 " Ray will keep it on that node's disk, which is slower (see `ray start --object-store-memory`)",
                 stacklevel=2,
             )

@@ -145,7 +145,7 @@ class SlotPool:
         if number == len(slots):
             self._make_room(used)
             task = flat_task.task
-            slots.append(self._make_slot(self.trainer, task.part, flat_task.sub, task.capacity))
+            slots.append(self._make_slot(self.trainer, task.part, flat_task.sub, task.width))
         return slots[number]
 
     def _make_room(self, used: dict[Size, int]) -> None:

@@ -11,6 +11,7 @@ import random
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -198,16 +199,18 @@ class Slot:
     def _train(self, batches: Batches, kinds: Sequence[Kind]) -> None:
         """Take a step on each batch, a captured one where there is one of its kind."""
         with self.stream.queue():
-            for (inputs, targets), kind in zip(batches, kinds, strict=True):
-                if kind not in self.graphs:
-                    self.client.width = kind[1]
-                    with self._drawing():
-                        self._step(inputs, targets)
-                    continue
-                held_inputs, held_targets, graph = self.graphs[kind]
-                copy_into(held_inputs, inputs)
-                copy_into(held_targets, targets)
-                graph.replay()
+            for captured, steps in groupby(zip(batches, kinds, strict=True), lambda step: step[1] in self.graphs):
+                if captured:
+                    for (inputs, targets), kind in steps:
+                        held_inputs, held_targets, graph = self.graphs[kind]
+                        copy_into(held_inputs, inputs)
+                        copy_into(held_targets, targets)
+                        graph.replay()
+                else:
+                    with self._drawing():  # once for all of them: on a CPU it copies the generator's state
+                        for (inputs, targets), kind in steps:
+                            self.client.width = kind[1]
+                            self._step(inputs, targets)
 
     def _capture(self, inputs: Tree, targets: Tree) -> torch.cuda.CUDAGraph:
         """Capture the step. The one before really trains, so all it changes is put back afterwards."""

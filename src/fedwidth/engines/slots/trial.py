@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 
-from fedwidth.core.submodel import state_of
+from fedwidth.core.part import Part
+from fedwidth.core.submodel import State, state_of
 from fedwidth.data.records import moved
 from fedwidth.engines.flat.parts import PartCohort, PartLayout
 from fedwidth.engines.memory import out_of_memory
@@ -22,17 +23,18 @@ def try_capture(trainer: Trainer) -> str | None:
         return None
     try:
         with on_gpu(trainer.device):
-            return _try_capture(trainer)
+            state = state_of(trainer.model)
+            reasons = (_try_capture(trainer, part, state) for part in trainer.example_parts(state))
+            return next((reason for reason in reasons if reason), None)
     except Exception as error:
         if not out_of_memory(error):
             raise
         return None  # clients are narrower, and slots know how to do with less
 
 
-def _try_capture(trainer: Trainer) -> str | None:
-    """Capture one step on the trainer's device; the reason why that does not work, or None."""
-    state, device = state_of(trainer.model), trainer.device
-    part = trainer.example_part(state)
+def _try_capture(trainer: Trainer, part: Part, state: State) -> str | None:
+    """Capture one step of what a client holds, on the trainer's device; the reason why that does not work, or None."""
+    device = trainer.device
     sub = PartLayout(part, trainer, partial(channels_last, trainer))
     start, others = PartCohort(part, sub).cut(state, trainer)
     inputs, targets = moved(trainer.data.example(), device), moved(trainer.data.example_targets(), device)

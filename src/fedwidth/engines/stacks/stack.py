@@ -55,9 +55,9 @@ class Stack:
         self.precision = trainer.settings.precision
         module = task.part.module(trainer.model, trainer.plan).to(self.device).train()
         self.module = stack_layers(module, merge=merge) if stacked_layers else module
-        set_scaler(self.module, task.capacity if self.settings.scaler else 1.0)
+        set_scaler(self.module, task.width if self.settings.scaler else 1.0)
         self.names = trained_names(module)
-        self.constants = trainer.plan.scale_buffers
+        self.constants = task.plan(trainer.plan).scale_buffers
         self.sub, self.rows = sub, rows
         dtype = sub.dtype
         self.weights = make_vectors((rows, sub.size), sub, module, self.rule, self.settings, device=self.device)

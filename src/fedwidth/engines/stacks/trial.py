@@ -6,13 +6,15 @@ import warnings
 
 import torch
 
-from fedwidth.core.submodel import state_of
+from fedwidth.core.part import Part
+from fedwidth.core.submodel import State, state_of
 from fedwidth.data.records import moved
 from fedwidth.data.trees import mapped
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding, loss_with
 from fedwidth.engines.stacks.layers import can_stack_layers, has_stacked_layers, stack_layers
 from fedwidth.importing import one_line
+from fedwidth.plan.trace import tensors_of
 from fedwidth.training.client import Trainer
 from fedwidth.training.gpu import autocast
 from fedwidth.training.loss import Pass
@@ -33,13 +35,19 @@ def stacks_channels_last(trainer: Trainer) -> bool:
 def try_stack_as(trainer: Trainer, *, channels_last: bool) -> str | None:
     """Take the gradient of two stacked copies with images in one memory format; the reason why not, or None."""
     state = state_of(trainer.model)
-    part = trainer.example_part(state)
+    reasons = (_try_part(trainer, part, state, channels_last=channels_last) for part in trainer.example_parts(state))
+    return next((reason for reason in reasons if reason), None)
+
+
+def _try_part(trainer: Trainer, part: Part, state: State, *, channels_last: bool) -> str | None:
+    """The same for what one client holds."""
     module = part.module(trainer.model, trainer.plan).to(trainer.device).train()
     if trainer.device.type == "cuda" and can_stack_layers(module):
         stack_layers(module, merge=True)
     held = part.cut(state, trainer.plan)
     names = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
-    twice = {name: torch.stack([held[name]] * 2) for name in held if name not in trainer.plan.tied}
+    _, tied = tensors_of(module)
+    twice = {name: torch.stack([held[name]] * 2) for name in held if name not in tied}
     own = {name: twice.pop(name) for name in names}
     inputs = moved(trainer.data.example(), trainer.device)
     targets = moved(trainer.data.example_targets(), trainer.device)

@@ -18,11 +18,13 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from fedwidth.config.read import read_settings
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.flower.access.signing import command
 from fedwidth.flower.deployment.app_folder import PACKAGE
+from fedwidth.flower.deployment.roster import write_roster
 from fedwidth.flower.run_config import RunConfig
 from fedwidth.flower.versions import check_flower
 from fedwidth.run.checkpoint import rounds_done
@@ -93,6 +95,11 @@ def launch(
     if (said := finished(Path(app), arguments)) is not None:
         print(said)
         return 0
+    try:
+        write_roster(Path(app), enrolled_of(Path(app), arguments))
+    except FedwidthError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     stream = LogStream(flwr, app, link, arguments)
     before = {number: signal.signal(number, stream.end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -121,10 +128,7 @@ def _follow(stream: LogStream, outcome_of: Callable[[str], tuple[str, str]]) -> 
 def finished(app: Path, arguments: Sequence[str]) -> str | None:
     """A line about a run that has had all its rounds already; None where there is something left to do."""
     try:
-        config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-        for text in (argument for before, argument in pairwise(arguments) if before in ("-c", "--run-config")):
-            config |= tomllib.loads("\n".join(found[0] for found in SETTING.finditer(text)))
-        run_config = RunConfig.of(config)
+        run_config = RunConfig.of(config_of(app, arguments))
         out = Path(run_config.out)
         settings = run_config.with_defaults(read_settings(app / PACKAGE / "recipe.toml").main)
         if not (out / "summary.json").exists() or rounds_done(out) < settings.rounds:
@@ -133,6 +137,22 @@ def finished(app: Path, arguments: Sequence[str]) -> str | None:
     except (FedwidthError, OSError, ValueError, KeyError, TypeError):
         return None  # the run itself says what is wrong
     return f"the run in {out} has finished: {settings.rounds} of {settings.rounds} rounds; see fedwidth report {out}"
+
+
+def config_of(app: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """The run config of an app, with what the command line changes of it."""
+    config: dict[str, Any] = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    for text in (argument for before, argument in pairwise(arguments) if before in ("-c", "--run-config")):
+        config |= tomllib.loads("\n".join(found[0] for found in SETTING.finditer(text)))
+    return config
+
+
+def enrolled_of(app: Path, arguments: Sequence[str]) -> str:
+    """The folder of the enrolled devices that the run config names; empty where it cannot be read."""
+    try:
+        return str(config_of(app, arguments).get("enrolled", ""))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""  # the run itself says what is wrong
 
 
 def outcome(run: str, link: str, *, flwr: Command, seconds: float) -> tuple[str, str]:

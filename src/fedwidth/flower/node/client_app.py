@@ -12,6 +12,11 @@ A device is configured by `flower-supernode --node-config`:
     samples=…                how many training samples it has, where only it knows (for `operations`)
     trainer="/path/to.sock"  the socket of its resident trainer
     threads=4                threads to train with (1: the same bits as everywhere)
+    min-clients=8            clients that a secure sum must have for this device, where the recipe asks for fewer
+
+Where the recipe has secure sums, the device's part in them is in its trainer: this process only passes messages on, and
+without a trainer there are none. What the server asks for is done by the recipe and the roster beside this file, which
+the operator has signed.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +33,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from .refusals import check_client, check_load
-from .wire import Raw, pack, receive, send, unpack
+from .wire import INTRODUCE, SECURE, TRAIN, Raw, pack, receive, send, unpack
 
 STYPE = "fedwidth.raw"
 """What Flower is told about the form of our arrays: raw bytes."""
@@ -41,50 +47,100 @@ STATED = ("client", "capacity", "memory", "bytes", "operations", "samples")
 """The keys of the node config that are part of a node's introduction."""
 
 
-def client_app(recipe: str | None = None) -> ClientApp:
-    """The ClientApp of a recipe, given as TOML text; None: of the `recipe.toml` beside this file."""
+def client_app(recipe: str | None = None, roster: str | None = None) -> ClientApp:
+    """The ClientApp of a recipe and a roster, given as TOML text; None: of the files beside this one."""
     app = ClientApp()
-    text = recipe if recipe is not None else _recipe_beside()
+    text = recipe if recipe is not None else _beside("recipe.toml") or os.environ.get("FEDWIDTH_RECIPE", "")
+    devices = roster if roster is not None else _beside("roster.toml")
+    is_secure = tomllib.loads(text).get("secure", {}).get("enabled") is True
+
+    def facts_of(context: Context, message: Message) -> dict[str, Any]:
+        """What the trainer is told by this device and the signed app, whatever the server says."""
+        config, load = context.node_config, str(context.run_config.get("load", ""))
+        if recipe is None:
+            check_load(load, Path(__file__).parent.with_name("pyproject.toml"))
+        facts: dict[str, Any] = {"recipe": text, "load": load, "seconds": SHARE * message.metadata.ttl}
+        if is_secure:
+            facts |= {"roster": devices, "min_clients": int(config.get("min-clients", 0))}
+        return facts
 
     @app.query()
     def introduce(message: Message, context: Context) -> Message:
-        """Answer which client this device is and what it can afford."""
+        """Answer which client this device is and what it can afford; for secure sums, with its key in this run."""
         stated: dict[str, Any] = {name: context.node_config[name] for name in STATED if name in context.node_config}
+        if is_secure:
+            run = str(dict(message.content.config_records["hello"]).get("run", ""))
+            facts = {"stage": INTRODUCE, "run": run, "client": context.node_config.get("client")}
+            facts |= facts_of(context, message)
+            answer, _ = ask_trainer(facts, {}, str(context.node_config.get("trainer", "")))
+            stated |= {name: bytes.fromhex(answer[name]) for name in ("key", "signature")}
         return Message(RecordDict({"node": ConfigRecord(stated)}), reply_to=message)
+
+    @app.query(SECURE)
+    def secure(message: Message, context: Context) -> Message:
+        """Open a round of secure sums, or share for another; the trainer decides whether it does."""
+        facts = dict[str, Any](message.content.config_records["secure"])
+        check_client(facts.get("client"), context.node_config.get("client"))
+        facts |= {"stage": SECURE, **facts_of(context, message)}
+        answer, found = ask_trainer(facts, _tensors(message), str(context.node_config.get("trainer", "")))
+        return Message(RecordDict({"answer": ConfigRecord(answer), "arrays": _arrays(found)}), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """Train the sub-model that came with the message."""
         facts = dict[str, Any](message.content.config_records["task"])
         check_client(facts.get("client"), context.node_config.get("client"))
-        load = str(context.run_config.get("load", ""))
-        if recipe is None:
-            check_load(load, Path(__file__).parent.with_name("pyproject.toml"))
-        facts |= {"recipe": text, "load": load}
+        facts |= {"stage": TRAIN, **facts_of(context, message)}
         facts["threads"] = int(context.node_config.get("threads", 1))
-        facts["seconds"] = SHARE * message.metadata.ttl
-        arrays = message.content.array_records["arrays"]
-        tensors = {name: (array.dtype, tuple(array.shape), array.data) for name, array in arrays.items()}
-        answer, trained = train_block(facts, tensors, str(context.node_config.get("trainer", "")))
-        records = {name: Array(dtype, shape, STYPE, data) for name, (dtype, shape, data) in trained.items()}
-        content = RecordDict({"answer": ConfigRecord(answer), "arrays": ArrayRecord(records)})
-        return Message(content, reply_to=message)
+        trainer = str(context.node_config.get("trainer", ""))
+        ask = ask_trainer if is_secure else train_block
+        answer, trained = ask(facts, _tensors(message), trainer)
+        return Message(RecordDict({"answer": ConfigRecord(answer), "arrays": _arrays(trained)}), reply_to=message)
 
     return app
+
+
+def _tensors(message: Message) -> dict[str, Raw]:
+    arrays = message.content.array_records["arrays"]
+    return {name: (array.dtype, tuple(array.shape), array.data) for name, array in arrays.items()}
+
+
+def _arrays(tensors: Mapping[str, Raw]) -> ArrayRecord:
+    return ArrayRecord({name: Array(dtype, shape, STYPE, data) for name, (dtype, shape, data) in tensors.items()})
 
 
 def train_block(
     facts: Mapping[str, Any], tensors: Mapping[str, Raw], trainer: str
 ) -> tuple[dict[str, Any], dict[str, Raw]]:
-    """Have the resident trainer at a socket train a task; where there is no trainer, train in this process.
-
-    A trainer that ends without an answer, or does not answer in time, is an error: the same would happen again here.
-    """
+    """Have the resident trainer at a socket train a task; where there is no trainer, train in this process."""
     connection = _connect(trainer) if trainer else None
     if connection is None:
         from fedwidth.flower.node.training import train_here
 
+        print(f"no resident trainer at {trainer!r}; training in this process", flush=True)
         return train_here(facts, tensors)
+    return _ask(connection, facts, tensors, trainer)
+
+
+def ask_trainer(
+    facts: Mapping[str, Any], tensors: Mapping[str, Raw], trainer: str
+) -> tuple[dict[str, Any], dict[str, Raw]]:
+    """Have the resident trainer at a socket do what only it can, because it alone has the secrets."""
+    connection = _connect(trainer) if trainer else None
+    if connection is None:
+        raise RuntimeError(
+            "secure sums need the resident trainer, and there is none: start this device by its start.sh"
+        )
+    return _ask(connection, facts, tensors, trainer)
+
+
+def _ask(
+    connection: socket.socket, facts: Mapping[str, Any], tensors: Mapping[str, Raw], trainer: str
+) -> tuple[dict[str, Any], dict[str, Raw]]:
+    """The trainer's answer.
+
+    A trainer that ends without an answer, or does not answer in time, is an error: the same would happen again here.
+    """
     begun, seconds = time.time(), facts.get("seconds")
     with connection:
         connection.settimeout(seconds)
@@ -111,7 +167,7 @@ def _connect(trainer: str) -> socket.socket | None:
         except OSError as error:
             connection.close()
             if not Path(trainer).exists() or time.monotonic() > deadline:
-                print(f"no resident trainer at {trainer} ({error}); training in this process", flush=True)
+                print(f"no resident trainer at {trainer}: {error}", flush=True)
                 return None
         time.sleep(0.5)
 
@@ -126,12 +182,12 @@ def _why_ended(trainer: str, since: float) -> str:
     return "it was killed, or ran out of memory"
 
 
-def _recipe_beside() -> str:
-    path = Path(__file__).with_name("recipe.toml")
-    return path.read_text() if path.exists() else os.environ.get("FEDWIDTH_RECIPE", "")
+def _beside(name: str) -> str:
+    path = Path(__file__).with_name(name)
+    return path.read_text() if path.exists() else ""
 
 
 app = client_app()
 """The ClientApp that the app folder's pyproject.toml names."""
 
-__all__ = ["app", "client_app", "train_block"]
+__all__ = ["app", "ask_trainer", "client_app", "train_block"]

@@ -4,7 +4,7 @@ Flower starts a process for every message, and a process that imports torch, bui
 seconds before it trains. This process does all that once, and answers blocks of bytes (`wire.py`) on a Unix socket that
 only its owner can open. It trains one task at a time, in the main thread, because a device has one training to do.
 Meanwhile it answers an empty block at once with what is wrong: nothing, or that the present task takes longer than it
-may.
+may. Where the recipe has secure sums, the device's part in them, with its secrets, is in this process alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedwidth.errors import OptionError
-from fedwidth.flower.node.wire import Raw, pack, receive, send, unpack
+from fedwidth.flower.node.wire import INTRODUCE, SECURE, TRAIN, Raw, pack, receive, send, unpack
+
+if TYPE_CHECKING:
+    from fedwidth.flower.node.secure_sums import SecureSums
 
 MAX_PATH = 100
 """Characters that the path of a Unix socket may have on every system."""
@@ -53,17 +57,40 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def answer(block: bytes) -> bytes:
-    """Train the task of a block; returns the block of the answer, which holds the error where there was one."""
-    from fedwidth.flower.node.training import train_here
+@dataclass
+class Resident:
+    """What the trainer answers: tasks and, where the recipe has secure sums, the messages of their protocol."""
 
-    facts: Mapping[str, Any]
-    tensors: Mapping[str, Raw]
-    try:
-        facts, tensors = train_here(*unpack(block))
-    except Exception as error:  # a task may come with anything, and the next one must find the trainer up
-        facts, tensors = {"error": f"{type(error).__name__}: {error}"}, {}
-    return pack(facts, tensors)
+    key: Path = Path("key")
+    """The file of the device's private key."""
+
+    @cached_property
+    def secure_sums(self) -> SecureSums:
+        """The device's part in secure sums."""
+        from fedwidth.flower.node.secure_sums import SecureSums
+
+        return SecureSums(self.key)
+
+    def answer(self, block: bytes) -> bytes:
+        """Do what a block asks for; returns the block of the answer, which holds the error where there was one."""
+        facts: Mapping[str, Any]
+        tensors: Mapping[str, Raw]
+        try:
+            facts, tensors = self._do(*unpack(block))
+        except Exception as error:  # a task may come with anything, and the next one must find the trainer up
+            facts, tensors = {"error": f"{type(error).__name__}: {error}"}, {}
+        return pack(facts, tensors)
+
+    def _do(self, facts: dict[str, Any], tensors: dict[str, Raw]) -> tuple[Mapping[str, Any], Mapping[str, Raw]]:
+        from fedwidth.flower.node.training import is_secure, train_here
+
+        stage = facts.get("stage", TRAIN)
+        if stage == INTRODUCE:
+            return self.secure_sums.introduce(facts), {}
+        if stage == SECURE:
+            return self.secure_sums.answer(facts, tensors)
+        # The recipe says so, which the operator has signed, and not the server.
+        return self.secure_sums.train(facts, tensors) if is_secure(facts["recipe"]) else train_here(facts, tensors)
 
 
 @dataclass
@@ -88,9 +115,9 @@ class TaskQueue:
         return f"its task has taken more than {self.seconds:g} seconds" if late else ""
 
 
-def serve(listener: socket.socket, parent: int | None = None) -> None:
+def serve(listener: socket.socket, parent: int | None = None, resident: Resident | None = None) -> None:
     """Train one task after the other, until the process that started this one is gone."""
-    tasks, parent = TaskQueue(), parent or os.getppid()
+    tasks, parent, resident = TaskQueue(), parent or os.getppid(), resident or Resident()
     threading.Thread(target=_accept, args=[listener, tasks], daemon=True).start()
     while os.getppid() == parent:
         try:
@@ -100,7 +127,7 @@ def serve(listener: socket.socket, parent: int | None = None) -> None:
         tasks.begin(block)
         # A ClientApp that was killed takes no answer.
         with connection, suppress(OSError):
-            send(connection, answer(block))
+            send(connection, resident.answer(block))
         tasks.deadline = None
 
 
@@ -131,7 +158,9 @@ def main() -> None:
     """Listen and train until the process is ended."""
     parser = argparse.ArgumentParser(prog="python -m fedwidth.flower.node.trainer", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="path of the unix socket")
-    path: Path = parser.parse_args().socket
+    parser.add_argument("--key", type=Path, default=Path("key"), help="the device's private key, for secure sums")
+    given = parser.parse_args()
+    path: Path = given.socket
     parent = os.getppid()
     try:
         listener = listen(path)
@@ -148,7 +177,7 @@ def main() -> None:
     print(f"trainer listens at {path}", flush=True)
     with listener, suppress(KeyboardInterrupt):
         try:
-            serve(listener, parent)
+            serve(listener, parent, Resident(given.key))
         finally:
             path.unlink(missing_ok=True)
 

@@ -19,13 +19,14 @@ from fedwidth.core.index import Index
 from fedwidth.core.tensor_bytes import TensorBytes
 from fedwidth.data import IGNORE, Data, Partition
 from fedwidth.data.records import moved
-from fedwidth.errors import OptionError
+from fedwidth.errors import OptionError, SecureError
 from fedwidth.flower.node.wire import Raw
 from fedwidth.methods import Task
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
 from fedwidth.settings import Settings
-from fedwidth.training.client import Trainer
+from fedwidth.training.allocator import give_back_memory
+from fedwidth.training.client import Trained, Trainer
 
 SENT, REPORT = "sent", "report"
 """How the names of tensors begin that travel beside a sub-model, down and up: `sent/NAME/TENSOR`."""
@@ -64,19 +65,49 @@ class DevicePartition:
 
 def train_here(facts: Mapping[str, Any], tensors: Mapping[str, Raw]) -> tuple[dict[str, Any], dict[str, Raw]]:
     """Train one task in this process; the ClientApp and the device's trainer call this."""
+    if is_secure(facts["recipe"]):
+        raise SecureError("secure sums need the resident trainer: start this device by its start.sh")
+    trainer, _, _, trained = train_task(facts, tensors)
+    update = trained.update
+    answer: dict[str, Any] = {name: facts[name] for name in ("token", "round", "client", "index")}
+    answer |= {"weight": update.weight, "passes": trained.passes, "loss": trained.loss}
+    if update.labels is not None:
+        answer["labels"] = update.labels.tolist()
+    reports: dict[str, Raw] = {
+        f"{REPORT}/{report}/{name}": TensorBytes.of(t, copy=True)
+        for report, tensors in {**update.reports, **trained.kept}.items()
+        for name, t in tensors.items()
+    }
+    trained_tensors: dict[str, Raw] = {
+        name: TensorBytes.of(t, copy=True) for name, t in update.sub.items() if name not in trainer.plan.tied
+    }
+    return answer, trained_tensors | reports
+
+
+@lru_cache(maxsize=2)
+def is_secure(recipe: str) -> bool:
+    """Whether a recipe has secure sums."""
+    return read_settings(recipe).main.secure.enabled
+
+
+def train_task(
+    facts: Mapping[str, Any], tensors: Mapping[str, Raw]
+) -> tuple[Trainer, Task, dict[str, Tensor], Trained]:
+    """Train one task; returns the trainer, the task, the sub-model as it came, and what training made of it."""
     # One thread unless the node asks for more: sums then have one order, as in every other engine.
     torch.set_num_threads(max(1, int(facts.get("threads", 1))))
+    give_back_memory()
     trainer = trainer_of(facts["recipe"], facts["load"], int(facts["client"]))
     try:
-        return _train(trainer, facts, tensors)
+        return trainer, *_train(trainer, facts, tensors)
     except NotImplementedError:  # the module holds tensors that are neither parameters nor buffers
         trainer = trainer_of(facts["recipe"], facts["load"], int(facts["client"]), light=False)
-        return _train(trainer, facts, tensors)
+        return trainer, *_train(trainer, facts, tensors)
 
 
 def _train(
     trainer: Trainer, facts: Mapping[str, Any], tensors: Mapping[str, Raw]
-) -> tuple[dict[str, Any], dict[str, Raw]]:
+) -> tuple[Task, dict[str, Tensor], Trained]:
     counts = dict(zip(facts["groups"], facts["counts"], strict=True))
     # The node knows how many units it holds, not which: a prefix of that size has the same shapes.
     index = Index.of_units(trainer.plan, {name: range(count) for name, count in counts.items()})
@@ -95,21 +126,8 @@ def _train(
     sent: dict[str, Mapping[str, Tensor] | float] = {**grouped(found, SENT)}
     sent |= dict(zip(facts.get("numbers", ()), facts.get("values", ()), strict=True))
     own = {name: tensor for name, tensor in found.items() if not name.startswith(f"{SENT}/")}
-    trained = trainer.train(with_tied(own, trainer.plan.tied), task, int(facts["round"]), sent)
-    update = trained.update
-    answer: dict[str, Any] = {name: facts[name] for name in ("token", "round", "client", "index")}
-    answer |= {"weight": update.weight, "passes": trained.passes, "loss": trained.loss}
-    if update.labels is not None:
-        answer["labels"] = update.labels.tolist()
-    reports: dict[str, Raw] = {
-        f"{REPORT}/{report}/{name}": TensorBytes.of(t, copy=True)
-        for report, tensors in {**update.reports, **trained.kept}.items()
-        for name, t in tensors.items()
-    }
-    trained_tensors: dict[str, Raw] = {
-        name: TensorBytes.of(t, copy=True) for name, t in update.sub.items() if name not in trainer.plan.tied
-    }
-    return answer, trained_tensors | reports
+    sub = with_tied(own, trainer.plan.tied)
+    return task, sub, trainer.train(sub, task, int(facts["round"]), sent)
 
 
 @lru_cache(maxsize=2)
@@ -122,7 +140,8 @@ def trainer_of(recipe: str, load: str, client: int, *, light: bool = True) -> Tr
     data, partition = load_parts(settings, load, client)
     device = find_device(settings.device)
     objective = objective_of(settings.objective, data)
-    found = _plan_light(settings, data, objective) if light and settings.model.width == 1 else None
+    plain = settings.model.width == 1 and not settings.adapter.rank
+    found = _plan_light(settings, data, objective) if light and plain else None
     if found is None:
         model, plan = plan_model(build_model(settings, data, objective), settings, data, objective)
         found = model.to(device), plan

@@ -12,6 +12,9 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+INTRODUCE, SECURE, TRAIN = "introduce", "secure", "train"
+"""What a block asks the trainer for, under `stage` in its facts; a task where there is none."""
+
 Raw = tuple[str, tuple[int, ...], bytes]
 """A tensor as its dtype, its shape and its bytes (in row order, little-endian)."""
 
@@ -20,6 +23,7 @@ CODES = {
     "float32": "F32",
     "float16": "F16",
     "bfloat16": "BF16",
+    "uint32": "U32",
     "int64": "I64",
     "int32": "I32",
     "int16": "I16",

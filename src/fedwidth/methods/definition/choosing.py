@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedwidth.core.architectures import Architectures
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import State
 from fedwidth.methods.definition.local import Memory
@@ -49,6 +50,8 @@ class Moment:
     """The global state. None unless the method's `reads` names it."""
     own: Mapping[int, Memory] = field(default_factory=dict)
     """What every client remembers, by its number. Empty unless the method's `reads` names it."""
+    architectures: Architectures = field(default_factory=dict)
+    """The networks that clients of some capacities hold in place of widths of the run's model."""
     plan: Plan | None = None
     """The plan, which `per_group` fills in for functions that are asked about one group."""
     group: str = ""

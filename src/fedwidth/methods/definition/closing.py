@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fedwidth.adapters.averages import Average
 from fedwidth.core.aggregation import finalise
 from fedwidth.core.answers import AnswerSum
+from fedwidth.core.architectures import Architectures
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State, put, take
 from fedwidth.methods.definition.local import Memory
@@ -41,6 +43,8 @@ class Beginning:
     """Inputs of two samples, as the model takes them."""
     answer: Answer = lambda model, inputs: model(inputs)
     """As of `Closing`."""
+    architectures: Architectures = field(default_factory=dict)
+    """The method's own, which it fills in."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,10 @@ class Closing:
     images out so."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     options: Mapping[str, Any] = field(default_factory=dict)
+    architectures: Architectures = field(default_factory=dict)
+    """The method's own."""
+    averaging: Average | None = None
+    """How adapters are averaged, where that is not unit by unit."""
     _made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, make: Callable[[Closing], Made]) -> Made:
@@ -92,7 +100,9 @@ class Closing:
 
     def average(self) -> dict[str, Tensor]:
         """The average of what clients trained, element by element; what nobody held stays as it is (FedRolex
-        Eq. 10)."""
+        Eq. 10). Adapters may have a rule of their own (`adapter.average`)."""
+        if self.averaging is not None:
+            return self.averaging(self.state, self.sums, self.plan, seed=self.seed, round=self.round)
         return finalise(self.state, self.sums, self.plan)
 
     def answers(self) -> list[Mapping[str, Tensor]]:

@@ -20,6 +20,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedwidth.errors import OptionError
+from fedwidth.plan.plan import Plan
 
 if TYPE_CHECKING:
     from fedwidth.methods import Method
@@ -150,6 +151,9 @@ class Local:
     """The reports that stay with the client: they replace its memory of that name, for the part of the model that it
     held. `sends` gives the memory back to the client under the same name. A client that was never drawn remembers
     nothing."""
+    rests: Callable[[Plan, int], frozenset[str]] | None = None
+    """A function (plan, round) -> the parameters that clients leave as they are in this round, though the model trains
+    them: one factor of adapters, say. None: clients train all that the model does."""
     full_gradient: Callable[[Mapping[str, Any]], bool] = lambda _: False
     """Whether, with these options, reports need the gradient at the start over all of the client's data. That costs one
     more pass over the data before training."""

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedwidth.core.architectures import Architectures
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State
 from fedwidth.errors import OptionError, unknown, whole_number
@@ -85,6 +86,11 @@ class Method:
     additive: bool = True
     """False if the server cannot do with the sum of what clients of one size send, as where it averages products of
     factors."""
+    adapters: str = ""
+    """For methods that are defined for adapters: over whom their server means to average products, the "holders" of a
+    unit or all "clients" of a round. A run that has none gets adapters of the default rank."""
+    moves_frozen: bool = False
+    """Whether `close` adds to frozen weights what clients trained, so that they must be sent that too."""
     public: bool = False
     """Whether `close` needs data of the server's own, without labels."""
     classes: bool = False
@@ -92,8 +98,12 @@ class Method:
     needs: Mapping[str, Need] = field(default_factory=dict)
     """Settings that must have a certain value, by name. A recipe that does not mention one gets that value, and a
     recipe with another value is refused."""
+    several: bool = False
+    """Whether clients of some capacities may hold networks that are no parts of the run's model."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """The value of every option, set by `with_options`."""
+    architectures: Architectures = field(default_factory=dict)
+    """Such networks, set by the run that has some."""
     made_of: tuple[Method, ...] = ()
     """If two methods were combined: the one that chooses and the one that trains."""
 
@@ -161,6 +171,7 @@ class Method:
             memory=memory or {},
             state=state if "state" in self.reads else None,
             own=(own or {}) if "own" in self.reads else {},
+            architectures=self.architectures,
         )
         if moment.client >= moment.clients:
             raise OptionError(f"client {client} is not one of {clients} clients, counted from 0")
@@ -249,7 +260,10 @@ class Method:
 
     def first_memory(self, beginning: Beginning) -> dict[str, Tensor]:
         """What the server remembers before the first round."""
-        return {} if self.init is None else checked_memory(self.name, "init", self.init(beginning))
+        if self.init is None:
+            return {}
+        beginning = replace(beginning, architectures=self.architectures)
+        return checked_memory(self.name, "init", self.init(beginning))
 
     def finish(self, closing: Closing) -> dict[str, Tensor]:
         """The new global state after a round."""

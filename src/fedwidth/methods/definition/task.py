@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from fedwidth.core.architectures import Architecture
 from fedwidth.core.index import Index
 from fedwidth.errors import SelectionError
+from fedwidth.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,20 @@ class Task:
         if not isinstance(self.part, Index):
             raise SelectionError(f"client {self.client} holds a {type(self.part).__name__}, not an index")
         return self.part
+
+    @property
+    def width(self) -> float:
+        """The share of its network's width that the client trains: an architecture of its own is trained whole."""
+        return self.capacity if self._architecture is None else 1.0
+
+    def plan(self, plan: Plan) -> Plan:
+        """The plan of the network that the client trains, given that of the run's model."""
+        return plan if self._architecture is None else self._architecture.plan
+
+    @cached_property
+    def _architecture(self) -> Architecture | None:
+        held = getattr(self.part, "held", None)
+        return None if held is None else held.architecture
 
     @cached_property
     def cohort(self) -> str:

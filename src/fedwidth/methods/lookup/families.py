@@ -8,13 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedwidth.methods.definition import Method
+from fedwidth.methods.lookup.secure_sums import SHELLS, segments_of, why_not_secure
 
 SLICES, RULES, LOW_RANK, DISTILLATION = "partial training", "local training", "low rank", "distillation"
+ADAPTERS = "adapters"
 HOLDS = {
     SLICES: "a slice of the model",
     RULES: "the whole model",
     LOW_RANK: "layers as factors",
     DISTILLATION: "a model of its own",
+    ADAPTERS: "units of adapters",
 }
 """The families in the order in which they are listed."""
 
@@ -26,6 +29,8 @@ class Traits:
     family: str
     holds: str
     sends: str
+    architectures: bool
+    """Whether clients may hold networks that are no parts of the run's model."""
     public_data: bool
     secure_sums: str
     """Whether the server could do with sums of what clients send: for all, among clients of one size, or not."""
@@ -33,10 +38,11 @@ class Traits:
 
 def traits_of(method: Method) -> Traits:
     """What a method asks of clients and server, with these options."""
-    values = method.with_options().values
-    shared, nested = method.shared(values), method.nested(values)
+    method = method.with_options()
     answers = method.local is not None and method.local.answers is not None
-    if method.public or answers:
+    if method.adapters:
+        family = ADAPTERS
+    elif method.public or answers:
         family = DISTILLATION
     elif not method.slices:
         family = LOW_RANK
@@ -45,10 +51,8 @@ def traits_of(method: Method) -> Traits:
     whole = family == RULES or (family == DISTILLATION and method.slices)
     more = ", and more" if method.local is not None and method.local.adds else ""
     sends = method.uploads or f"what it holds{more}"
-    if method.collect == "updates" or not method.additive:
+    if why_not_secure(method) is not None:
         secure = "no"
-    elif whole or nested:
-        secure = "yes"
     else:
-        secure = "by size" if shared else "no"
-    return Traits(family, HOLDS[RULES] if whole else HOLDS[family], sends, method.public, secure)
+        secure = "yes" if whole or segments_of(method) == SHELLS else "by size"
+    return Traits(family, HOLDS[RULES] if whole else HOLDS[family], sends, method.several, method.public, secure)

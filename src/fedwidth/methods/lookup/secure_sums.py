@@ -17,13 +17,14 @@ def segments_of(method: Method) -> str:
     >>> segments_of(method("fedrolex")), segments_of(method("fedrolex", overlap=0.5)), segments_of(method("fedbrb"))
     ('shells', 'cohorts', 'cohorts')
     """
-    if (reason := _why_not(method)) is not None:
+    if (reason := why_not_secure(method)) is not None:
         raise OptionError(f"{method.title} has no secure sums: {reason}")
     averages = method.close is None and method.advance is None
     return SHELLS if averages and method.nested(method.values) else COHORTS
 
 
-def _why_not(method: Method) -> str | None:
+def why_not_secure(method: Method) -> str | None:
+    """Why a method cannot do with secure sums, or None where it can."""
     if method.collect == "updates" or method.public:
         return "its server needs the updates of single clients"
     if method.uploads:

@@ -90,6 +90,29 @@ def check_boundary(beginning: Beginning, layers: int, title: str) -> None:
         )
 
 
+def check_beginnings(beginning: Beginning, layers: int, title: str) -> None:
+    """Refuse an architecture that does not begin as the run's model does: features and weights before the boundary."""
+    assert beginning.model is not None
+    shapes = _lower_shapes(copy.deepcopy(beginning.model), beginning, layers)
+    for one in dict.fromkeys(beginning.architectures.values()):
+        device = next(beginning.model.parameters()).device
+        own = _lower_shapes(one.filled().to(device), beginning, layers)
+        if own != shapes:
+            raise OptionError(
+                f"{title} splits models after layer {layers}, before which all must be alike: '{one.name}' has tensors"
+                f" {own[1:]} and features {own[0]} there, the run's model {shapes[1:]} and {shapes[0]}"
+            )
+
+
+def _lower_shapes(network: nn.Module, beginning: Beginning, layers: int) -> list[list[int]]:
+    """The shape of a sample's features, and of the tensors that come before the boundary."""
+    network.eval()
+    name = boundary_of(network, layers)
+    met, features, _ = lower_half(network, name, lambda: beginning.answer(network, beginning.example))
+    own = dict([*network.named_parameters(), *network.named_buffers()])
+    return [list(features.shape[1:]), *(list(own[name].shape) for name in met)]
+
+
 def lower_half(network: nn.Module, boundary: str, run: Callable[[], Any]) -> tuple[list[str], Tensor, Any]:
     """The tensors that a pass meets up to the boundary, by name, the boundary's output, and what the pass returns."""
     met: list[str] = []

@@ -1,12 +1,12 @@
-"""A model for every width: what methods share whose devices of different sizes train different networks.
+"""A model for every width or architecture: what methods share whose devices train networks of different sizes.
 
-Unlike slices of one model these have no weight in common. The widest, of width 1, is the run's own state; the others
-are in the method's memory, cut out of it once, before the first round.
+Unlike slices of one model these have no weight in common. The run's own model, at width 1, is the run's state; the
+others are in the method's memory. Which of them a client holds is for `core/architectures.py` to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.core.aggregation import finalise
+from fedwidth.core.architectures import Architectures, Held, held_at
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
 from fedwidth.core.part import WidthPart
@@ -26,45 +27,56 @@ from fedwidth.plan.plan import Plan
 if TYPE_CHECKING:
     from fedwidth.core.cost import Cost
 
-WIDTH = "width"
+WIDTH, ARCHITECTURE = "width", "architecture"
+"""How the method's memory names the models that it keeps."""
 
 
-def first_units(plan: Plan, width: float) -> Index:
-    """The first units of every group: where the tensors of a width lie in the full model's."""
-    return Index.of_units(plan, {name: torch.arange(count) for name, count in plan.counts(width).items()})
+def kept_as(held: Held) -> str:
+    """The name under which the method remembers a model."""
+    return f"{WIDTH if held.architecture is None else ARCHITECTURE}.{held.label}"
+
+
+def all_held(enrolled: Sequence[float], architectures: Architectures) -> list[Held]:
+    """The models that clients of these capacities hold, each once, narrow ones first."""
+    return list(dict.fromkeys(held_at(architectures, width) for width in sorted(map(float, enrolled))))
 
 
 def init(beginning: Beginning) -> dict[str, Tensor]:
-    """Before the first round every narrow model is the first units of the wide one."""
+    """Before the first round every narrow model is the first units of the wide one; architectures have their own."""
     memory: dict[str, Tensor] = {}
-    for width in sorted({float(width) for width in beginning.enrolled if width < 1}):
-        tensors = extract(beginning.state, beginning.plan, first_units(beginning.plan, width))
-        memory |= named(f"{WIDTH}.{width:g}", {name: tensor.clone() for name, tensor in tensors.items()})
+    for held in all_held(beginning.enrolled, beginning.architectures):
+        if not held.is_global:
+            memory |= named(kept_as(held), held.first(beginning.state, beginning.plan))
     return memory
 
 
 def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index | WidthModel:
-    """The model of the client's width."""
+    """The model of the client's capacity."""
     del counts
-    width = float(at.capacity)
-    if width == 1:
+    held = held_at(at.architectures, at.capacity)
+    if held.is_global:
         return Index.whole(plan)
-    tensors = under(at.memory, f"{WIDTH}.{width:g}")
+    index = held.index(plan)
+    return WidthModel(index, held, index.number_of_units, remembered_of(at, held))
+
+
+def remembered_of(at: Moment, held: Held) -> dict[str, Tensor]:
+    """The tensors of a model in the method's memory, which must have it."""
+    tensors = under(at.memory, kept_as(held))
     if not tensors:
-        raise OptionError(f"there is a model for each enrolled width, and none of {width:g}")
-    index = first_units(plan, width)
-    return WidthModel(index, width, index.number_of_units, tensors)
+        raise OptionError(f"there is a model for each enrolled width, and none of {held.label}")
+    return tensors
 
 
 @dataclass(frozen=True, eq=False)
 class WidthModel(WidthPart):
-    """A narrow model of its own."""
+    """A narrow model of its own, or an architecture."""
 
     kind = WIDTH
 
     def module(self, model: nn.Module, plan: Plan) -> nn.Module:
-        """A narrow module."""
-        return first_units(plan, self.width).module(model, plan)
+        """A module for it."""
+        return self.held.module(model, plan)
 
     def accumulator(self) -> WidthSum:
         """An empty sum for the updates of its clients."""
@@ -73,38 +85,48 @@ class WidthModel(WidthPart):
 
     def cost(self, model: nn.Module, plan: Plan, example: Any, *, capacity: float) -> Cost:
         """What it costs a device: as any slice of its width."""
-        return first_units(plan, self.width).cost(model, plan, example, capacity=capacity)
+        return self.held.cost(model, plan, example, capacity=capacity)
 
 
 class WidthSum(CohortSum):
-    """The weighted mean of the models of one width."""
+    """The weighted mean of the models of one width or architecture."""
 
     def add(self, update: Update, *, copy: bool = True) -> None:
         """Add one client's update; the sum is unchanged if the update is refused."""
         super().add(replace(update, index=self.index), copy=copy)
 
 
-def averages(closing: Closing) -> dict[float, dict[str, Tensor]]:
-    """For every width that took part the mean over its clients, as FedAvg takes it: the tensors of the width."""
-    found: dict[float, dict[str, Tensor]] = {}
-    for width in dict.fromkeys(task.capacity for task in closing.tasks):
-        sums = [one for one, task in zip(closing.sums, closing.tasks, strict=True) if task.capacity == width]
-        if width == 1:
-            found[width] = finalise(closing.state, sums, closing.plan)
-            continue
-        index = first_units(closing.plan, width)
-        old = {name: tensor.clone() for name, tensor in closing.state.items()}
-        for name, tensor in under(closing.memory, f"{WIDTH}.{width:g}").items():
-            put(old[name], tensor, index, name)
-        found[width] = extract(finalise(old, sums, closing.plan), closing.plan, index)
-    return found
+def averages(closing: Closing) -> dict[Held, dict[str, Tensor]]:
+    """For every model that took part the mean over its clients, as FedAvg takes it: its tensors."""
+    sums: dict[Held, list[CohortSum]] = {}
+    for one, task in zip(closing.sums, closing.tasks, strict=True):
+        sums.setdefault(held_at(closing.architectures, task.capacity), []).append(one)
+    return {held: _average(closing, held, own) for held, own in sums.items()}
 
 
-def filled(closing: Closing, width: float, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A module of a width with these tensors, on the device of the closing."""
+def _average(closing: Closing, held: Held, sums: Sequence[CohortSum]) -> dict[str, Tensor]:
+    """The mean of one model over its clients."""
+    if held.is_global:
+        return finalise(closing.state, sums, closing.plan)
+    before = under(closing.memory, kept_as(held))
+    if held.architecture is not None:
+        return finalise(before, sums, held.architecture.plan)
+    index = held.index(closing.plan)
+    old = {name: tensor.clone() for name, tensor in closing.state.items()}
+    for name, tensor in before.items():
+        put(old[name], tensor, index, name)
+    return extract(finalise(old, sums, closing.plan), closing.plan, index)
+
+
+def filled(closing: Closing, held: Held, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A module of a model with these tensors, on the device of the closing."""
     assert closing.model is not None
-    index = Index.whole(closing.plan) if width == 1 else first_units(closing.plan, width)
-    module = index.module(closing.model, closing.plan).to(closing.device)
+    return fill(closing, held.module(closing.model, closing.plan), tensors)
+
+
+def fill(closing: Closing, module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A module on the device of the closing, with these tensors in it."""
+    module = module.to(closing.device)
     with torch.no_grad():
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
             if name in tensors:
@@ -122,16 +144,23 @@ def tensors_of(module: nn.Module, like: Mapping[str, Tensor]) -> dict[str, Tenso
     }
 
 
-def remembered(memory: Memory, models: Mapping[float, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The memory with the models of these widths; the widest is the state and not in it."""
+def remembered(memory: Memory, models: Mapping[Held, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The memory with these models; the run's own is the state and not in it."""
     new = dict(memory)
-    for width, tensors in models.items():
-        if width < 1:
-            new |= named(f"{WIDTH}.{width:g}", tensors)
+    for held, tensors in models.items():
+        if not held.is_global:
+            new |= named(kept_as(held), tensors)
     return new
 
 
 def teachers(closing: Closing) -> list[nn.Module]:
-    """The models that single clients sent, as modules that only answer."""
-    pairs = zip(closing.sums, closing.tasks, strict=True)
-    return [filled(closing, task.capacity, one.mean).eval() for one, task in pairs]
+    """The models that single clients sent, as modules that only answer.
+
+    What an engine does not add up, such as counters where it adds up vectors, is what the client was sent.
+    """
+    assert closing.model is not None
+    found = []
+    for one, task in zip(closing.sums, closing.tasks, strict=True):
+        tensors = {**task.part.cut(closing.state, closing.plan), **one.mean}
+        found.append(fill(closing, task.part.module(closing.model, closing.plan), tensors).eval())
+    return found

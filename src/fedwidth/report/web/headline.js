@@ -35,4 +35,7 @@ function headline() {
   if (troubles.length) {
     warning.append(h('div', { class: 'warn', role: 'note' }, troubles.slice(0, 6).map((text) => h('div', {}, text)), troubles.length > 6 && h('div', {}, `and ${troubles.length - 6} more`)));
   }
+  const privacy = data.entries.filter((entry) => entry.privacy.length);
+  document.getElementById('privacy').replaceChildren(...privacy.slice(0, 6).map((entry) => h('details', { open: privacy.length === 1 }, h('summary', {}, `Privacy of ${clip(entry.label, 60)}: ${entry.privacy[0]}`),
+    entry.privacy.slice(1).map((text) => h('div', {}, `${text}.`)))));
 }

@@ -74,7 +74,7 @@ function build() {
   main.hidden = !data.entries.length;
   document.querySelector('.toc').hidden = main.hidden;
   if (main.hidden) {
-    for (const id of ['lede', 'title', 'tiles', 'troubles']) document.getElementById(id).replaceChildren();
+    for (const id of ['lede', 'title', 'tiles', 'troubles', 'privacy']) document.getElementById(id).replaceChildren();
     document.getElementById('title').textContent = 'No run yet';
     return;
   }

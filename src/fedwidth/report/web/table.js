@@ -13,6 +13,7 @@ const allColumns = () => [
   ['Sent up', (run) => run.sent_up, show.bytes],
   ['Both ways', (run) => run.sent, show.bytes],
   ['Multiply-adds', (run) => run.macs, show.count],
+  ['ε', (run) => run.epsilon, (v) => (known(v) ? String(Number(v.toPrecision(4))) : '–')],
   ['Time', (run) => run.seconds, show.time],
   ['Version', (run) => run.version, null, 'text'],
   ['Folder', (run) => run.folder, null, 'text'],

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from fedwidth.methods import Memory
+from fedwidth.privacy.spent import Spent
 from fedwidth.settings import ServerSettings
 from fedwidth.training.client_memory import ClientMemory
 from fedwidth.training.server.quarantine import Quarantine
@@ -31,6 +32,10 @@ class Server:
     """What the clients remember, each for itself."""
     quarantine: Quarantine = field(default_factory=Quarantine)
     """Which clients are left out for a while."""
+    spent: Spent = field(default_factory=Spent)
+    """What a private run has opened so far."""
+    clip: float = 0.0
+    """The norm to which updates of the next private round are clipped; 0: what the settings say."""
 
     def skip(self) -> Server:
         """The server after a round in which nobody trained."""

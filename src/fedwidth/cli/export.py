@@ -1,0 +1,32 @@
+"""`fedwidth export`: a run's model of some width as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export_model(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write; of a transformers model, a folder.")],
+    capacity: Annotated[
+        str, typer.Option("--capacity", help="Width of the model, e.g. 1/4; 1 is the whole one.")
+    ] = "1",
+    form: Annotated[
+        str, typer.Option("--format", help="safetensors, torch (a torch.export program), onnx or executorch")
+    ] = "safetensors",
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", min=1, help="Samples that a program takes at a time; without it any number, or one."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+) -> None:
+    """Write the trained model of a run, at some width and ready to use, as a file for other programs and devices."""
+    from fedwidth.export.formats import check_target, export
+    from fedwidth.export.load import take
+
+    check_target(out, form, overwrite=overwrite)
+    for path in export(take(run, capacity), form, out, batch=batch, overwrite=overwrite):
+        print(path)

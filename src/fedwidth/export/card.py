@@ -1,0 +1,102 @@
+"""A model card: what a file holds, where it comes from, how well it does and what it costs, for people."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+import fedwidth
+from fedwidth.config.build import load_data
+from fedwidth.core.cost import Cost, cost_of
+from fedwidth.data.trees import Tree, describe
+from fedwidth.errors import FedwidthError
+from fedwidth.evaluation import scores
+from fedwidth.export.load import Taken
+from fedwidth.methods import methods
+from fedwidth.objectives.metric import Measure
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well the model does, and who says so."""
+
+    text: str
+    source: str
+
+
+def quality_of(taken: Taken) -> Quality:
+    """What the run reported at this width; where it did not measure it, what the test set says now, if it is here."""
+    summary = _summary(taken)
+    measure = Measure.of(summary)
+    own = "global_" if taken.capacity == 1 else "capacity_"
+    found = summary.get(own + measure.name)
+    if taken.capacity != 1:
+        found = (found or {}).get(f"{taken.capacity:g}")
+    settings = taken.settings.evaluation
+    if found is not None and settings.norm == "static":
+        return Quality(f"{measure.title} {measure.text(found)}", "as the run reported, on the test set")
+    try:
+        data = load_data(taken.settings)
+        still = replace(settings, norm="static")
+        score, _ = scores.score(taken.model, data, data.test, still, torch.device("cpu"), objective=taken.objective)
+    except FedwidthError:
+        return Quality("not measured", "the run did not measure this width, and its data are not here")
+    measure = taken.objective.metric.measure
+    return Quality(f"{measure.title} {measure.text(score.value)}", "measured on the test set when it was exported")
+
+
+def cost_of_model(taken: Taken) -> Cost:
+    """What the model costs a device."""
+    return cost_of(lambda: copy.deepcopy(taken.model), taken.plan, taken.data.example(), capacity=taken.capacity)
+
+
+def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:
+    """The card of an exported model, in Markdown."""
+    settings, found, quality = taken.settings, cost_of_model(taken), quality_of(taken)
+    shown = str(Fraction(taken.capacity).limit_denominator(1000))
+    known = methods().get(settings.method.name)
+    paper = f" ({known.paper})" if known else ""
+    rows = [
+        ("model", f"`{settings.model.name}`" + (f" {settings.model.options}" if settings.model.options else "")),
+        ("width", f"{shown} of the run's model, {found.share:.2%} of its parameters"),
+        ("method", f"{known.title if known else settings.method.name}{paper}"),
+        ("data", f"{taken.facts['name']}, {settings.data.clients} clients, partition {settings.data.partition}"),
+        ("rounds", f"{taken.round}, seed {settings.seed}"),
+        ("quality", f"{quality.text} ({quality.source})"),
+        ("parameters", f"{found.parameters:,.0f}"),
+        ("bytes", f"{found.bytes:,.0f} of parameters, {found.buffer_bytes:,.0f} of buffers"),
+        ("multiply-adds", f"{found.macs:,.0f} a sample"),
+        ("inputs", _inputs(taken)),
+        ("format", form),
+        ("made by", f"fedwidth {fedwidth.__version__}"),
+    ]
+    lines = [f"# {settings.name or settings.model.name}, width {shown}", "", "| | |", "| --- | --- |"]
+    lines += [f"| {name} | {value} |" for name, value in rows]
+    for note in notes:
+        lines += ["", note]
+    return "\n".join(lines) + "\n"
+
+
+def _inputs(taken: Taken) -> str:
+    example: Tree = taken.data.example()
+    transform = taken.facts.get("transform") or {}
+    text = f"{describe(example)} for two samples"
+    if transform.get("mean") is not None:
+        mean, std = (", ".join(f"{each:g}" for each in transform[name]) for name in ("mean", "std"))
+        text += f"; images as (x / {transform.get('scale') or 1:g} - mean) / std, mean {mean}, std {std}"
+    elif transform.get("scale"):
+        text += f"; x / {transform['scale']:g}"
+    return text
+
+
+def _summary(taken: Taken) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((taken.folder / "summary.json").read_text(encoding="utf-8"))
+        return found
+    except (OSError, ValueError):
+        return {}

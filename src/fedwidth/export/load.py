@@ -1,0 +1,218 @@
+"""`fedwidth.load`: the trained model of a run folder, or the narrow one of a width, ready to use.
+
+A run that has ended has stored all that this takes (`run/ready_models.py`), so its data need not be there. A folder of
+an older version, a run that was stopped, and a width that the run did not keep need the data: statistics of batch norms
+are then collected as the run's evaluation would.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwidth.config.build import build_model, plan_model
+from fedwidth.config.method_settings import method_of
+from fedwidth.config.read import read_config
+from fedwidth.core.narrow import skeleton, with_buffers
+from fedwidth.core.part import Part
+from fedwidth.data import Data
+from fedwidth.data.stand_in import facts_of, stand_in
+from fedwidth.devices.capacity import parse_capacity
+from fedwidth.errors import DataError, FedwidthError, OptionError, StateError
+from fedwidth.evaluation.representative import LastRound, representative_index
+from fedwidth.experiment import Experiment
+from fedwidth.objectives import Objective, objective_of
+from fedwidth.plan import Plan
+from fedwidth.plan.trace import tensors_of
+from fedwidth.run import checkpoint
+from fedwidth.run.folder import CONFIG, read_metrics
+from fedwidth.run.ready_models import ReadyModels, part_of, read_models, ready_part, static
+from fedwidth.settings import Settings
+from fedwidth.training.skeletons import fill
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A model that was taken out of a run, and what is known of it."""
+
+    model: nn.Module
+    """On the CPU, in evaluation mode, its statistics collected."""
+    settings: Settings
+    """Of the run."""
+    capacity: float
+    counts: Mapping[str, int] | None
+    """How many units of each group it has; None for one that is no slice of the global model."""
+    data: Data
+    """The run's data, or zeros in their place where they are not needed (`data/stand_in.py`)."""
+    facts: Mapping[str, Any]
+    """What of the data the model depends on."""
+    objective: Objective
+    plan: Plan
+    """Of the global model."""
+    round: int
+    """After so many rounds."""
+    folder: Path
+
+
+def load(
+    run: str | Path,
+    capacity: float | str | Fraction | None = None,
+    *,
+    model: nn.Module | None = None,
+    data: Data | None = None,
+) -> nn.Module:
+    """The trained model of a run folder, or with a capacity the narrow one of that width, ready to use.
+
+    It is on the CPU and in evaluation mode, and its batch norms have the statistics with which the run measured it.
+    `model` and `data` are those the run was given, where it was given any in Python. A safetensors file that `fedwidth
+    export` wrote is loaded as well.
+    """
+    if Path(run).suffix == ".safetensors":
+        from fedwidth.export.tensors import open_file
+
+        if capacity is not None:
+            raise OptionError(f"{run} holds a model of one width: leave the capacity out")
+        return open_file(Path(run), model=model)
+    return take(run, capacity, model=model, data=data).model
+
+
+def take(
+    run: str | Path,
+    capacity: float | str | Fraction | None = None,
+    *,
+    model: nn.Module | None = None,
+    data: Data | None = None,
+) -> Taken:
+    """As `load`, with what is known of the model."""
+    folder, width = Path(run), 1.0 if capacity is None else _capacity(capacity)
+    if not (folder / CONFIG).is_file():
+        raise StateError(f"{folder} holds no run: there is no {CONFIG} in it")
+    if not (folder / checkpoint.NAME).is_file():
+        raise StateError(f"{folder} holds no trained model: there is no {checkpoint.NAME} in it")
+    settings = replace(read_config(folder / CONFIG), device="cpu")
+    round = checkpoint.rounds_done(folder)
+    ready = read_models(folder, round=round)
+    if ready is not None and (width == 1 or width in ready.tensors):
+        return _take_ready(folder, settings, width, ready, model)
+    return _take_collecting(folder, settings, width, model, data)
+
+
+def _take_ready(
+    folder: Path, settings: Settings, capacity: float, ready: ReadyModels, model: nn.Module | None
+) -> Taken:
+    """Take a model all of which the run has stored."""
+    data = stand_in(ready.data)
+    objective = objective_of(settings.objective, data)
+    whole, plan = global_model(settings, data, objective, model)
+    state = checkpoint.read_state(folder / checkpoint.NAME)
+    _check_fit(whole, state, folder)
+    counts: Mapping[str, int] | None = {name: group.size for name, group in plan.groups.items()}
+    if capacity == 1:
+        made = whole
+        fill(made, {**state, **ready.tensors[1.0]})
+    else:
+        counts = ready.counts[capacity]
+        made = (
+            skeleton(whole, plan, counts)
+            if counts is not None
+            else _other_part(folder, settings, plan, capacity, whole)
+        )
+        fill_all(made, ready.tensors[capacity], str(folder))
+    made = with_buffers(made, plan) if counts is not None else made
+    return Taken(made.eval(), settings, capacity, counts, data, ready.data, objective, plan, ready.round, folder)
+
+
+def _take_collecting(
+    folder: Path, settings: Settings, capacity: float, model: nn.Module | None, data: Data | None
+) -> Taken:
+    """Take a model whose statistics are collected now, from the run's data."""
+    wanted = "its models" if capacity == 1 else f"the model of capacity {capacity:g}"
+    try:
+        experiment = Experiment(settings, model=model, data=data)
+    except DataError as error:
+        raise StateError(
+            f"{folder} has not stored {wanted} (it was stopped, is of an older version, or no device has this width),"
+            f" and batch norm statistics cannot be collected without its data: {error}"
+        ) from None
+    _check_fit(experiment.model, checkpoint.read_state(folder / checkpoint.NAME), folder)
+    server, _ = checkpoint.load_server(folder, identity=None, device=experiment.device)
+    evaluator = static(experiment.evaluator)
+    counts: Mapping[str, int] | None = {name: group.size for name, group in experiment.plan.groups.items()}
+    if capacity == 1:
+        made = evaluator.prepare(experiment.model, server.state)
+    else:
+        part = part_of(experiment, capacity, evaluator.last_round(server))
+        if part is None:
+            raise StateError(f"{folder}: every client has a model of its own, and none of the last has {capacity:g}")
+        made = ready_part(experiment, evaluator, part, server.state)
+        counts = getattr(part, "counts", None)
+    made = with_buffers(made, experiment.plan) if counts is not None else made
+    return Taken(
+        made.eval(),
+        settings,
+        capacity,
+        counts,
+        experiment.data,
+        facts_of(experiment.data),
+        experiment.objective,
+        experiment.plan,
+        server.round,
+        folder,
+    )
+
+
+def global_model(
+    settings: Settings, data: Data, objective: Objective, model: nn.Module | None = None
+) -> tuple[nn.Module, Plan]:
+    """The model that settings name, or the one given, at the width the server holds, and its plan."""
+    try:
+        whole = build_model(settings, data, objective) if model is None else copy.deepcopy(model).cpu()
+        return plan_model(whole, settings, data, objective)
+    except FedwidthError as error:
+        raise StateError(
+            f"the model '{settings.model.name}' that the run names does not fit its data ({error}): if another one was"
+            " given in Python, give it here too, as model=…"
+        ) from None
+
+
+def _other_part(folder: Path, settings: Settings, plan: Plan, capacity: float, whole: nn.Module) -> nn.Module:
+    """A module of the kind that the run's method hands out where that is no slice, not yet filled."""
+    server, _ = checkpoint.load_server(folder, identity=None, device=torch.device("cpu"))
+    line = read_metrics(folder)[-1]
+    cohort = list(zip(line["clients"], line["capacities"], strict=True))
+    last = LastRound(server.round - 1, cohort, settings.seed, server.memory, server.state, server.clients)
+    part: Part = representative_index(method_of(settings), plan, capacity, last)
+    return part.module(whole, plan)
+
+
+def fill_all(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Copy tensors into a module, which must have all of them in the same shapes."""
+    own, _ = tensors_of(module)
+    for name, tensor in tensors.items():
+        if name not in own or own[name].shape != tensor.shape:
+            there = f"{list(own[name].shape)}" if name in own else "missing"
+            raise StateError(f"{source} does not fit the model it names: '{name}' is {list(tensor.shape)}, not {there}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+def _check_fit(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
+    own, _ = tensors_of(model)
+    for name in {**own, **state}:
+        if name not in own or name not in state or own[name].shape != state[name].shape:
+            raise StateError(
+                f"{folder} was trained with another model than its {CONFIG} names (they differ in '{name}'): if it was"
+                " given in Python, give it here too, as model=…"
+            )
+
+
+def _capacity(given: float | str | Fraction) -> float:
+    return parse_capacity(str(given))

@@ -1,0 +1,74 @@
+"""Weights as a safetensors file that says how to build the model it is of, and the way back from the file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import nn
+
+import fedwidth
+from fedwidth.config.read import read_settings
+from fedwidth.config.write import settings_toml
+from fedwidth.core.narrow import skeleton, with_buffers
+from fedwidth.data.stand_in import stand_in
+from fedwidth.errors import OptionError, StateError
+from fedwidth.export.load import Taken, fill_all, global_model
+from fedwidth.objectives import objective_of
+from fedwidth.run.checkpoint import checksum
+from fedwidth.run.ready_models import own_tensors
+
+KEY, FORMAT = "fedwidth.model", 1
+
+
+def recipe_of(taken: Taken) -> dict[str, Any]:
+    """How to build the model, as JSON has it; `open_file` needs nothing else but the tensors."""
+    settings = taken.settings
+    here = replace(settings, data=replace(settings.data, root=""), model=replace(settings.model, weights="", fresh=""))
+    return {
+        "format": FORMAT,
+        "fedwidth": fedwidth.__version__,
+        "model": {"name": settings.model.name, "options": settings.model.options},
+        "capacity": taken.capacity,
+        "counts": taken.counts,
+        "rounds": taken.round,
+        "data": taken.facts,
+        "config": settings_toml(here),
+    }
+
+
+def as_bytes(taken: Taken) -> bytes:
+    """The model as a safetensors file; the recipe is in its metadata."""
+    if taken.counts is None:
+        raise OptionError(
+            f"{taken.settings.method.name} gives devices models that are no slices, which a file of tensors cannot say"
+            " how to build: export them as torch, onnx or executorch"
+        )
+    tensors = {name: tensor.contiguous() for name, tensor in own_tensors(taken.model).items()}
+    recipe = {**recipe_of(taken), "checksum": checksum(tensors)}
+    return save(tensors, metadata={"format": "pt", KEY: json.dumps(recipe)})
+
+
+def open_file(path: Path, *, model: nn.Module | None = None) -> nn.Module:
+    """The model of a file that `as_bytes` made, ready to use."""
+    if not path.is_file():
+        raise StateError(f"there is no file {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            recipe = json.loads((file.metadata() or {}).get(KEY, "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, OSError) as error:
+        raise StateError(f"{path} is no file of safetensors, or damaged: {error}") from error
+    if not isinstance(recipe, dict) or recipe.get("format") != FORMAT:
+        raise StateError(f"{path} was not written by `fedwidth export`: it does not say how to build its model")
+    if recipe.get("checksum") != checksum(tensors):
+        raise StateError(f"{path} is damaged: its checksum does not fit its content")
+    settings, data = read_settings(recipe["config"]).main, stand_in(recipe["data"])
+    whole, plan = global_model(settings, data, objective_of(settings.objective, data), model)
+    made = skeleton(whole, plan, recipe["counts"])
+    fill_all(made, tensors, str(path))
+    return with_buffers(made, plan).eval()

@@ -1,0 +1,176 @@
+"""Files of models: what is loaded from them in a fresh process answers as the model of the run did."""
+
+import json
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+from export_runs import finished
+
+import fedwidth
+from fedwidth.cli.entry import run_command
+from fedwidth.data import load
+from fedwidth.errors import OptionError, PlanError, StateError
+from fedwidth.export.formats import export
+from fedwidth.export.load import take
+
+LOADERS = {
+    "torch": "program = torch.export.load(file).module()\nanswer = program(inputs)",
+    "safetensors": "import fedwidth\nanswer = fedwidth.load(file)(inputs)",
+}
+FRESH = """
+import sys, torch
+torch.set_num_threads(1)
+real = torch.load
+def load(*given, weights_only=None, **named):
+    assert weights_only is not False, "a pickle was loaded"
+    return real(*given, weights_only=True, **named)
+torch.load = load
+from safetensors.torch import load_file, save_file
+file, inputs = sys.argv[1], load_file(sys.argv[2])["inputs"]
+with torch.no_grad():
+    {}
+save_file({{"answer": answer.contiguous()}}, sys.argv[3])
+"""
+
+
+def digits():
+    data = load("digits")
+    return data.batch(data.test, torch.arange(len(data.test)))
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch"])
+def test_a_fresh_process_gives_the_same_predictions_and_the_reported_accuracy(form, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder, out = finished(), tmp_path / "model.safetensors"
+    if form == "torch":
+        out = out.with_suffix(".pt2")
+    taken = take(folder, "1/4")
+    export(taken, form, out)
+    inputs, targets = digits()
+    save_file({"inputs": inputs.contiguous()}, tmp_path / "inputs.safetensors")
+    code = FRESH.format(LOADERS[form].replace("\n", "\n    "))
+    files = [str(out), str(tmp_path / "inputs.safetensors"), str(tmp_path / "answer.safetensors")]
+    subprocess.run([sys.executable, "-c", code, *files], check=True)
+    answer = load_file(files[2])["answer"]
+    with torch.no_grad():
+        own = taken.model(inputs)
+    assert torch.equal(answer.argmax(-1), own.argmax(-1))
+    assert torch.allclose(answer, own, atol=1e-5)
+    reported = json.loads((folder / "summary.json").read_text())["capacity_accuracy"]["0.25"]
+    assert float((answer.argmax(-1) == targets).double().mean()) == reported
+
+
+def test_a_torch_program_holds_no_pickle(tmp_path):
+    export(take(finished(), "1/2"), "torch", tmp_path / "model.pt2")
+    with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
+        for name in archive.namelist():
+            content = archive.read(name)
+            assert b'use_pickle": true' not in content
+            if name.endswith((".pt", ".pkl")):
+                assert content == b"", name
+        assert not any(name.endswith(".pkl") for name in archive.namelist())
+
+
+def test_the_card_says_where_the_model_comes_from_and_what_it_is_worth(tmp_path):
+    out = tmp_path / "phone.safetensors"
+    assert export(take(finished(), "1/4"), "safetensors", out)[0] == out
+    card = (tmp_path / "phone.safetensors.md").read_text()
+    reported = json.loads((finished() / "summary.json").read_text())["capacity_accuracy"]["0.25"]
+    for said in (
+        "FedRolex",
+        "digits, 6 clients",
+        "1/4 of the run's model",
+        f"{reported:.2%}".replace("%", " %"),
+        "158",
+    ):
+        assert said in card, said
+    recipe = json.loads((tmp_path / "phone.safetensors.json").read_text())
+    assert recipe["capacity"] == 0.25
+    assert recipe["counts"] == {"features.0": 2, "features.4": 4}
+    assert str(finished()) not in json.dumps(recipe), "no path of this machine"
+
+
+def test_a_width_the_run_did_not_measure_is_measured_for_the_card(tmp_path):
+    folder = finished("evaluation.capacities=[]")
+    export(take(folder, "1/4"), "safetensors", tmp_path / "a.safetensors")
+    assert "measured on the test set when it was exported" in (tmp_path / "a.safetensors.md").read_text()
+
+
+def test_parts_that_are_no_slices_are_exported_as_programs(tmp_path):
+    taken = take(finished("method.name=fedhm"), "1/4")
+    with pytest.raises(OptionError, match="no slices"):
+        export(taken, "safetensors", tmp_path / "a.safetensors")
+    export(taken, "torch", tmp_path / "a.pt2")
+    inputs, _ = digits()
+    with torch.no_grad():
+        assert torch.allclose(torch.export.load(tmp_path / "a.pt2").module()(inputs), taken.model(inputs), atol=1e-4)
+    assert not list(tmp_path.glob("a.safetensors*"))
+
+
+def command(capsys, *words):
+    code = run_command(["export", *map(str, words)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_command(tmp_path, capsys):
+    run, out = finished(), tmp_path / "phone.safetensors"
+    code, said, _ = command(capsys, run, "--capacity", "1/4", "--out", out)
+    assert code == 0
+    assert said.split() == [str(out), f"{out}.md", f"{out}.json"]
+    assert [type(m).__name__ for m in fedwidth.load(out).features][:2] == ["Conv2d", "StaticBatchNorm2d"]
+    before = out.read_bytes()
+    code, _, error = command(capsys, run, "--capacity", "1/2", "--out", out)
+    assert (code, error.count("\n"), "--overwrite" in error) == (2, 1, True)
+    assert out.read_bytes() == before
+    assert command(capsys, run, "--capacity", "1/2", "--out", out, "--overwrite")[0] == 0
+    assert out.read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--format", "keras"), "unknown format 'keras'"),
+        (("--capacity", "2"), "above 0 and at most 1"),
+        (("--capacity", "fedprox"), "capacity"),
+        (("--batch", "4"), "--batch is for formats that hold a program"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(words, said, tmp_path, capsys):
+    code, _, error = command(capsys, finished(), "--out", tmp_path / "a.safetensors", *words)
+    assert code == 2
+    assert said in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_another_kind_is_not_loaded(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(StateError, match="was not written by `fedwidth export`"):
+        fedwidth.load(tmp_path / "other.safetensors")
+    with pytest.raises(StateError, match="there is no file"):
+        fedwidth.load(tmp_path / "none.safetensors")
+
+
+def test_what_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("an operator there is no word for")
+
+    monkeypatch.setattr(torch.export, "export", fails)
+    with pytest.raises(PlanError, match="an operator there is no word for"):
+        export(take(finished(), "1/4"), "torch", tmp_path / "a.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_format_whose_package_is_missing_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.setitem(sys.modules, "executorch.exir", None)
+    for form, remedy in (("onnx", r"fedwidth\[onnx\]"), ("executorch", "pip install executorch")):
+        with pytest.raises(OptionError, match=remedy):
+            export(take(finished(), "1/4"), form, tmp_path / "a.bin")

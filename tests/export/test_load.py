@@ -1,0 +1,143 @@
+"""Models out of a run: they score what the run reported, with and without its data, at every width."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from export_runs import finished
+from torch import nn
+
+import fedwidth
+from fedwidth.config.read import read_config, read_settings
+from fedwidth.data import from_tensors, load
+from fedwidth.errors import CapacityError, OptionError, StateError
+from fedwidth.experiment import Experiment
+from fedwidth.models.static_norm import norms_of
+from fedwidth.run.checkpoint import NAME
+from fedwidth.run.folder import CONFIG, MODELS
+from fedwidth.run.ready_models import read_models
+
+
+def accuracy(model: nn.Module) -> float:
+    """By hand: the share of test digits whose largest logit is their label."""
+    data = load("digits")
+    inputs, targets = data.batch(data.test, torch.arange(len(data.test)))
+    with torch.no_grad():
+        return float((model(inputs).argmax(-1) == targets).double().mean())
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["fedrolex", "heterofl", "fedavg", "fedminoccurances", "fedbrb"])
+def test_a_loaded_model_scores_what_the_run_reported_at_its_width(name):
+    folder = finished(f"method.name={name}")
+    reported = summary(folder)
+    assert accuracy(fedwidth.load(folder)) == reported["global_accuracy"]
+    for capacity in (1, 0.5, 0.25):
+        assert accuracy(fedwidth.load(folder, capacity)) == reported["capacity_accuracy"][f"{capacity:g}"]
+
+
+@pytest.mark.parametrize("name", ["fedhm", "flanc", "prism"])
+def test_parts_that_are_no_slices_are_loaded_too(name):
+    folder = finished(f"method.name={name}")
+    reported = summary(folder)["capacity_accuracy"]
+    assert accuracy(fedwidth.load(folder, "1/4")) == reported["0.25"]
+
+
+def test_the_narrow_model_is_narrow_and_its_norms_have_statistics():
+    model = fedwidth.load(finished(), "1/4")
+    assert not model.training
+    assert [norm.num_features for norm in norms_of(model)] == [2, 4]
+    assert all(int(norm.num_batches_tracked) > 0 for norm in norms_of(model))
+
+
+def test_a_run_that_ended_needs_no_data_to_be_loaded(tmp_path, monkeypatch):
+    folder = finished()
+    whole, narrow = fedwidth.load(folder), fedwidth.load(folder, 0.25)
+
+    def gone(*_, **__):
+        raise AssertionError("the data were read")
+
+    monkeypatch.setattr("fedwidth.config.build.load", gone)
+    for capacity, before in ((None, whole), (0.25, narrow)):
+        again = fedwidth.load(folder, capacity).state_dict()
+        assert all(torch.equal(again[name], tensor) for name, tensor in before.state_dict().items())
+
+
+def test_an_older_folder_is_loaded_by_collecting_statistics_anew(tmp_path):
+    folder = finished()
+    for name in (CONFIG, NAME, "metrics.jsonl"):
+        shutil.copy(folder / name, tmp_path / name)
+    for capacity in (None, 0.25):
+        stored, anew = fedwidth.load(folder, capacity), fedwidth.load(tmp_path, capacity)
+        assert all(torch.equal(anew.state_dict()[n], t) for n, t in stored.state_dict().items())
+
+
+def test_an_older_folder_without_its_data_is_one_clear_line(tmp_path):
+    folder = finished()
+    for name in (NAME, "metrics.jsonl"):
+        shutil.copy(folder / name, tmp_path / name)
+    text = (folder / CONFIG).read_text().replace('name = "digits"', 'name = "cifar10"')
+    (tmp_path / CONFIG).write_text(text.replace('root = ""', f'root = "{tmp_path}"'))
+    with pytest.raises(StateError, match="cannot be collected without its data"):
+        fedwidth.load(tmp_path)
+
+
+def test_a_width_the_run_did_not_keep_is_made_from_the_data():
+    folder = finished()
+    assert 0.75 not in read_models(folder, round=2).tensors
+    model = fedwidth.load(folder, 0.75)
+    assert [norm.num_features for norm in norms_of(model)] == [6, 12]
+    assert accuracy(model) > 0.1
+
+
+def test_batch_statistics_are_replaced_by_collected_ones():
+    folder = finished("evaluation.norm=batch")
+    model = fedwidth.load(folder, 0.5)
+    data = load("digits")
+    inputs, _ = data.batch(data.test, torch.arange(40))
+    with torch.no_grad():  # what a model answers about a sample does not depend on the others
+        assert torch.allclose(model(inputs)[:1], model(inputs[:1]), atol=1e-5)
+
+
+def test_a_model_that_was_given_in_python_is_given_again(tmp_path):
+    x, y = torch.randn(60, 6), torch.arange(60) % 3
+    own = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    settings = read_settings("rounds=1", ["data.clients=3", "devices.per_round=2", "engine=serial"]).main
+    result = Experiment(settings, model=own, data=from_tensors(x, y, x, y)).run(tmp_path / "run")
+    with pytest.raises(StateError, match="give it here too"):
+        fedwidth.load(tmp_path / "run")
+    again = fedwidth.load(tmp_path / "run", model=own)
+    assert torch.equal(again(x), result.model(x))
+    assert torch.equal(own[0].weight, own[0].weight)
+    assert not torch.equal(own[0].weight, again[0].weight), "the model given is not changed"
+
+
+def test_what_cannot_be_loaded_is_one_clear_line(tmp_path):
+    with pytest.raises(StateError, match="holds no run"):
+        fedwidth.load(tmp_path)
+    shutil.copy(finished() / CONFIG, tmp_path / CONFIG)
+    with pytest.raises(StateError, match="holds no trained model"):
+        fedwidth.load(tmp_path)
+    with pytest.raises(CapacityError):
+        fedwidth.load(finished(), 1.5)
+    with pytest.raises((CapacityError, OptionError)):
+        fedwidth.load(finished(), "wide")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(finished(), damaged)
+    content = bytearray((damaged / MODELS).read_bytes())
+    content[-1] ^= 1
+    (damaged / MODELS).write_bytes(content)
+    with pytest.raises(StateError, match="damaged"):
+        fedwidth.load(damaged)
+
+
+def test_resuming_a_run_that_has_ended_keeps_its_models(tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished(), folder)
+    before = (folder / MODELS).read_bytes()
+    Experiment(read_config(folder / CONFIG)).run(folder, resume=True)
+    assert (folder / MODELS).read_bytes() == before

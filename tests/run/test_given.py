@@ -1,0 +1,57 @@
+"""What is given in Python and is of the wrong kind, or of something else: one line, before anything is trained."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fedwidth.data import from_clients, from_tensors, make_partition
+from fedwidth.errors import FedwidthError
+from fedwidth.experiment import Experiment
+from fedwidth.settings import DataSettings, DeviceSettings, Settings
+
+X, Y = torch.randn(60, 4), torch.arange(60) % 3
+DATA = from_tensors(X, Y, X, Y)
+SETTINGS = Settings(rounds=1, data=DataSettings(clients=4), devices=DeviceSettings(per_round=2))
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": nn.Sequential}, "model must be a torch.nn.Module, not the class Sequential"),
+        ({"model": "cnn"}, "model must be a torch.nn.Module, not a str"),
+        ({"model": network().to("meta")}, "model is on the meta device"),
+        ({"data": (X, Y)}, "data must be fedwidth.data.Data, as from_tensors"),
+        ({"data": TensorDataset(X, Y)}, "as from_tensors, from_dataset and from_clients make it, not a TensorDataset"),
+        ({"method": "fedrolex"}, "method must be a fedwidth.Method"),
+        ({"objective": nn.CrossEntropyLoss()}, "objective must be a fedwidth.Objective, or its name, not a CrossEntr"),
+        ({"partition": "iid"}, "partition must be a fedwidth.data.Partition"),
+        (
+            {"partition": make_partition(from_tensors(X[:30], Y[:30], X, Y), "iid", clients=4)},
+            "the partition is of 30 training samples, but the data has 60",
+        ),
+        ({"settings": {"rounds": 1}}, "settings must be fedwidth.settings.Settings, not a dict"),
+        ({"settings": replace(SETTINGS, data="digits")}, r"settings.data must be DataSettings\(…\), not a str"),
+    ],
+)
+def test_refused(change, message):
+    given = {"settings": SETTINGS, "model": network(), "data": DATA} | change
+    with pytest.raises(FedwidthError, match=message):
+        Experiment(given.pop("settings"), **given)
+
+
+def test_clients_that_have_a_data_set_each_are_not_dealt_anew_in_silence():
+    data = from_clients([TensorDataset(X[part::4], Y[part::4]) for part in range(4)], TensorDataset(X, Y), cache=None)
+    with pytest.warns(UserWarning, match="set it to 'natural' to leave them where they are"):
+        Experiment(SETTINGS, model=network(), data=data)
+    with warnings.catch_warnings(action="error"):
+        Experiment(replace(SETTINGS, data=DataSettings(clients=4, partition="natural")), model=network(), data=data)
