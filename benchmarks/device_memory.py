@@ -21,8 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "flower")]
 
-from loopback import Loopback
-from small_runs import RECIPE
+from loopback import Loopback  # noqa: E402
+
+from small_runs import RECIPE  # noqa: E402
 
 NAMES = {
     "device.py": "device.py",
@@ -98,7 +99,9 @@ def main() -> None:
     print("resident memory at its largest, MB")
     for name, resident in sorted(most.items(), key=lambda item: -item[1]):
         print(f"{name:12} {resident / 1000:6.0f}")
-    print(f"all at once: {whole / 1000:.0f} MB, pages that they share counted once; {summed / 1000:.0f} MB as a plain sum")
+    print(
+        f"all at once: {whole / 1000:.0f} MB, pages that they share counted once; {summed / 1000:.0f} MB as a plain sum"
+    )
 
 
 if __name__ == "__main__":

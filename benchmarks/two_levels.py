@@ -91,7 +91,11 @@ def main() -> None:
     apart = max(float((server.state[name] - flat[name]).abs().max()) for name in flat)
     print(f"{given.clients} devices, {given.rounds} rounds: largest difference of the final states {apart:.2g}")
     print(f"exchanges of tensors at the root in a round: {given.clients} without edges, {given.edges} with them")
-    print(f"bytes at the root, both ways: {flat_bytes:,} without edges, {down + up:,} with them ({flat_bytes / (down + up):.1f} times fewer)")
+    with_edges = down + up
+    times = flat_bytes / with_edges
+    print(
+        f"bytes at the root, both ways: {flat_bytes:,} without edges, {with_edges:,} with them ({times:.1f} times fewer)"
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,10 @@ def test_two_levels_average_as_one_does():
     tasks = fedwidth.method("fedrolex").assign(plan, [(n, (1.0, 0.5, 0.25)[n % 3]) for n in range(12)], round=5)
     updates = [
         fedwidth.Update(
-            {name: tensor + torch.randn_like(tensor) for name, tensor in fedwidth.extract(state, plan, task.index).items()},
+            {
+                name: tensor + torch.randn_like(tensor)
+                for name, tensor in fedwidth.extract(state, plan, task.index).items()
+            },
             task.index,
             1.0 + task.client,
         )

@@ -1,4 +1,4 @@
-"""Sums that travel between the levels of a tree of servers: an edge server adds up its devices and sends one sum a part.
+"""Sums that travel between the levels of a tree of servers: an edge adds up its devices and sends one sum a part.
 
 A `CohortSum` is closed under merging, so the root needs no more of an edge than its means and weights: as many bytes as
 one device of each width sends, however many devices the edge has. Nothing here is Flower's.
