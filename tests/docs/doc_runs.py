@@ -19,7 +19,11 @@ from doc_pages import PAGES, SHELLS, Block, Command, blocks_of, commands_of, pag
 SUITES = {
     "test": ("tests/docs/test_docs.py", "tests/docs/test_docs_make.py"),
     "test-slow": ("tests/docs/test_docs_make.py",),
-    "test-flower": ("tests/docs/test_docs_flower.py", "tests/flower/test_strategy_app.py", "tests/flower/test_nvflare.py"),
+    "test-flower": (
+        "tests/docs/test_docs_flower.py",
+        "tests/flower/test_strategy_app.py",
+        "tests/flower/test_nvflare.py",
+    ),
     "test-ray": ("tests/docs/test_docs_ray.py",),
     "test-export": ("tests/docs/test_docs_export.py",),
 }
