@@ -152,6 +152,16 @@ class DeviceSettings:
         " or each client's own in a list",
         share=True,
     )
+    budgets: dict[str, Any] = key(
+        {},
+        "what classes of devices can spend on a round, e.g. {phone = {memory = '512MB', upload = '5MB', weight = 3}};"
+        " each gets the widest capacity that fits, and capacities are left out; empty: capacities say it",
+    )
+    profiles: dict[str, Any] = key(
+        {},
+        "shares of width groups by capacity, where they are not all of one width, e.g. {'1/4' = {'features.*' = 0.5}};"
+        " a group that is not named has the capacity's own",
+    )
     dynamic: bool = key(False, "draw every client's capacity anew each round instead of once")
     per_round: int = key(10, "clients that take part in a round; with poisson sampling: on average", least=1)
     sampling: str = key(

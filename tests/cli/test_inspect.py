@@ -115,8 +115,9 @@ def test_methods_lists_paper_equation_and_options(capsys):
     for name, record in found.items():
         assert list(record)[:4] == ["title", "paper", "equation", "options"]
         first, second = (line for line in printed.splitlines() if line.startswith(f"{name} "))
-        assert record["paper"] in first
-        assert record["equation"] in first
+        assert record["sends"] in first
+        assert record["paper"] in second
+        assert record["equation"] in second
         assert all(option in second for option in record["options"])
         assert all(list(option) == ["default", "allowed", "help"] for option in record["options"].values())
 
@@ -135,6 +136,8 @@ def test_methods_are_listed_by_family_with_what_they_ask_of_clients_and_server(c
     assert found["scaffold"]["sends"] == "what it holds, and more"
     assert found["scaffold"]["secure_sums"] == "no", "what it sends beside its sub-model would be open"
     assert found["fedtile"]["secure_sums"] == "by size", "its server makes more of sums than their average"
+    assert found["fedgkt"]["sends"] == "features, logits and labels of all its samples"
+    assert [n for n, r in found.items() if r["architectures"]] == ["dsfl", "feddf", "fedet", "fedgkt"]
     lines = [line.split()[0] for line in output_of(capsys, "methods").splitlines() if line.split()[:1]]
     assert lines.index("fedrolex") < lines.index("fedavg") < lines.index("flanc") < lines.index("feddf")
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedwidth.experiment import Experiment
-from fedwidth.methods.fedbe import paper_sample, published_sample, sharpen
+from fedwidth.methods.fedbe import dirichlet_sample, paper_sample, published_sample, sharpen
 from small_runs import same, small
 
 MODELS, START = torch.tensor([[3.0, 4.0], [4.0, 3.0]]), torch.zeros(2)
@@ -20,6 +20,13 @@ def test_the_papers_gaussian():
 def test_the_published_gaussian():
     """Unit steps (0.6, 0.8) and (0.8, 0.6): mean 0.7, variance 0.01, length 5: sample (3.55, 3.45)."""
     assert published_sample(MODELS, EQUAL, START, NOISE).tolist() == pytest.approx([3.55, 3.45])
+
+
+def test_the_dirichlet_distribution():
+    """gamma = (0.25, 0.75), clients of one size: (3.75, 3.25); with three times the samples both count alike."""
+    gamma = np.array([0.25, 0.75])
+    assert dirichlet_sample(MODELS, EQUAL, gamma).tolist() == [3.75, 3.25]
+    assert dirichlet_sample(MODELS, np.array([0.75, 0.25]), gamma).tolist() == [3.5, 3.5]
 
 
 def test_a_tensor_that_did_not_move_stays():

@@ -7,7 +7,21 @@ from pathlib import Path
 
 from fedwidth.watching.audit import AuditLog
 
-CONFIG = 'name = "fed"\nrounds = 6\nseed = 1\n[method]\nname = "fedrolex"\n[data]\nclients = 6\n'
+CONFIG = """name = "fed"
+rounds = 6
+seed = 1
+[method]
+name = "fedrolex"
+[model]
+name = "mlp"
+options = { hidden = [12, 6] }
+[data]
+name = "digits"
+clients = 6
+partition = "iid"
+[devices]
+per_round = 4
+"""
 LINES = [
     {"round": 1, "clients": [0, 1, 2, 3], "capacities": [1.0, 0.25, 1.0, 0.25], "bytes_down": 1000, "bytes_up": 900,
      "macs": 10, "seconds": 10.0, "train_loss": 2.0, "global_accuracy": 0.4, "global_loss": 1.5},
@@ -19,7 +33,8 @@ LINES = [
     {"round": 3, "clients": [0], "capacities": [1.0], "bytes_down": 300, "bytes_up": 200, "macs": 2, "seconds": 30.0,
      "train_loss": 1.2, "global_accuracy": 0.7, "global_loss": 0.9,
      "cohort": [[0, 1.0], [1, 0.25], [3, 0.25]],
-     "absent": {"1": "no answer within 70 s: its connection was lost", "3": "its change has norm 90, above the bound 8"},
+     "absent": {"1": "no answer within 70 s: its connection was lost",
+                "3": "its change has norm 90, above the bound 8"},
      "quarantined": {"3": 13}},
 ]  # fmt: skip
 

@@ -92,7 +92,7 @@ def measure_coverage(
     rounds = whole_number("rounds", rounds, least=1)
     if not capacities:
         raise OptionError("coverage needs the capacity of at least one client")
-    names = [n for n in plan.axes if n in plan.parameters and n not in plan.tied]
+    names = [n for n in plan.axes if n in plan.parameters and n not in plan.tied and n not in plan.untrained]
     if not names:
         raise OptionError("the model has no parameters, so there is nothing to cover")
     shapes = {n: [a.size if groups_of(a) else 1 for a in plan.axes[n]] for n in names}

@@ -23,12 +23,18 @@ Tokens = Annotated[int, typer.Option("--tokens", help="Length of one input, for 
 Keep = Annotated[
     list[str] | None, typer.Option("--keep", help="Width group that stays whole, or a pattern such as 'layers.*'.")
 ]
+Rank = Annotated[
+    int, typer.Option("--rank", help="Freeze the model and add adapters of this rank, which capacities are shares of.")
+]
+Targets = Annotated[
+    list[str] | None, typer.Option("--target", help="Layer that gets an adapter, or a pattern; else all but the last.")
+]
 Heads = Annotated[str, typer.Option("--heads", help="Slice inside attention heads (within) or whole heads (whole).")]
 Seed = Annotated[int, typer.Option("--seed", help="What is random comes from it.")]
 
 
 def list_methods(as_json: Json = False) -> None:
-    """List the methods by family: what clients hold, what the server needs, paper, equation and options."""
+    """List the methods by family: what clients hold and send, what the server needs, paper, equation and options."""
     from fedwidth.methods import methods
     from fedwidth.methods.lookup.families import HOLDS, traits_of
 
@@ -58,16 +64,20 @@ def list_methods(as_json: Json = False) -> None:
             m.name,
             traits[m.name].family,
             traits[m.name].holds,
+            traits[m.name].sends,
+            "yes" if traits[m.name].architectures else "no",
             "yes" if m.public else "no",
             traits[m.name].secure_sums,
-            f"{m.paper}, {m.equation}",
         ]
         for m in sorted(methods().values(), key=lambda m: (list(HOLDS).index(traits[m.name].family), m.name))
     ]
-    print_table(["method", "family", "a client holds", "public data", "secure sums", "paper"], rows)
+    columns = ["method", "family", "a client holds", "and sends", "architectures", "public data", "secure sums"]
+    print_table(columns, rows)
     print()
     shown = {m.name: ", ".join(f"{n}={_show(o.default)}" for n, o in m.options.items()) for m in methods().values()}
-    print_table(["method", "options and their defaults"], [[row[0], shown[row[0]] or "–"] for row in rows])
+    papers = {m.name: f"{m.paper}, {m.equation}" for m in methods().values()}
+    named = [[row[0], papers[row[0]], shown[row[0]] or "–"] for row in rows]
+    print_table(["method", "paper", "options and their defaults"], named)
 
 
 def show_plan(
@@ -77,9 +87,11 @@ def show_plan(
     options: Options = None,
     heads: Heads = "within",
     keep: Keep = None,
+    rank: Rank = 0,
+    targets: Targets = None,
 ) -> None:
     """Show which axes of a model share a width, and what a device of each capacity really has."""
-    _, plan, _ = _traced(model, shape, options, heads, tokens=tokens, keep=keep)
+    _, plan, _ = _traced(model, shape, options, heads, tokens=tokens, keep=keep, rank=rank, targets=targets)
     print(plan)
 
 
@@ -93,12 +105,14 @@ def show_cost(
     tokens: Tokens = 0,
     options: Options = None,
     keep: Keep = None,
+    rank: Rank = 0,
+    targets: Targets = None,
     as_json: Json = False,
 ) -> None:
     """Parameters, multiply-adds and bytes of the sub-model of each capacity."""
     from fedwidth.core.cost import average, cost
 
-    built, plan, example = _traced(model, shape, options, tokens=tokens, keep=keep)
+    built, plan, example = _traced(model, shape, options, tokens=tokens, keep=keep, rank=rank, targets=targets)
     texts = [text.strip() for text in capacities.split(",")]
     costs = cost(built, plan, example, [parse_capacity(text) for text in texts], rounding=rounding)
     labels = [*texts, "average"]
@@ -113,6 +127,10 @@ def show_cost(
             "buffer_bytes": c.buffer_bytes,
             "activation_bytes": c.activation_bytes,
             "share": c.share,
+            "trained_bytes": c.trained_bytes,
+            "frozen_bytes": c.frozen_bytes,
+            "bytes_down": c.bytes_down,
+            "bytes_up": c.bytes_up,
         }
         for label, c in zip(labels, [*costs, average(costs)], strict=True)
     ]
@@ -132,6 +150,10 @@ def show_cost(
         for label, r in zip(labels, records, strict=True)
     ]
     sizes = ["parameters (M)", "MiB", "multiply-adds (M)", "operations* (M)", "activations (MiB)"]
+    if rank:  # what is frozen is sent once, and what a rank does not save stands beside what it does
+        sizes += ["trained (MiB)", "sent once (MiB)"]
+        for row, r in zip(rows, records, strict=True):
+            row[-1:-1] = [f"{r[key] / 2**20:.2f}" for key in ("trained_bytes", "frozen_bytes")]
     print_table(["capacity", *sizes, "share"], rows)
     print("Per sample; MiB = 2^20 bytes, a paper's MB. * as FedRolex Table 7 counts: four more per normalised element.")
 
@@ -234,9 +256,12 @@ def _traced(
     *,
     tokens: int = 0,
     keep: list[str] | None = None,
+    rank: int = 0,
+    targets: list[str] | None = None,
 ) -> tuple[Any, Plan, Any]:
     import torch
 
+    from fedwidth.adapters import adapt
     from fedwidth.models import build, example_inputs, needs_shape
     from fedwidth.plan import trace
 
@@ -247,6 +272,12 @@ def _traced(
         raise OptionError(f"what model '{model}' reads is not known: give --shape, e.g. 3x32x32, or --tokens, e.g. 20")
     built = build(model, data_shape=data_shape, **pairs_of(options))
     example = (torch.zeros(2, tokens, dtype=torch.long),) if tokens else example_inputs(model, data_shape=data_shape)
+    if targets and not rank:
+        raise OptionError("--target names layers that get an adapter, so --rank must be above 0")
+    if rank:
+        built = adapt(built, rank, targets or ())
+        plan = trace(built, example, heads=heads)
+        keep = [*(keep or ()), *(name for name in plan.groups if name not in plan.rank_groups)]
     return built, trace(built, example, heads=heads, keep=keep or ()), example
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.adapters import adapt
+from fedwidth.config.budgets import with_profiles
 from fedwidth.core.narrow import narrow
 from fedwidth.data import Data, Partition, load, make_partition
 from fedwidth.data.records import moved
@@ -118,7 +119,7 @@ def plan_model(
         model = adapt_model(model, settings)
     if settings.model.width != 1 or settings.adapter.rank:
         plan = trace_model(model, example, settings, objective)
-    return model, plan
+    return model, with_profiles(plan, settings.devices)
 
 
 def adapt_model(model: nn.Module, settings: Settings) -> nn.Module:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedwidth.config.adapter_settings import check_adapters
 from fedwidth.config.architectures import check_architectures
+from fedwidth.config.budgets import read_budgets
 from fedwidth.config.method_settings import check_exponent, method_of
 from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.schema import keys, read
@@ -82,6 +83,7 @@ def check_devices(settings: Settings, clients: int) -> Capacities:
         )
     if not capacities.enrolled(devices.excluded):
         raise OptionError(f"devices.excluded leaves no capacity of '{describe_mix(devices.capacities)}'")
+    read_budgets(devices)
     anew, own = "devices.dynamic draws them anew each round", "devices.capacities lists each client's own"
     if devices.dynamic and listed is not None:
         raise OptionError(f"{own} capacity, but {anew}: choose one")

@@ -49,6 +49,7 @@ ADDED = (
     ),
     *("server.lr_every", "server.lr_until", "server.holders_exponent"),
     *("server.clip", "server.screen", "server.strikes", "server.quarantine"),
+    *("devices.budgets", "devices.profiles"),
     *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),
     *("data.cache", "model.weights", "model.fresh", "model.keep"),
     *("secure.enabled", "secure.min_clients", "secure.clip", "secure.max_weight"),

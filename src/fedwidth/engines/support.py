@@ -32,7 +32,7 @@ def why_not_elsewhere(method: Method, engine: str, *, adapted: bool = False) -> 
     `adapted` says that the model has adapters.
     """
     if method.adapters or adapted:
-        return f"{method.title} trains adapters, which have not been tried with {ELSEWHERE[engine]}"
+        return f"{method.title} trains adapters, which {ELSEWHERE[engine]} do not take yet"
     if method.slices:
         return None
     return f"{method.title} sends other parts than slices, which {ELSEWHERE[engine]} do not take"

@@ -82,7 +82,7 @@ def _serve(
         raise OptionError(reason)
     data, partition = load_parts(settings, config.load, None)
     experiment = Experiment(settings, data=data, partition=partition)
-    experiment.costs.memory_travels = True
+    experiment.costs.memory_travels = experiment.costs.frozen_travels = True
 
     enrolment = EnrolmentFolder(Path(config.enrolled), each_file=True) if config.enrolled else None
 
@@ -96,6 +96,7 @@ def _serve(
         _capacities(experiment, enrolled),
         seconds=config.introduction_seconds,
         enrolled=enrolled,
+        groups=[name.strip() for name in config.groups.split(",") if name.strip()],
         min_capacity=min(MIN_CAPACITY, *experiment.capacities.values),
         hello={"run": run.name.hex()} if run is not None else {},
         check=run.check if run is not None else lambda _: None,

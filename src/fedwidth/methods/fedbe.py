@@ -40,21 +40,25 @@ def draw(closing: Closing, mean: Mapping[str, Tensor], generator: np.random.Gene
     shares = np.array([one.total_weight for one in closing.sums])
     shares = shares / shares.sum()
     kind, found = closing.options["distribution"], dict(mean)
-    if kind == "dirichlet":
-        drawn = generator.dirichlet(np.full(len(models), closing.options["alpha"])) * shares
-        shares = drawn / drawn.sum()
+    gamma = generator.dirichlet(np.full(len(models), closing.options["alpha"])) if kind == "dirichlet" else shares
     for name in names:
         held = [model for model in models if name in model]
         if not held:
             continue
         stacked = torch.stack([model[name] for model in held])
         if kind == "dirichlet":
-            weights = torch.tensor(shares, dtype=stacked.dtype, device=stacked.device)
-            found[name] = torch.tensordot(weights, stacked, 1).to(mean[name])
+            found[name] = dirichlet_sample(stacked, shares, gamma).to(mean[name])
             continue
         noise = torch.tensor(generator.standard_normal(tuple(mean[name].shape)), dtype=stacked.dtype)
         sample = published_sample if kind == "published" else paper_sample
         found[name] = sample(stacked, shares, closing.state[name], noise.to(stacked.device)).to(mean[name])
+    return found
+
+
+def dirichlet_sample(models: Tensor, shares: np.ndarray, gamma: np.ndarray) -> Tensor:
+    """The mean of clients' models [clients, …], weighed by their shares times what was drawn for them, gamma."""
+    weights = gamma * shares
+    found: Tensor = torch.tensordot(torch.tensor(weights / weights.sum()).to(models), models, 1)
     return found
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
-from fedwidth.plan.axis import kept
+from fedwidth.plan.axis import Axis, groups_of, kept
 from fedwidth.plan.formulas import Binary, Equation, Formula, Held, Length, evaluate
 from fedwidth.plan.node import Node
 
@@ -84,3 +84,30 @@ def described(model: nn.Module, axes: Mapping[str, list[Node]]) -> Iterator[Equa
                 per_group = Binary("*", per_group, Held(path, "groups"))
             yield Held(path, whole), Length(weight[0])
             yield Held(path, part), per_group
+
+
+STATING = (
+    *("num_features", "head_hidden_size", "embed_dim", "embedding_dim", "hidden_size", "hidden_dim", "d_model"),
+    *("feature_dim", "num_channels", "in_channels", "out_channels"),
+)
+"""Names under which modules keep a width that their forward pass does not read, for others to look up."""
+
+
+def stated(
+    model: nn.Module, axes: Mapping[str, tuple[Axis, ...]], read: Collection[Held]
+) -> Iterator[tuple[Held, int, Formula]]:
+    """Integers of these names that no forward pass has read, each with the width it states.
+
+    It is the width of the last dimension of this size among the module's own tensors: features are counted where they
+    leave a module. As nothing is computed with them, a wrong guess could not change what a model answers.
+    """
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for name in STATING:
+            value, held = vars(module).get(name), Held(path, name)
+            if type(value) is not int or value < 2 or held in read:
+                continue
+            own = (axis for tensor, each in axes.items() if tensor.startswith(prefix) for axis in each)
+            fitting = [axis for axis in own if axis.size == value and groups_of(axis)]
+            if fitting:
+                yield held, value, Length(fitting[-1])

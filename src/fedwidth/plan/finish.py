@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import nn
 
 from fedwidth.errors import PlanError
 from fedwidth.plan import axis as finished
 from fedwidth.plan.adapters import find_adapters, untrained_parameters
-from fedwidth.plan.attributes import Attribute
+from fedwidth.plan.attributes import Attribute, stated
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units
 from fedwidth.plan.formulas import Formula, Held, Length, replace
 from fedwidth.plan.layers import plain_layers
@@ -36,9 +36,10 @@ class Finish:
         solution: Solution,
         scales: Scales,
         names: Mapping[Node, str],
+        read: Collection[Held] = (),
     ) -> None:
         self.model, self.axes, self.tied, self.values, self.solution = model, axes, tied, values, solution
-        self.scales = scales
+        self.scales, self.read = scales, read
         self.parameters = frozenset(dict(model.named_parameters(remove_duplicate=False)))
         self.names = {leaf: name for leaf, name in names.items() if leaf in set(solution.groups)}
 
@@ -66,7 +67,7 @@ class Finish:
             tied=self.tied,
             parameters=self.parameters,
             optional=_unsaved_buffers(self.model) | {name for name in self.scales.widths if isinstance(name, str)},
-            attributes=tuple(self.attributes()),
+            attributes=tuple(self.attributes(axes)),
             left_alone=tuple(self.scales.left_alone),
             couplings=tuple(
                 Coupling(self.names[r.whole], r.factor, self.names[r.part]) for r in self.solution.relations
@@ -107,7 +108,7 @@ class Finish:
         """The formula over the plan's axes in place of nodes."""
         return replace(formula, lambda atom: Length(self.axis(atom.axis)) if isinstance(atom, Length) else atom)
 
-    def attributes(self) -> list[Attribute]:
+    def attributes(self, axes: Mapping[str, tuple[Axis, ...]]) -> list[Attribute]:
         """The module attributes that follow the width, in the order of the modules."""
         groups = set(self.solution.groups)
         found = [
@@ -119,6 +120,9 @@ class Finish:
             formula, buffer = self.formula(Length(node)), isinstance(source, str)
             path, name = source.rpartition(".")[::2] if isinstance(source, str) else (source.module, source.name)
             found.append(Attribute(path, name, None, value, formula, power, buffer))
+        known = {*self.read, *self.solution.formulas, *(Held(a.module, a.name, a.place) for a in found)}
+        for held, value, formula in stated(self.model, axes, known):
+            found.append(Attribute(held.module, held.name, None, value, formula))
         order = {name: place for place, (name, _) in enumerate(self.model.named_modules())}
         return sorted(found, key=lambda attribute: (order[attribute.module], attribute.name))
 

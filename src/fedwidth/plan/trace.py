@@ -78,7 +78,14 @@ def trace(
     scales = find_scales(model, recording.evidence, recording.constraints, values, set(solution.groups))
     for held, width in scales.rooted.items():
         solution.formulas.setdefault(held, Length(width))
-    return Finish(model, axes, tied, values, solution, scales, names).plan(recording, passes)
+    read = {
+        atom
+        for pair in recording.constraints.equations
+        for side in pair
+        for atom in atoms(side)
+        if isinstance(atom, Held)
+    }
+    return Finish(model, axes, tied, values, solution, scales, names, read).plan(recording, passes)
 
 
 def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

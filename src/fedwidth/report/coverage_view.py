@@ -60,7 +60,7 @@ def count_training(run: Run, built: Rebuilt) -> list[Frame]:
     counts = {
         name: torch.zeros([axis.size if groups_of(axis) else 1 for axis in plan.axes[name]])
         for name in plan.axes
-        if name in plan.parameters and name not in plan.tied
+        if name in plan.parameters and name not in plan.tied and name not in plan.untrained
     }
     shown, updates, frames = layers(plan), 0, []
     attendances = _affordable(read_attendances(run), sum(t.numel() for t in counts.values()))
@@ -131,7 +131,7 @@ def layers(plan: Plan, most: int = MAX_LAYERS) -> list[str]:
     both: list[str] = []
     one: list[str] = []
     for name, axes in plan.axes.items():
-        if name in plan.parameters and name not in plan.tied and len(axes) >= 2:
+        if name in plan.parameters and name not in (*plan.tied, *plan.untrained) and len(axes) >= 2:
             sliced = [bool(groups_of(axis)) for axis in axes[:2]]
             (both if all(sliced) else one if any(sliced) else []).append(name)
     chosen = _spread(both, most)

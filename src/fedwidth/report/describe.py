@@ -14,6 +14,7 @@ from fedwidth.devices.capacity import describe_mix
 from fedwidth.methods import methods
 from fedwidth.objectives.metric import Measure
 from fedwidth.plan.plan import Plan
+from fedwidth.report.attendance_view import attendance_view
 from fedwidth.report.client_views import devices_view, gains_views, merge_equal, split_view, widths_views
 from fedwidth.report.comparison_views import (
     classes_view,
@@ -80,6 +81,9 @@ def describe(
         "classes": classes_view(entries),
         "gains": gains_views(entries),
         "widths": widths_views(entries, built),
+        "attendance": [
+            {"entry": position, **view} for position, e in enumerate(entries) if (view := attendance_view(e.first))
+        ],
         "devices": merge_equal(enumerate(map(devices_view, entries, built))),
         "splits": merge_equal(enumerate(split_view(entry.first) for entry in entries)),
         "coverage": recall("coverage", runs, partial(_coverage, entries, built, recall)),

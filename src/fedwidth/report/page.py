@@ -27,6 +27,7 @@ SCRIPTS = (
     "views.js",
     "compare.js",
     "split.js",
+    "attendance.js",
     "table.js",
     "live.js",
     "headline.js",

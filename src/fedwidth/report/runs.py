@@ -28,6 +28,9 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 FILES = ("config.toml", "metrics.jsonl", "summary.json", "clients.json")
 """The files of a run folder that say something about its run."""
 
+AROUND = ("../enrolled", "../audit.jsonl")
+"""What a deployment has beside the folder of its run."""
+
 PLAIN_FILES = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """How a file is opened so that links are refused and pipes are not waited for; Windows has neither."""
 _SEED_FOLDER = re.compile(r"seed-\d+", re.ASCII)
@@ -159,7 +162,7 @@ def stamp_of(folder: Path) -> Stamp:
             return None
         return found.st_ino, found.st_size, found.st_mtime_ns
 
-    return tuple(look(folder / name) for name in FILES)
+    return tuple(look(folder / name) for name in (*FILES, *AROUND))
 
 
 def read_run(folder: Path, asked: Path) -> Run | None:

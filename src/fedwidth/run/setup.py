@@ -16,6 +16,7 @@ from fedwidth.config.architectures import (
     check_dtypes,
     given_architectures,
 )
+from fedwidth.config.budgets import with_budgets
 from fedwidth.config.build import build_model, find_device, load_data, public_data, set_precision, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
@@ -113,6 +114,11 @@ def set_up(
     # It is traced on the CPU, wherever a model of the user's own lies.
     whole = build_model(settings, data, objective) if model is None else copy.deepcopy(model).cpu()
     made, plan = plan_with_weights(whole, settings, data, objective)
+    if settings.devices.budgets:
+        settings, plan = with_budgets(
+            settings, made, plan, data=data, partition=partition, method=method, objective=objective
+        )
+        capacities = _assign_capacities(settings, partition)
     if models:
         method = replace(method, architectures=given_architectures(models, settings, method, data, objective))
     elif settings.models:

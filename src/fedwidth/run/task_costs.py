@@ -37,6 +37,8 @@ class TaskCosts:
         self.trainer, self.speeds = trainer, speeds
         self.memory_travels = False
         """Whether what clients remember is sent to them and back: where the server keeps it for real devices."""
+        self.frozen_travels = False
+        """Whether frozen weights are sent back: real devices return whole sub-models."""
         self.known: dict[Hashable, Cost] = {}
         """The costs of sub-models by size; runs of one model may share them."""
         self._first_state = first_state
@@ -85,6 +87,8 @@ class TaskCosts:
             else:
                 resting, always = self._resting(task, round)
                 down, up = down + int(cost.bytes_down) - always, up + int(cost.bytes_up) - resting
+                if self.frozen_travels:  # and comes back as it went
+                    down, up = down + int(cost.frozen_bytes - cost.resent_bytes), up + int(cost.frozen_bytes)
         down += self._products(tasks)
         sent, reported = self._beside(tasks)
         return down + sent, up + reported

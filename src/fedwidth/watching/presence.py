@@ -74,8 +74,9 @@ def read_devices(lines: Sequence[Line], enrolled: Collection[int] | None = None)
     for client, device in found.items():
         if device.until is not None and done < device.until:
             found[client] = Device(**{**asdict(device), "state": QUARANTINED})
-        elif device.state == QUARANTINED:
-            found[client] = Device(**{**asdict(device), "state": GONE if device.why else IN, "until": None})
+        elif device.until is not None:  # it may take part again, and is what its last answer made of it
+            state = state_of(device.why) if device.why else IN
+            found[client] = Device(**{**asdict(device), "state": state, "until": None})
         if enrolled is not None and client not in enrolled:
             found[client] = Device(**{**asdict(found[client]), "state": REVOKED})
     return [found[client] for client in sorted(found)]
@@ -85,7 +86,7 @@ def state_of(why: str) -> str:
     """What a device is whose work did not count for this reason.
 
     >>> [state_of(why) for why in ("no answer within 60 s: it is connected, but too slow", "it is not connected",
-    ...                            "it was not waited for: 2 answers are enough", "'w' holds a value that is not finite")]
+    ...                            "it was not waited for: 2 answers are enough", "'w' holds NaN")]
     ['late', 'gone', 'not needed', 'refused']
     """
     if why.startswith("in quarantine"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
@@ -23,9 +24,11 @@ OPERATORS, ENROLLED = "certificates/operators.pub", "enrolled"
 """The operators who may command the server, and the folder of enrolled devices."""
 PRIVATE = ("certificates", "operator", "enrolled", "flower", "state", "nodes", "run")
 """Folders that nobody but their owner may look into."""
+UNITS = ("fedwidth-server.service", "fedwidth-metrics.service")
+"""Units of systemd for the server's machine; each device's folder has its own."""
 SCRIPTS = ("superlink.sh", "register.sh", "run.sh", "flwr.sh")
 """The commands of a deployment, on the server's machine."""
-COPIED = ("device.py", "device_key.py", "connection.py", "supernode.py", "trainer_process.py")
+COPIED = ("device.py", "conditions.py", "device_key.py", "connection.py", "supernode.py", "trainer_process.py")
 """The files of `node/` that are copied into a device's folder, because they run without importing fedwidth."""
 IN_APPS = ("client_app.py", "refusals.py", "wire.py")
 """The files of `node/` that are copied into the app, which devices are sent."""
@@ -74,6 +77,9 @@ def write_deployment(
     fill_template(folder / "README.md", "README.md", values)
     for script in SCRIPTS:
         fill_template(folder / script, script, values, executable=True)
+    (folder / "systemd").mkdir(exist_ok=True)
+    for unit in UNITS:
+        fill_template(folder / "systemd" / unit, unit, values)
     for client in range(setup.nodes):
         write_device(folder, setup, client)
     (folder / FACTS).write_text(json.dumps(asdict(setup), indent=2) + "\n")
@@ -93,6 +99,8 @@ def write_device(folder: Path, setup: Setup, client: int, capacity: str = "") ->
     stated = f' capacity="{capacity}"' if capacity else ""
     own = {"client": str(client), "stated": stated, "own_port": str(setup.node_port + client)}
     fill_template(device / "start.sh", "node.sh", template_values(folder, setup) | own, executable=True)
+    for name in ("fedwidth-device.service", "Containerfile"):
+        fill_template(device / name, name, template_values(folder, setup) | own)
     return device
 
 
@@ -158,6 +166,7 @@ def template_values(folder: Path, setup: Setup) -> dict[str, str]:
         "enrolled_folder": ENROLLED,
         "certificate": json.dumps(str(folder / "certificates" / "ca.pem")),
         "exports": exports,
+        "programs": str(Path(sys.executable).parent),
     }
 
 

@@ -1,8 +1,9 @@
 """Keeps a device's SuperNode and its trainer running: `python device.py …`, which `start.sh` calls.
 
-The command line is that of `flower-supernode`. A SuperNode that loses its connection is started again, for ever. Where
-that cannot help (a key that the server does not know, a certificate that has expired), the device ends with the reason
-in one line. A SuperNode or a trainer that hangs is killed and started again. SIGTERM ends both within seconds.
+The command line is that of `flower-supernode`, and `--only-when "hours=22-6 charging wifi"` (`conditions`). A
+SuperNode that loses its connection is started again, for ever. Where that cannot help (a key that the server does not
+know, a certificate that has expired), the device ends with the reason in one line. A SuperNode or a trainer that hangs
+is killed and started again. SIGTERM ends both within seconds.
 
 This file is copied into the devices' folders and imports the standard library only: importing fedwidth would bring in
 PyTorch, and a device needs its memory for the trainer.
@@ -24,9 +25,11 @@ from pathlib import Path
 from types import FrameType
 
 if __package__:
+    from fedwidth.flower.node.conditions import Conditions
     from fedwidth.flower.node.connection import is_reachable, is_refusal, why_distrusted, why_final
     from fedwidth.flower.node.trainer_process import TrainerProcess
 else:  # in a device's folder, where importing fedwidth would bring in PyTorch
+    from conditions import Conditions  # type: ignore[import-not-found,no-redef]
     from connection import is_reachable, is_refusal, why_distrusted, why_final  # type: ignore[import-not-found,no-redef]
     from trainer_process import TrainerProcess  # type: ignore[import-not-found,no-redef]
 
@@ -124,13 +127,23 @@ def stay_connected(
     start: Callable[[list[str]], SuperNodeProcess] = SuperNodeProcess,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    why_not: Callable[[], str | None] = lambda: None,
 ) -> str:
     """Keep a SuperNode running for as long as that can help; returns why it cannot any more.
 
-    `start` starts a SuperNode with the arguments; `sleep` waits before the next is started.
+    `start` starts a SuperNode with the arguments; `sleep` waits before the next is started; `why_not` says why the
+    device takes no part now, where its owner has conditions.
     """
     refused: float | None = None
+    waited = ""
     while True:
+        if (pause := why_not()) is not None:
+            if pause != waited:
+                print(f"this device takes no part: {pause}", flush=True)
+            waited = pause
+            sleep(PAUSE_SECONDS)
+            continue
+        waited = ""
         if (reason := why_distrusted(superlink, authority)) is not None:
             return reason
         supernode = start(arguments)
@@ -141,6 +154,8 @@ def stay_connected(
                     print(f"the SuperNode heard nothing for {silent:.0f} s; it is started again", flush=True)
                     supernode.process.kill()
                     supernode.process.wait()
+                if why_not() is not None:  # said above; the server notices that the device is gone
+                    break
                 time.sleep(0.5)
         finally:
             end(supernode.process)
@@ -183,8 +198,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--superlink", required=True)
     parser.add_argument("--root-certificates", required=True)
-    arguments = sys.argv[1:]
-    known, _ = parser.parse_known_args(arguments)
+    known, _ = parser.parse_known_args(sys.argv[1:])
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--only-when", default="")
+    stated, arguments = own.parse_known_args(sys.argv[1:])
+    try:
+        conditions = Conditions.parse(stated.only_when)
+    except ValueError as error:
+        raise SystemExit(f"error: --only-when: {error}") from None
     if (reason := why_not_flower()) is not None:
         raise SystemExit(f"error: {reason}")
 
@@ -199,7 +220,7 @@ def main() -> None:
     trainer = TrainerProcess(SOCKET)
     threading.Thread(target=trainer.watch, daemon=True).start()
     try:
-        why = stay_connected(arguments, known.superlink, known.root_certificates, trainer)
+        why = stay_connected(arguments, known.superlink, known.root_certificates, trainer, why_not=conditions.why_not)
     finally:
         end(trainer.end())
     raise SystemExit(f"error: {why}")

@@ -14,7 +14,8 @@ from fedwidth.errors import ClientError, OptionError
 from fedwidth.methods import Method, Reference, Task, method, methods
 
 KEY = "fedwidth"
-"""The key of the config record that holds the order, and the action of the query that asks a node what it can afford."""
+"""The key of the config record that holds the order, and the action of the query that asks nodes what they can afford.
+"""
 
 
 @dataclass(frozen=True)

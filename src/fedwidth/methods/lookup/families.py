@@ -29,6 +29,8 @@ class Traits:
     family: str
     holds: str
     sends: str
+    architectures: bool
+    """Whether clients may hold networks that are no parts of the run's model."""
     public_data: bool
     secure_sums: str
     """Whether the server could do with sums of what clients send: for all, among clients of one size, or not."""
@@ -53,4 +55,4 @@ def traits_of(method: Method) -> Traits:
         secure = "no"
     else:
         secure = "yes" if whole or segments_of(method) == SHELLS else "by size"
-    return Traits(family, HOLDS[RULES] if whole else HOLDS[family], sends, method.public, secure)
+    return Traits(family, HOLDS[RULES] if whole else HOLDS[family], sends, method.several, method.public, secure)

@@ -54,6 +54,7 @@ const SECTIONS = [
   ['curves', curvesSection, (d) => d.entries],
   ['coverage', coverageSection, (d) => [d.coverage.views.map(({ layers, ...others }) => [others, Object.entries(layers).map(([name, layer]) => [name, layer.frames])]), d.coverage.skipped, d.runs.map((run) => run.done)]],
   ['gains', gainsSection, (d) => [d.gains, d.widths]],
+  ['attendance', attendanceSection, (d) => d.attendance],
   ['devices', devicesSection, (d) => d.devices],
   ['split', splitSection, (d) => d.splits],
   ['runs', runsSection, (d) => d.runs],

@@ -1,0 +1,109 @@
+"""Budgets and profiles of a recipe: from what devices can spend to their capacities, and from shares to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from fedwidth.data import Data, Partition
+from fedwidth.devices.budget import DeviceClass
+from fedwidth.devices.capacity import parse_capacity
+from fedwidth.devices.fit import capacity_of, fit_classes
+from fedwidth.devices.needs import Costing, Work
+from fedwidth.errors import CapacityError, OptionError
+from fedwidth.methods import Method
+from fedwidth.objectives import Objective
+from fedwidth.plan import Plan
+from fedwidth.settings import DeviceSettings, Settings
+
+PROFILE = "profile"
+"""The key of a budget that asks for a profile."""
+
+
+def read_budgets(devices: DeviceSettings) -> dict[str, tuple[DeviceClass, bool]]:
+    """The classes that `devices.budgets` names, and whether each is to have a profile."""
+    found = {}
+    for name, table in devices.budgets.items():
+        if not isinstance(table, Mapping):
+            raise OptionError(f"devices.budgets.{name} must be a table such as {{memory = '512MB'}}, not {table!r}")
+        wanted = table.get(PROFILE, False)
+        if not isinstance(wanted, bool):
+            raise OptionError(f"devices.budgets.{name}.{PROFILE} must be true or false, not {wanted!r}")
+        own = {key: value for key, value in table.items() if key != PROFILE}
+        found[name] = DeviceClass.of(name, own), wanted
+    return found
+
+
+def with_budgets(
+    settings: Settings,
+    model: nn.Module,
+    plan: Plan,
+    *,
+    data: Data,
+    partition: Partition,
+    method: Method,
+    objective: Objective,
+) -> tuple[Settings, Plan]:
+    """The settings with the capacities that the budgets come to, and the plan with their profiles."""
+    devices, training = settings.devices, settings.training
+    classes = read_budgets(devices)
+    if not classes:
+        return settings, plan
+    mean = max(1, round(sum(map(int, partition.sizes)) / len(partition)))
+    seen = training.steps * training.batch_size if training.steps else training.epochs * mean
+    targets = data.example_targets()
+
+    def loss(output: Any) -> Tensor:
+        wanted = objective.output(output)
+        rows = len(wanted) if isinstance(wanted, Tensor) else training.batch_size
+        return objective.loss(wanted, tree_map(lambda t: _of_batch(t, rows), targets))
+
+    work = Work(training.batch_size, seen, training.optimiser)
+    costing = Costing(model, plan, data.example(), work, loss=loss)
+    rounding = str(method.values.get("rounding", "floor"))
+    weights: dict[Fraction, float] = {}
+    profiles: dict[str, dict[str, float]] = {}
+    for device, wanted in classes.values():
+        (found,) = fit_classes(costing, [device], rounding=rounding, profiles=wanted)
+        capacity = capacity_of(found)
+        weights[capacity] = weights.get(capacity, 0.0) + device.weight
+        if wanted and found.profile:
+            own = profiles.setdefault(str(capacity), dict(found.profile))
+            profiles[str(capacity)] = {name: min(share, found.profile[name]) for name, share in own.items()}
+    mix = " ".join(f"{capacity}:{weight:g}" for capacity, weight in sorted(weights.items(), reverse=True))
+    if devices.capacities not in (DeviceSettings().capacities, mix):
+        raise OptionError(f"devices.budgets come to the capacities '{mix}': leave out devices.capacities")
+    resolved = replace(devices, capacities=mix, profiles=profiles or devices.profiles)
+    return replace(settings, devices=resolved), with_profiles(plan, resolved)
+
+
+def with_profiles(plan: Plan, devices: DeviceSettings) -> Plan:
+    """The plan with the profiles that settings give capacities."""
+    profiles: dict[float, dict[str, float]] = {}
+    for text, table in devices.profiles.items():
+        where = f"devices.profiles.'{text}'"
+        try:
+            capacity = parse_capacity(text)
+        except CapacityError:
+            raise OptionError(f"devices.profiles goes by capacity, such as '1/4', not '{text}'") from None
+        if not isinstance(table, Mapping) or capacity == 1:
+            raise OptionError(f"{where} must be a table of shares by group, of a capacity below 1")
+        for pattern, share in table.items():
+            if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+                raise OptionError(f"{where} must give shares above 0 and at most 1, not {share!r} for '{pattern}'")
+            named = [name for name in plan.groups if fnmatchcase(name, pattern)]
+            if not named:
+                raise OptionError(f"{where} names '{pattern}', which is no width group: {', '.join(plan.groups)}")
+            profiles.setdefault(capacity, {}).update(dict.fromkeys(named, float(share)))
+    return replace(plan, profiles=profiles) if profiles else plan
+
+
+def _of_batch(tensor: Tensor, samples: int) -> Tensor:
+    return torch.zeros((samples, *tensor.shape[1:]), dtype=tensor.dtype)
