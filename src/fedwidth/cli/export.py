@@ -21,6 +21,9 @@ def export_model(
         int | None,
         typer.Option("--batch", min=1, help="Samples that a program takes at a time; without it any number, or one."),
     ] = None,
+    training: Annotated[
+        bool, typer.Option("--training", help="With executorch: a program that trains the model on the device.")
+    ] = False,
     adapters: Annotated[
         str,
         typer.Option("--adapters", help="Of a run with adapters: kept, merged into weights, or apart as in peft."),
@@ -39,6 +42,6 @@ def export_model(
         written = write_apart(taken, out)
     else:
         taken = merged(taken) if adapters == MERGED else taken
-        written = export(taken, form, out, batch=batch, overwrite=overwrite)
+        written = export(taken, form, out, batch=batch, training=training, overwrite=overwrite)
     for path in written:
         print(path)

@@ -30,9 +30,7 @@ def attendance_view(run: Run) -> dict[str, Any] | None:
         "devices": [device.facts() for device in shown[:MAX_DEVICES]],
         "more": max(0, len(devices) - MAX_DEVICES),
         "rounds": [_round(line) for line in reversed(run.metrics[-MAX_ROUNDS:])],
-        "events": [
-            [str(line.get("time", "")), line["event"], _facts(line)] for line in reversed(events[-MAX_EVENTS:])
-        ],
+        "events": [[str(line.get("time", "")), line["event"], _facts(line)] for line in reversed(events[-MAX_EVENTS:])],
     }
 
 

@@ -1,8 +1,8 @@
 """What the client of a Flower app needs to train at its width: three functions, each one line in the app.
 
-    introduce(app)                        the node says what it can afford when the server asks
-    model = fitted(Net(), msg, EXAMPLE)   the module of that width, filled with what the message holds
-    loss = local_loss(model, x, y)        where the method trains with a loss of its own, in place of the app's
+introduce(app)                        the node says what it can afford when the server asks
+model = fitted(Net(), msg, EXAMPLE)   the module of that width, filled with what the message holds
+loss = local_loss(model, x, y)        where the method trains with a loss of its own, in place of the app's
 """
 
 from __future__ import annotations
@@ -206,4 +206,6 @@ def _change_gradients(module: nn.Module, rule: Rule, at: LocalMoment) -> None:
 
 def _refuse_other_losses(title: str, module: nn.Module, _: Any) -> None:
     if module.training and not module.__dict__[PASS].inside:
-        raise ClientError(f"{title} trains with a loss of its own: call local_loss(model, inputs, targets) for the app's loss")
+        raise ClientError(
+            f"{title} trains with a loss of its own: call local_loss(model, inputs, targets) for the app's loss"
+        )

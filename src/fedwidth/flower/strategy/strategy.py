@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from fedwidth.config.schema import build
 from fedwidth.core.cohort import CohortSum
-from fedwidth.core.submodel import extract, state_of, with_ties
+from fedwidth.core.submodel import state_of, with_ties
 from fedwidth.engines.serial import add_update
-from fedwidth.errors import ClientError, FedwidthError, OptionError, UpdateError
+from fedwidth.errors import ClientError, OptionError, UpdateError
 from fedwidth.evaluation.representative import LastRound, representative_index
 from fedwidth.flower.printable import printable
 from fedwidth.flower.strategy.nodes import Node, Nodes, draw
@@ -67,12 +67,13 @@ class Strategy(FedAvg):
         server: Settings of the server by name, as in `[server]` of a recipe: `{"optimiser": "fedadam", "lr": 0.03}`.
             Clients weigh what their `num-examples` say, unless `weighting` says otherwise.
         seed: Which nodes and units are drawn follows from it.
-        capacities: The capacities that nodes may have; None: those of the first round, or any where sub-models are slices.
+        capacities: The capacities that nodes may have; None: any where sub-models are slices, else those of the first
+            round.
         public: Data of the server's own, for methods that close a round with it.
         norm_bound: An update that changes by more than so many times its own norm is dropped.
         max_samples: A client that claims more samples is dropped.
         introduction_seconds: How long to wait for new nodes to say what they can afford.
-        flower: What Flower's FedAvg takes: `fraction_train`, `min_available_nodes`, `evaluate_metrics_aggr_fn`, and so on.
+        flower: What Flower's FedAvg takes: `fraction_train`, `min_available_nodes`, and so on.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Strategy(FedAvg):
         """Cut a sub-model for each of the round's nodes."""
         if self.fraction_train == 0.0:
             return []
-        found = self._present(grid, self.fraction_train, self.min_train_nodes)
+        found = self._present(grid, self.min_train_nodes)
         server = self._server = replace(self._begin(arrays, found.values()), round=server_round - 1)
         out = {client for client in found if server.quarantine.why_out(client, server.round)}
         left = {client: node for client, node in found.items() if client not in out} or found
@@ -184,7 +185,7 @@ class Strategy(FedAvg):
         """Send each of the round's nodes the model that stands for its width."""
         if self.fraction_evaluate == 0.0:
             return []
-        found = self._present(grid, self.fraction_evaluate, self.min_evaluate_nodes)
+        found = self._present(grid, self.min_evaluate_nodes)
         server = self._server = self._begin(arrays, found.values())
         number = max(int(len(found) * self.fraction_evaluate), self.min_evaluate_nodes)
         drawn = draw(found, number, round=server_round - 1, seed=self._rounds.seed + 1)
@@ -226,7 +227,7 @@ class Strategy(FedAvg):
                 everyone[f"{name}-at-{capacity:g}"] = value
         return everyone
 
-    def _present(self, grid: Grid, fraction: float, least: int) -> dict[int, Node]:
+    def _present(self, grid: Grid, least: int) -> dict[int, Node]:
         """The nodes that are there, by client, with a capacity that can be trained."""
         found = self.nodes.wait(grid, max(self.min_available_nodes, least))
         if not found:
@@ -236,7 +237,9 @@ class Strategy(FedAvg):
             for client, node in list(found.items()):
                 if node.capacity not in self._capacities:
                     allowed = ", ".join(f"{capacity:g}" for capacity in self._capacities)
-                    LOG.warning("client %d is left out: its capacity is %g, not one of %s", client, node.capacity, allowed)
+                    LOG.warning(
+                        "client %d is left out: its capacity is %g, not one of %s", client, node.capacity, allowed
+                    )
                     del found[client]
         return found
 
