@@ -218,18 +218,17 @@ def train(text: Path, out: Path, rounds: int = ROUNDS, only: str = "") -> None:
         print(f"{name} {seed}: {last}, {time.perf_counter() - began:.0f} s", flush=True)
 
 
-def measure_memory(text: Path, out: Path, batch: int = 64) -> None:
+def measure_memory(text: Path, out: Path, batch: int = 32) -> None:
     """What training one client at each rank takes at its peak, by PyTorch's own account of what is taken and freed."""
     torch.set_num_threads(1)
     _, roles = both_texts(text)
     settings = settings_of("units", 1, out / "base.safetensors", RATES[0])
-    training = replace(settings.training, batch_size=batch, steps=2)
+    training = replace(settings.training, batch_size=batch, steps=1)
     experiment = Experiment(replace(settings, rounds=1, training=training), data=roles)
     found = {}
     for rank in (16, 8, 4, 2, 1):
         (task,) = experiment.rounds.assign(experiment.first_server(), [(0, rank / RANK)])
         cost, sub = experiment.costs.of(task), task.part.cut(experiment.first_state, experiment.plan)
-        experiment.trainer.train(sub, task, 0)  # whatever the first time takes more
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
             experiment.trainer.train(sub, task, 0)
         found[rank] = {

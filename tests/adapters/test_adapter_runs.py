@@ -258,3 +258,17 @@ def test_a_run_is_loaded_and_exported_with_adapters_merged_or_apart(tmp_path):
 def final_in(folder):
     experiment = Experiment(settings("fedrolex"))
     return experiment, experiment.run(folder)
+
+
+def test_the_command_shows_what_ranks_cost():
+    """Layers 784-128 and 128-10 of rank 4, the first adapted: 4 (784 + 128) numbers are trained, 101,770 are frozen."""
+    given = ["cost", "mlp", "--rank", "4", "--target", "hidden.1", "--shape", "1x28x28", "--set", "hidden=[128]"]
+    said = CliRunner().invoke(app, [*given, "--capacities", "1,1/4", "--json"])
+    whole, one, _ = json.loads(said.output)["costs"]
+    assert (whole["trained_bytes"], one["trained_bytes"]) == (4 * 4 * 912, 4 * 912)
+    assert whole["frozen_bytes"] == one["frozen_bytes"] == 4 * 101_770
+    assert (whole["bytes_up"], one["bytes_down"]) == (4 * 4 * 912, 4 * 912)
+    said = CliRunner().invoke(app, given)
+    assert "sent once" in said.output
+    said = CliRunner().invoke(app, ["cost", "mlp", "--target", "hidden.1"])
+    assert said.exit_code != 0
