@@ -35,8 +35,9 @@ def attendance_view(run: Run) -> dict[str, Any] | None:
 
 
 def _round(line: dict[str, Any]) -> dict[str, Any]:
-    absent = line.get("absent") if isinstance(line.get("absent"), dict) else {}
-    clients = line.get("clients") if isinstance(line.get("clients"), list) else []
+    absent, clients = line.get("absent"), line.get("clients")
+    absent = absent if isinstance(absent, dict) else {}
+    clients = clients if isinstance(clients, list) else []
     return {
         "round": line["round"],
         "trained": len(clients),
