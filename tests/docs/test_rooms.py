@@ -17,7 +17,7 @@ FOLDERS = ("benchmarks/", "docs/", "examples/", "reproduction/", "src/", "tests/
 MODULE = re.compile(r"fedwidth(?:\.\w+)+")
 MOVED = re.compile(r"^\| `(fedwidth\.[\w.]+)` \| `(fedwidth[\w.]*)` \|$", re.MULTILINE)
 MAX_MODULES, MAX_FILES = 14, 17
-LARGER = {"methods": 40, "plan": 22}
+LARGER = {"methods": 40, "plan": 23}
 """Rooms that have more: `methods` a file for each method."""
 (CONTRACT,) = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
 
@@ -74,5 +74,5 @@ def test_the_page_names_who_looks_upwards():
     page = (DOCS / "rooms.md").read_text(encoding="utf-8")
     assert CONTRACT["ignore_imports"]
     for line in CONTRACT["ignore_imports"]:
-        upwards = line.partition(" -> ")[0].removeprefix("fedwidth.").replace(".", "/")
-        assert f"`{upwards}.py`" in page
+        upwards = line.partition(" -> ")[0].removeprefix("fedwidth").removeprefix(".").replace(".", "/")
+        assert f"`{upwards or '__init__'}.py`" in page
