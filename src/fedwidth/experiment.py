@@ -188,6 +188,8 @@ class Experiment:
             stack.callback(engine.close)
             recorder = stack.enter_context(begin(self, folder, resume=resume, overwrite=overwrite))
             chosen: dict[int, tuple[Sequence[tuple[int, float]], list[Task]]] = {}
+            known = cohort is None
+            recorder.last_round = self.last_round(recorder.server, known=known)
             self.evaluator = replace(self.evaluator, last=recorder.last_round)
 
             def coming() -> tuple[list[Task], int] | None:
@@ -198,6 +200,9 @@ class Experiment:
                 round = recorder.server.round
                 drawn, ready = chosen.pop(round, None) or ((cohort or self.cohort)(round), None)
                 before = recorder.open([client for client, _ in drawn])
+                if not known and self.budget is not None:  # who was drawn decides how many may follow
+                    recorder.last_round = self.last_round(replace(before, round=round + 1), known=known)
+                    self.evaluator = replace(self.evaluator, last=recorder.last_round)
                 server, tasks, report = run_round(
                     self.rounds,
                     before,
@@ -221,17 +226,17 @@ class Experiment:
         """Who takes part in a round, with the capacity each has in it."""
         return self.cohorts.of_round(round)
 
-    def last_round(self, server: Server) -> int:
-        """After how many rounds a run ends that has come so far: after all, or where a privacy budget is spent."""
-        return self.settings.rounds if self.budget is None else self.budget.last_round(server)
+    def last_round(self, server: Server, *, known: bool = True) -> int:
+        """After how many rounds a run ends that has come so far: after all, or where a privacy budget is spent.
+
+        Where the settings do not draw who takes part, that is not `known` beforehand.
+        """
+        return self.settings.rounds if self.budget is None else self.budget.last_round(server, known=known)
 
     def _device_noise(self) -> DeviceNoise | None:
         """The noise of clients, where sums are both secure and private."""
-        settings = self.settings
-        if not (settings.secure.enabled and settings.privacy.noise):
-            return None
-        many = len(self.partition) if settings.devices.sampling == "poisson" else settings.devices.per_round
-        return DeviceNoise(settings.privacy, settings.secure, many, settings.seed)
+        data = replace(self.settings.data, clients=len(self.partition))
+        return DeviceNoise.of(replace(self.settings, data=data))
 
     def _look_ahead(
         self,

@@ -144,6 +144,27 @@ def test_40_without_amplification_the_rounds_of_the_client_drawn_most_often_coun
     assert short.server.round == int((counts.max(1) <= allowed).sum()) < 6
 
 
+def test_40_where_nobody_knows_who_comes_the_budget_holds_for_whoever_comes_most_often(tmp_path):
+    """Client 2 comes every time and the others in turn: after three rounds nobody may come again."""
+    private = (*ZERO_OUT, *SECURE, "secure.min_clients=2", "devices.per_round=3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accountant = run_of(*private).budget.accountant
+        budget = f"privacy.epsilon={accountant.epsilon(3) + 1e-9}"
+
+        def come(round):
+            return [(2, 1.0), (3 + round % 3, 1.0), (round % 2, 1.0)]
+
+        result = run_of(*private, budget).run(tmp_path, cohort=come)
+        assert result.server.round == 3
+        assert "global_accuracy" in result.metrics[-1]
+        assert result.summary["privacy"]["counted"] == 3
+        assert "was spent after 3 of 6 rounds" in result.summary["privacy"]["stopped"]
+        assert run_of(*private, budget).run(tmp_path, cohort=come, resume=True).server.round == 3
+        calm = run_of(*private, budget).run(cohort=lambda round: [(round % 6, 1.0), ((round + 3) % 6, 1.0)])
+        assert calm.server.round == 6
+
+
 def test_43_a_draw_by_chance_has_the_right_size_and_is_independent():
     """Each of 40 clients in a quarter of 4000 rounds: shares within four deviations, pairs uncorrelated."""
     drawn = np.zeros((4000, 40))
@@ -199,6 +220,16 @@ def test_engines_agree(private):
         together = run_of(*private, "rounds=3", "engine=vectorised").run().server.state
     for name, tensor in serial.items():
         assert torch.allclose(tensor, together[name], rtol=1e-4, atol=1e-5), name
+
+
+def test_of_adapters_only_what_a_round_trains_is_noised():
+    """FFA-LoRA: A stays as it was drawn, and so does the model under the adapters."""
+    experiment = run_of(*PRIVATE, "method.name=ffalora", "rounds=2")
+    state, first = experiment.run().server.state, experiment.first_state
+    resting = {adapter.down for adapter in experiment.plan.adapters}
+    assert resting
+    changed = {name for name in first if not torch.equal(first[name], state[name])}
+    assert changed == experiment.rounds.trained - resting
 
 
 def test_adaptive_clipping_in_a_run_survives_a_stop(tmp_path):
@@ -267,6 +298,7 @@ def test_with_little_noise_and_a_wide_clip_it_is_the_plain_average():
             [*ZERO_OUT, *SECURE, "secure.clip=0.05"],
             "privacy.noise times privacy.clip is 2, and may be at most 32 times",
         ),
+        ([*PRIVATE, "adapter.rank=2", "adapter.average=svd"], "adapter.average must be 'units' with privacy.noise"),
         ([*ZERO_OUT, *SECURE, "privacy.quantile=0.5"], "privacy.quantile must be 0 with secure.enabled"),
     ],
 )

@@ -58,4 +58,4 @@ def noise_of_updates(noise: float, bits: float) -> float:
             f"privacy.bits_noise is {bits:g} and must be above half of privacy.noise ({noise / 2:g}): the share of"
             " clipped updates alone would cost more; take more clients a round, or privacy.quantile = 0"
         )
-    return (noise**-2 - (2 * bits) ** -2) ** -0.5
+    return 1 / math.sqrt(1 / noise**2 - 1 / (2 * bits) ** 2)

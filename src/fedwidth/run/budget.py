@@ -65,23 +65,28 @@ class Budget:
         """What was spent."""
         return self.accountant.epsilon(self._count(spent))
 
-    def last_round(self, server: Server) -> int:
-        """After how many rounds the run ends: all, or as many as the budget allows."""
+    def last_round(self, server: Server, *, known: bool = True) -> int:
+        """After how many rounds the run ends: all, or as many as the budget allows.
+
+        Where it is not `known` who will be drawn (real devices come and go), whoever was drawn most often so far may
+        be drawn every time.
+        """
         privacy, rounds = self.settings.privacy, self.settings.rounds
         if not privacy.epsilon:
             return rounds
         allowed = self.accountant.affords(privacy.epsilon, server.spent.rounds + rounds)
         spent = server.spent
+        if not known:
+            return min(rounds, server.round + max(0, allowed - self._count(spent)))
         for round in range(server.round, rounds):
             spent = spent.after(client for client, _ in self.cohorts.of_round(round))
             if self._count(spent) > allowed:
                 return round
         return rounds
 
-    def facts(self, server: Server) -> dict[str, Any]:
-        """What the summary says of a run's privacy."""
+    def facts(self, server: Server, *, last: int) -> dict[str, Any]:
+        """What the summary says of a run's privacy, which ends after the `last` round."""
         settings, privacy, spent = self.settings, self.settings.privacy, server.spent
-        allowed = self.last_round(server)
         stopped = (
             f"the budget of epsilon = {privacy.epsilon:g} was spent after {server.round} of {settings.rounds} rounds"
         )
@@ -102,7 +107,7 @@ class Budget:
             "not_covered": self.not_covered,
             "signal_to_noise": self.best_signal_to_noise,
             "budget": privacy.epsilon or None,
-            "stopped": stopped if allowed <= server.round < settings.rounds else None,
+            "stopped": stopped if last <= server.round < settings.rounds else None,
         }
 
     @property

@@ -150,7 +150,7 @@ class Recorder:
             )
         summary = summarise(experiment.settings, self.lines)
         if experiment.budget is not None:
-            summary |= {"rounds": server.round, "privacy": experiment.budget.facts(server)}
+            summary |= {"rounds": server.round, "privacy": experiment.budget.facts(server, last=self.last_round)}
         if self.folder:
             if clients := rows_of(experiment, server, self._measured):
                 checkpoint.write_whole(self.folder / "clients.json", json.dumps(clients) + "\n")

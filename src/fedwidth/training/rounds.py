@@ -191,10 +191,9 @@ class Rounds:
             )
 
         windows = [Window(window(capacity), expected) for capacity, expected in self.expected.items() if expected]
-        clip = server.clip or self.privacy.clip
-        return PrivateRound(
-            server.state, self.plan, windows, self.privacy, self.trained, clip, self.seed, round=server.round
-        )
+        clip, rests = server.clip or self.privacy.clip, self.method.local.rests if self.method.local else None
+        names = self.trained - rests(self.plan, server.round) if rests else self.trained
+        return PrivateRound(server.state, self.plan, windows, self.privacy, names, clip, self.seed, round=server.round)
 
     def averaged(
         self, server: Server, tasks: Sequence[Task], sums: Sequence[CohortSum], report: Report
