@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run test test-slow test-track test-peft test-browser test-flower test-flower-newest test-ray test-package check lint layers types bench results pictures docs docs-serve clean
+.PHONY: help setup run test test-slow test-track test-peft test-browser test-flower test-flower-newest test-ray test-export test-package check lint layers types bench results pictures docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -91,6 +91,17 @@ $(NEWEST_VENV)/.installed: pyproject.toml constraints-flower-newest.txt
 test-flower-newest: $(NEWEST_VENV)/.installed  ## The same with the newest Flower that deployments take
 	$(NEWEST_VENV)/bin/python -m pytest -s -m 'slow or not slow' $(FLOWER_TESTS)
 
+# ONNX Runtime and ExecuTorch bring many packages, so exports have an environment of their own.
+EXPORT_VENV ?= .venv-export
+
+$(EXPORT_VENV)/.installed: PACKAGES = -e '.[dev,onnx]' onnxruntime executorch
+$(EXPORT_VENV)/.installed: pyproject.toml constraints.txt
+	$(install)
+
+test-export: $(EXPORT_VENV)/.installed  ## Test exported models in ONNX Runtime and ExecuTorch, every model of the zoo (20 minutes)
+	$(EXPORT_VENV)/bin/python -c 'import executorch, onnxruntime, onnxscript'
+	$(EXPORT_VENV)/bin/python -m pytest -rs -m 'slow or not slow' tests/export tests/docs/test_docs_export.py
+
 # The wheel and the source distribution are built and checked here, and installed in an environment that has nothing else.
 PACKAGE_VENV ?= .venv-package
 
@@ -153,4 +164,4 @@ docs-serve: $(DOCS_VENV)/.installed  ## Show the documentation site on 127.0.0.1
 	$(MKDOCS) serve
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(DOCS_VENV) $(BROWSER_VENV) $(TRACK_VENV) $(PEFT_VENV) $(FLOWER_VENV) $(NEWEST_VENV) $(RAY_VENV) $(PACKAGE_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(DOCS_VENV) $(BROWSER_VENV) $(TRACK_VENV) $(PEFT_VENV) $(FLOWER_VENV) $(NEWEST_VENV) $(RAY_VENV) $(EXPORT_VENV) $(PACKAGE_VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

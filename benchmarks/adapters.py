@@ -1,7 +1,7 @@
 """Ranks are widths, measured: a language model of Ubuntu IRC, adapted to Shakespeare's roles at unequal ranks.
 
     python benchmarks/adapters.py train --text FOLDER --out RUNS     pre-trains, then all runs; goes on where it was
-    python benchmarks/adapters.py memory --text FOLDER --out RUNS    memory of a client by rank, a process for each
+    python benchmarks/adapters.py memory --text FOLDER --out RUNS    memory of a client by rank
     python benchmarks/adapters.py record --out RUNS                  writes down the runs that are finished
     python benchmarks/adapters.py table                              the tables of docs/adapters.md, from that record
 
@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
 
 from fedwidth.data.records import Data, Split
 from fedwidth.data.sets.encode import TextOptions, UserText, encode
@@ -46,10 +44,10 @@ from fedwidth.settings import (
 )
 
 MODEL = {"embedding": 128, "heads": 8, "head_size": 12, "hidden": 512, "layers": 3, "dropout": 0.0}
-WORDS, LENGTH, ROLES, HOLDOUT, TESTED = 2000, 20, 100, 0.2, 8
+WORDS, LENGTH, ROLES, HOLDOUT, TESTED = 2000, 20, 100, 0.2, 5
 STEPS, BATCH, RATE = 500, 16, 1e-3
 """Pre-training: steps of Adam, sequences in each, and the first learning rate, which falls to 0 along a cosine."""
-ROUNDS, SEEDS, RANK, PER_ROUND = 30, (1, 2, 3), 16, 5
+ROUNDS, SEEDS, RANK, PER_ROUND = 20, (1, 2, 3), 16, 4
 MIXED = "1:1 1/2:1 1/4:1 1/8:1 1/16:1"
 RATES = (1e-3, 3e-3, 1e-2)
 """Learning rates of clients that are tried once, with the first run's rule and another seed, on validation samples."""
@@ -146,7 +144,7 @@ def pretrain(irc: Data, roles: Data, out: Path) -> Path:
         optimiser.step()
         schedule.step()
         if step % 100 == 0:
-            print(f"pre-training {step}/{STEPS}: {float(loss):.3f}, {time.perf_counter() - began:.0f} s", flush=True)
+            print(f"pre-training {step}/{STEPS}: {loss.item():.3f}, {time.perf_counter() - began:.0f} s", flush=True)
     facts = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "sequences": STEPS * BATCH,
@@ -159,14 +157,14 @@ def pretrain(irc: Data, roles: Data, out: Path) -> Path:
 
 
 def choose_rate(roles: Data, base: Path, out: Path) -> float:
-    """The learning rate of all runs: the best after ten rounds by a tenth of the training text, which nobody trains."""
+    """The learning rate of all runs: the best after five rounds by a fiftieth of the training text."""
     file = out / "rate.json"
     if not file.exists():
         found = {}
         for rate in RATES:
             wanted = settings_of("units", 0, base, rate)
-            data, evaluation = replace(wanted.data, validation=0.1), replace(wanted.evaluation, test=False)
-            wanted = replace(wanted, rounds=10, data=data, evaluation=evaluation)
+            data, evaluation = replace(wanted.data, validation=0.02), replace(wanted.evaluation, test=False)
+            wanted = replace(wanted, rounds=5, data=data, evaluation=evaluation)
             found[rate] = Experiment(wanted, data=roles).run().metrics[-1]["validation_loss"]
             print(f"learning rate {rate}: {found[rate]:.4f}", flush=True)
         file.write_text(json.dumps({"tried": found, "taken": min(found, key=lambda rate: found[rate])}) + "\n")
@@ -193,10 +191,10 @@ def settings_of(name: str, seed: int, base: Path, rate: float) -> Settings:
         data=DataSettings("digits", clients=ROLES, partition="natural"),
         devices=DeviceSettings(MIXED, per_round=PER_ROUND, excluded=wanted["excluded"]),
         training=TrainingSettings(
-            optimiser="adam", lr=rate, weight_decay=0.0, batch_size=8, steps=3, mask="none", clip=1.0
+            optimiser="adam", lr=rate, weight_decay=0.0, batch_size=4, steps=3, mask="none", clip=1.0
         ),
         server=ServerSettings(label_rows=False),
-        evaluation=EvaluationSettings(every=10, local=False),
+        evaluation=EvaluationSettings(every=ROUNDS, local=False),
         checkpoint_seconds=20.0,
     )
 
@@ -220,39 +218,40 @@ def train(text: Path, out: Path, rounds: int = ROUNDS, only: str = "") -> None:
         print(f"{name} {seed}: {last}, {time.perf_counter() - began:.0f} s", flush=True)
 
 
-def measure_memory(text: Path, out: Path) -> None:
-    """What a client's process grows by while it trains at each rank, each in a process of its own."""
+def measure_memory(text: Path, out: Path, batch: int = 32) -> None:
+    """What training one client at each rank takes at its peak, by PyTorch's own account of what is taken and freed."""
+    torch.set_num_threads(1)
+    _, roles = both_texts(text)
+    settings = settings_of("units", 1, out / "base.safetensors", RATES[0])
+    training = replace(settings.training, batch_size=batch, steps=1)
+    experiment = Experiment(replace(settings, rounds=1, training=training), data=roles)
     found = {}
     for rank in (16, 8, 4, 2, 1):
-        command = [sys.executable, __file__, "client", "--text", str(text), "--out", str(out), "--rank", str(rank)]
-        found[rank] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        (task,) = experiment.rounds.assign(experiment.first_server(), [(0, rank / RANK)])
+        cost, sub = experiment.costs.of(task), task.part.cut(experiment.first_state, experiment.plan)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+            experiment.trainer.train(sub, task, 0)
+        found[rank] = {
+            "batch": batch,
+            "peak_mib": peak(watched) / 2**20,
+            "trained_mib": cost.trained_bytes / 2**20,
+            "frozen_mib": cost.frozen_bytes / 2**20,
+            "activations_mib": batch * cost.activation_bytes / 2**20,
+            "memory_mib": cost.memory(batch=batch, moments=2) / 2**20,
+        }
         print(rank, found[rank], flush=True)
     (out / "memory.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
-def one_client(text: Path, out: Path, rank: int, batch: int = 64) -> None:
-    """Train one client of this rank for three steps, and print what the process came to."""
-    torch.set_num_threads(1)
-    _, roles = both_texts(text)
-    settings = settings_of("units", 1, out / "base.safetensors", RATES[0])
-    training = replace(settings.training, batch_size=batch, steps=3)
-    experiment = Experiment(replace(settings, rounds=1, training=training), data=roles)
-    (task,) = experiment.rounds.assign(experiment.first_server(), [(0, rank / RANK)])
-    cost = experiment.costs.of(task)
-    sub = task.part.cut(experiment.first_state, experiment.plan)
-    experiment.trainer.skeleton(task.part)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    experiment.trainer.train(sub, task, 0)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    facts = {
-        "batch": batch,
-        "grown_mib": grown / 1024,
-        "trained_mib": cost.trained_bytes / 2**20,
-        "frozen_mib": cost.frozen_bytes / 2**20,
-        "activations_mib": batch * cost.activation_bytes / 2**20,
-        "memory_mib": cost.memory(batch=batch, moments=2) / 2**20,
-    }
-    print(json.dumps(facts))
+def peak(watched: profile) -> int:
+    """The most bytes that were held at once while it was watched, beside those held before."""
+    results = watched.profiler.kineto_results
+    events = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
+    held = most = 0
+    for _, size in events:
+        held += size
+        most = max(most, held)
+    return most
 
 
 def record(out: Path) -> None:
@@ -270,7 +269,7 @@ def record(out: Path) -> None:
                 "seed": int(seed),
                 "rounds": [line["round"] for line in measured],
                 "loss": [line["global_loss"] for line in measured],
-                "effective_rank": [line["adapters"]["effective_rank"] for line in measured],
+                "effective_rank": [line["adapters"]["effective_rank"] for line in lines],
                 "error": [line["adapters"]["error"] for line in lines],
                 "bytes_up": sum(line["bytes_up"] for line in lines),
                 "bytes_down": sum(line["bytes_down"] for line in lines),
@@ -289,7 +288,7 @@ def spread(values: list[float], digits: int) -> str:
 def tables(found: dict[str, Any]) -> str:
     """The tables of the page."""
     lines = [
-        "| | loss (nats a word) | aggregation error | effective rank, round 10 → 30 | MB up | MB down | seeds |",
+        "| | loss (nats a word) | aggregation error | effective rank, round 1 → 20 | MB up | MB down | seeds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, label in LABELS.items():
@@ -307,11 +306,11 @@ def tables(found: dict[str, Any]) -> str:
     lines += [f"| before adapting | {base['loss_roles']:.3f} | | | | | |", ""]
     if found["memory"]:
         lines += [
-            "| rank | trained | sent once | kept for the backward pass | reckoned in all | the process grew by |",
+            "| rank | trained | sent once | kept for the backward pass | reckoned in all | at its peak |",
             "| ---: | ---: | ---: | ---: | ---: | ---: |",
         ]
         for rank, facts in found["memory"].items():
-            sizes = (facts[key] for key in ("trained_mib", "frozen_mib", "activations_mib", "memory_mib", "grown_mib"))
+            sizes = (facts[key] for key in ("trained_mib", "frozen_mib", "activations_mib", "memory_mib", "peak_mib"))
             lines.append(f"| {rank} | " + " | ".join(f"{size:.2f} MiB" for size in sizes) + " |")
     return "\n".join(lines) + "\n"
 
@@ -319,10 +318,9 @@ def tables(found: dict[str, Any]) -> str:
 def main() -> None:
     """Do what is asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train", "memory", "client", "record", "table"])
+    parser.add_argument("what", choices=["train", "memory", "record", "table"])
     parser.add_argument("--text", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--rank", type=int, default=RANK)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
@@ -330,8 +328,6 @@ def main() -> None:
         train(given.text, given.out, given.rounds, given.only)
     elif given.what == "memory":
         measure_memory(given.text, given.out)
-    elif given.what == "client":
-        one_client(given.text, given.out, given.rank)
     elif given.what == "record":
         record(given.out)
     else:

@@ -121,14 +121,12 @@ def measure(name: str, capacity: float, device: str, optimiser: str, given_back:
         data = data.to(where)
     trainer = Trainer(model, plan, data, partition, method("heterofl"), settings, device=where)
     task = trainer.method.assign(plan, [(0, capacity)], 0)[0]
-    last = trainer.channels_last  # found out by a pass of its own, which is none of the step's
+    assert trainer.channels_last is not None  # found out by a pass of its own, which is none of the step's
     predicted = training_memory(
         skeleton(model, plan, task.index.counts),
         inputs[:2],
         batch=case.batch,
         moments=2 if optimiser != "sgd" else 1,
-        channels_last=last,
-        device=where.type,
     )
     if given_back:
         give_back_memory()

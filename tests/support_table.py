@@ -91,8 +91,9 @@ def _refused(method: str, task: str, changes: list[str]) -> str | None:
 
 
 def pairs(every: bool) -> list[tuple[str, str]]:
-    """All methods with all tasks, or so many that each of both is there."""
+    """All methods with all tasks; or each method with one of them, and one that has no "no" with all."""
     names, tasks = sorted(methods()), list(TASKS)
     if every:
         return [(method, task) for method in names for task in tasks]
-    return [(method, tasks[number % len(tasks)]) for number, method in enumerate(names)]
+    found = [(method, tasks[number % len(tasks)]) for number, method in enumerate(names)]
+    return found + [("fedrolex", task) for task in tasks if ("fedrolex", task) not in found]

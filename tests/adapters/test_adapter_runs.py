@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from typer.testing import CliRunner
 
 import fedwidth
+from fedwidth.cli.entry import app
 from fedwidth.core.cost import cost
 from fedwidth.errors import FedwidthError, FellBack, OptionError
 from fedwidth.experiment import Experiment, Stopped
@@ -225,9 +227,48 @@ def test_secure_sums_of_ranks_give_what_plain_ones_do():
         (settings("fedrolex", targets="nothing"), "names no linear or convolution layer"),
         (replace(settings(average="stack"), server=ServerSettings(lr=0.5)), "lr must be 1"),
         (replace(settings(average="svd"), secure=SecureSettings(enabled=True)), "secure.enabled must be false"),
+        (replace(settings(average="svd"), server=ServerSettings(robust="median")), "server.robust none"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_written(wanted, said, tmp_path):
     with pytest.raises((OptionError, FedwidthError), match=said):
         Experiment(wanted).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_loaded_and_exported_with_adapters_merged_or_apart(tmp_path):
+    experiment, result = final_in(tmp_path / "run")
+    inputs = experiment.data.example()
+    wanted = result.model.eval()(inputs)
+    torch.testing.assert_close(fedwidth.load(tmp_path / "run")(inputs), wanted)
+    torch.testing.assert_close(fedwidth.load(tmp_path / "run", 1 / 4)(inputs), wanted, rtol=1e-4, atol=1e-5)
+    for way, name in (("kept", "kept.safetensors"), ("merged", "merged.safetensors"), ("apart", "apart")):
+        out = tmp_path / name
+        said = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--adapters", way, "--out", str(out)])
+        assert said.exit_code == 0, said.output
+        if way == "apart":
+            plain = Experiment(replace(experiment.settings, adapter=AdapterSettings())).model
+            found = fedwidth.adapters.load(plain, out)
+        else:
+            found = fedwidth.load(out)
+        assert any("lora_A" in name for name in found.state_dict()) == (way != "merged")
+        torch.testing.assert_close(found.eval()(inputs), wanted, rtol=1e-4, atol=1e-5)
+
+
+def final_in(folder):
+    experiment = Experiment(settings("fedrolex"))
+    return experiment, experiment.run(folder)
+
+
+def test_the_command_shows_what_ranks_cost():
+    """Layers 784-128 and 128-10 of rank 4, the first adapted: 4 (784 + 128) numbers are trained, 101,770 are frozen."""
+    given = ["cost", "mlp", "--rank", "4", "--target", "hidden.1", "--shape", "1x28x28", "--set", "hidden=[128]"]
+    said = CliRunner().invoke(app, [*given, "--capacities", "1,1/4", "--json"])
+    whole, one, _ = json.loads(said.output)["costs"]
+    assert (whole["trained_bytes"], one["trained_bytes"]) == (4 * 4 * 912, 4 * 912)
+    assert whole["frozen_bytes"] == one["frozen_bytes"] == 4 * 101_770
+    assert (whole["bytes_up"], one["bytes_down"]) == (4 * 4 * 912, 4 * 912)
+    said = CliRunner().invoke(app, given)
+    assert "sent once" in said.output
+    said = CliRunner().invoke(app, ["cost", "mlp", "--target", "hidden.1"])
+    assert said.exit_code != 0

@@ -47,6 +47,10 @@ def test_cost_prints_table_7_of_fedrolex(capsys):
         "buffer_bytes",
         "activation_bytes",
         "share",
+        "trained_bytes",
+        "frozen_bytes",
+        "bytes_down",
+        "bytes_up",
     ]
     assert [list(record) for record in found["costs"]] == [keys] * 6
     first, *_, last, mean = found["costs"]

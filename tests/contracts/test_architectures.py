@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedwidth
 from fedwidth.core.architectures import Held, held_at
 from fedwidth.core.part import WidthPart
 from fedwidth.engines import make_engine
@@ -180,6 +181,20 @@ def test_networks_may_be_given_in_python_one_object_for_several_capacities(name)
     assert not any(tensor.startswith(("width.0.5", "width.0.25", "first.0.5")) for tensor in found.memory)
     with pytest.raises(OptionError, match="give them in one place"):
         Experiment(settings_of(name), models={0.5: network})
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_run_gives_its_architecture_back(name, tmp_path):
+    run = Experiment(settings_of(name, "rounds=2", "devices.per_round=6", 'evaluation.capacities=["1/2"]'))
+    run.run(tmp_path / "run")
+    model = fedwidth.load(tmp_path / "run", capacity=0.5)
+    assert [tuple(p.shape) for p in model.parameters() if p.dim() == 2][:2] == [(8, 64), (4, 8)]
+    assert fedwidth.load(tmp_path / "run")(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_adapters_are_of_one_model():
+    with pytest.raises(OptionError, match=r"adapter.rank and \[\[models\]\] do not go together"):
+        Experiment(settings_of("feddf", "adapter.rank=2"))
 
 
 def test_a_checkpoint_of_other_architectures_is_refused(tmp_path):

@@ -112,6 +112,20 @@ def test_what_was_read_last_is_held_and_no_more() -> None:
     assert reader._bytes == 4 * 24
 
 
+def test_rows_that_are_taken_again_change_nothing_that_was_read() -> None:
+    """Four samples fit: every batch lets go of some that it has read itself, and of some of the batch before."""
+    reader = Reader(pairs(), "training", cache=4 * (X[0].nbytes + 8))
+    generator = torch.Generator().manual_seed(0)
+    kept = []
+    for _ in range(30):
+        chosen = torch.randint(0, 60, (7,), generator=generator)
+        kept.append((chosen, reader.read(chosen.tolist())))
+    for chosen, (inputs, targets) in kept:
+        assert torch.equal(inputs, X[chosen])
+        assert torch.equal(targets, Y[chosen])
+    assert len(reader._held) == 4
+
+
 def test_what_does_not_fit_is_not_held() -> None:
     dataset = pairs()
     reader = Reader(dataset, "training", cache=23)

@@ -19,8 +19,13 @@ from doc_pages import PAGES, SHELLS, Block, Command, blocks_of, commands_of, pag
 SUITES = {
     "test": ("tests/docs/test_docs.py", "tests/docs/test_docs_make.py"),
     "test-slow": ("tests/docs/test_docs_make.py",),
-    "test-flower": ("tests/docs/test_docs_flower.py", "tests/flower/test_strategy_app.py", "tests/flower/test_nvflare.py"),
+    "test-flower": (
+        "tests/docs/test_docs_flower.py",
+        "tests/flower/test_strategy_app.py",
+        "tests/flower/test_nvflare.py",
+    ),
     "test-ray": ("tests/docs/test_docs_ray.py",),
+    "test-export": ("tests/docs/test_docs_export.py",),
 }
 """A target of the Makefile, and the files in it that run code of the documentation."""
 NO_CODE = ("math",)
@@ -45,6 +50,8 @@ def suite_of(command: Command) -> str | None:
         return None
     if command.words[1] == "deploy":
         return "test-flower"
+    if command.words[1] == "export" and set(command.words) & {"onnx", "executorch"}:
+        return "test-export"
     if "--ray-address" in command.words or ("--engine", "ray") in zip(command.words, command.words[1:], strict=False):
         return "test-ray"
     return "test"

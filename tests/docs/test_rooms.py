@@ -17,7 +17,7 @@ FOLDERS = ("benchmarks/", "docs/", "examples/", "reproduction/", "src/", "tests/
 MODULE = re.compile(r"fedwidth(?:\.\w+)+")
 MOVED = re.compile(r"^\| `(fedwidth\.[\w.]+)` \| `(fedwidth[\w.]*)` \|$", re.MULTILINE)
 MAX_MODULES, MAX_FILES = 14, 17
-LARGER = {"methods": 40, "plan": 22}
+LARGER = {"methods": 40, "plan": 23}
 """Rooms that have more: `methods` a file for each method."""
 (CONTRACT,) = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
 

@@ -7,14 +7,17 @@ skipped. What cannot be exported is named here with the reason, so that a model 
 import numpy as np
 import pytest
 import torch
+from export_runs import finished
 from zoo_models import SAMPLES, answer_of, taken_of
 
 from fedwidth.data.trees import leaves
 from fedwidth.errors import PlanError
 from fedwidth.export.formats import as_executorch, as_onnx, as_torch
+from fedwidth.export.load import take
+from fedwidth.export.training_program import training_program
 from zoo.cases import ZOO
 
-CANNOT: dict[str, dict[str, str]] = {"torch": {}, "onnx": {}}
+CANNOT: dict[str, dict[str, str]] = {form: {"expert-loop": "cannot make a program"} for form in ("torch", "onnx")}
 """By format: models that cannot be exported, and a part of the line that says so."""
 SMALL = ("mlp", "resnet-bn", "vit", "tied-lm")
 MAX_DIFFERENT = 0.001
@@ -83,3 +86,25 @@ def test_executorch_answers_as_the_model_does(name, tmp_path):
     method = Runtime.get().load_program(made.content).load_method("forward")
     answers = [method.execute(each)[0].clone() for each in batches(inputs, 1)]
     assert torch.allclose(torch.cat(answers), answer_of(taken.model, inputs), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_one_training_step_in_executorch_is_pytorchs(tmp_path):
+    """SGD with rate 0.1, by the runtime's own optimiser; max pooling, whose gradient it has wrong, is refused."""
+    training = pytest.importorskip("executorch.extension.training", reason="executorch is not installed")
+    taken = take(finished("model.name=mlp", "model.options={hidden=[16]}"), "1/4")
+    content = training_program(taken, 4)
+    inputs, targets = torch.randn(4, 1, 8, 8), torch.tensor([3, 1, 4, 1])
+    runtime = training._load_for_executorch_for_training_from_buffer(content)
+    loss = runtime.forward_backward("forward", (inputs, targets))[0]
+    parameters = runtime.named_parameters()
+    training.get_sgd_optimizer(parameters, 0.1, 0, 0, 0, False).step(runtime.named_gradients())
+    taken.model.train()
+    own = torch.nn.functional.cross_entropy(taken.model(inputs), targets)
+    own.backward()
+    assert float(loss) == pytest.approx(float(own), abs=1e-6)
+    after = runtime.named_parameters()
+    for name, parameter in taken.model.named_parameters():
+        assert torch.allclose(after[f"model.{name}"], parameter - 0.1 * parameter.grad, atol=1e-6)
+    with pytest.raises(PlanError, match="max pooling"):
+        training_program(take(finished(), "1/4"), 4)

@@ -125,6 +125,3 @@ class Flower:
 def accuracies(said: str) -> list[float]:
     """The global model's accuracy at the start and after each round, as Flower's log has it."""
     return [float(found) for found in re.findall(r"'accuracy': ([0-9.e-]+)", said)]
-
-
-

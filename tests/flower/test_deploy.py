@@ -236,6 +236,10 @@ FAULTS = {
         "have the same key",
     ),
     "a key that is none": (lambda f: (f / "nodes/client-1/key").write_text("x"), "no OpenSSH private key"),
+    "secure sums of more devices than there are": (
+        lambda f: (f / "app/fedwidth_app/recipe.toml").write_text("secure.enabled = true\n"),
+        "secure sums open what 8 devices hold, and a round has 2: nothing is ever opened",
+    ),
     "a recipe with a typo": (
         lambda f: (f / "app/fedwidth_app/recipe.toml").write_text("round = 3"),
         "unknown key 'round'",

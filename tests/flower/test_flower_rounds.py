@@ -61,6 +61,16 @@ def test_an_oversized_introduction_is_refused(tmp_path):
     assert "node 103 (client 3) is left out: its introduction has 1,048,597 bytes, more than 16,384" in lines
 
 
+def test_only_devices_of_the_groups_that_are_named_take_part(tmp_path):
+    text = THREE_OF_FOUR.replace("rounds = 3", "rounds = 1")
+    groups = {0: "ward-1", 1: "ward-2", 2: "ward-1", 3: ""}
+    nodes = {100 + c: {"client": c, **({"group": group} if group else {})} for c, group in groups.items()}
+    grid = grid_with(text, lambda _kind, _client, _message, usual: usual(), nodes)
+    result, lines = served(grid, text, tmp_path, groups="ward-1, ward-2")
+    assert sorted(result.metrics[0]["clients"]) == [0, 1, 2]
+    assert "node 103 (client 3) is left out: its group is none, and this run is for ward-1, ward-2" in lines
+
+
 def test_a_mute_device_costs_seconds_once_and_gets_a_line(tmp_path):
     def answer(kind, client, message, usual):
         return None if kind == "query" and client == 3 else usual()

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("nvflare", reason="nvflare is not installed: pip install nvflare (it wants an environment of its own)")
+pytest.importorskip(
+    "nvflare", reason="nvflare is not installed: pip install nvflare (it wants an environment of its own)"
+)
 
 from nvflare.app_common.abstract.fl_model import FLModel
 
@@ -19,7 +21,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "other-frameworks.md"
 
 
 def test_two_sites_of_two_widths_are_averaged_element_by_element():
-    source = re.search(r'^```python title="narrow_aggregator.py"\n(.*?)^```$', PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    source = re.search(
+        r'^```python title="narrow_aggregator.py"\n(.*?)^```$', PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
     namespace: dict = {}
     exec(compile(source[1], "narrow_aggregator.py", "exec"), namespace)
     model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False))

@@ -24,12 +24,12 @@ from small_runs import same
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:secure.min_clients is 2")]
 
 SECURE = "secure.enabled = true\nsecure.min_clients = 2\nserver.label_rows = false\n"
-ROUNDS = 18
+ROUNDS = 14
 PATIENT = "introduction-seconds=60.0 patience-seconds=120.0 opening-seconds=120.0"
 QUICK = "introduction-seconds=60.0 patience-seconds=15.0 opening-seconds=60.0"
 
 HOLD = '''
-_ask = ask_trainer
+_at_once = ask_trainer
 
 
 def ask_trainer(facts, tensors, trainer):
@@ -40,7 +40,7 @@ def ask_trainer(facts, tensors, trainer):
         reached = place.rename(place.with_name(place.name + ".reached"))
         while reached.exists():
             time.sleep(0.2)
-    return _ask(facts, tensors, trainer)
+    return _at_once(facts, tensors, trainer)
 '''
 
 

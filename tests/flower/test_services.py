@@ -10,13 +10,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
 
-from small_runs import RECIPE
-
 from fedwidth.config.read import read_settings
 from fedwidth.flower.deployment.app_folder import write_deployment
 from fedwidth.flower.deployment.setup import Setup
 from fedwidth.flower.node import device
 from fedwidth.flower.node.conditions import Conditions, is_charging, is_on_wifi
+from small_runs import RECIPE
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,9 @@ def test_systemd_takes_the_units(folder):
 
 def test_the_container_holds_no_key(folder):
     text = (folder / "nodes" / "client-0" / "Containerfile").read_text()
-    assert not [line for line in text.splitlines() if line.startswith(("COPY", "ADD"))], "the folder is mounted, not copied"
+    assert not [line for line in text.splitlines() if line.startswith(("COPY", "ADD"))], (
+        "the folder is mounted, not copied"
+    )
     assert "USER fedwidth" in text
 
 
@@ -70,7 +71,8 @@ def test_power_and_networks_are_read_as_linux_has_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("hours", "inside", "outside"), [("9-17", (9, 16), (8, 17)), ("22-6", (22, 23, 0, 5), (6, 21)), ("0-24", (0, 23), ())]
+    ("hours", "inside", "outside"),
+    [("9-17", (9, 16), (8, 17)), ("22-6", (22, 23, 0, 5), (6, 21)), ("0-24", (0, 23), ())],
 )
 def test_hours(hours, inside, outside):
     conditions = Conditions.parse(f"hours={hours}")
@@ -108,7 +110,17 @@ class Trainer:
 
 def test_a_device_is_connected_only_while_its_conditions_hold(monkeypatch, capsys):
     """Twice no, then yes until the third look, then no again, and the test ends it."""
-    answers = iter(["it runs on its battery", "it runs on its battery", None, None, None, "it is not on Wi-Fi", "it is not on Wi-Fi"])
+    answers = iter(
+        [
+            "it runs on its battery",
+            "it runs on its battery",
+            None,
+            None,
+            None,
+            "it is not on Wi-Fi",
+            "it is not on Wi-Fi",
+        ]
+    )
     started = []
 
     class SuperNode:
@@ -133,7 +145,9 @@ def test_a_device_is_connected_only_while_its_conditions_hold(monkeypatch, capsy
 
     monkeypatch.setattr(device, "why_distrusted", lambda *_: None)
     monkeypatch.setattr(device.time, "sleep", lambda _: None)
-    why = device.stay_connected([], "127.0.0.1:1", "ca.pem", Trainer(), start=SuperNode, sleep=lambda _: None, why_not=why_not)
+    why = device.stay_connected(
+        [], "127.0.0.1:1", "ca.pem", Trainer(), start=SuperNode, sleep=lambda _: None, why_not=why_not
+    )
     assert why == "the test is over"
     assert len(started) == 2
     assert started[0].process.status == 0, "it was ended when the device left its Wi-Fi"

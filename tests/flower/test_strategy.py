@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping
 from in_process import InProcessGrid
-from test_flower import CLIENTS, recipe
+from test_flower import CLIENTS, grid_of, recipe
 from torch import nn
 from torch.nn import functional
 
@@ -32,7 +32,6 @@ from fedwidth.methods import methods
 from fedwidth.settings import ServerSettings
 from fedwidth.training.batches import batches, order_generator
 from small_runs import same
-from test_flower import grid_of
 
 EXAMPLE = torch.zeros(2, 6)
 NEEDS_MEMORY = {"scaffold", "dsfl", "fedgkt"}
@@ -165,7 +164,7 @@ def test_strategy_deployment_and_embedded_engine_end_in_one_state(name, tmp_path
     result = strategy.start(grid, first, num_rounds=experiment.settings.rounds, timeout=5)
     found = result.arrays.to_torch_state_dict()
     worst = max(float((found[k] - embedded[k]).abs().max()) for k in embedded)
-    print(name, 'largest difference to the embedded engine:', worst)
+    print(name, "largest difference to the embedded engine:", worst)
     assert worst <= 1e-6, worst
 
 
@@ -190,7 +189,9 @@ BAD = {
     "it lacks tensor '0.bias'": lambda c: c["arrays"].pop("0.bias"),
     "it has an unknown tensor 'x\\ny'": lambda c: c["arrays"].update({"x\ny": Array(np.zeros(1, np.float32))}),
     "'0.bias' has shape [1], not [2]": lambda c: scale(c, "0.bias", lambda a: a[:1]),
-    "'0.bias' is torch.float64 [2], not torch.float32 [2]": lambda c: scale(c, "0.bias", lambda a: a.astype(np.float64)),
+    "'0.bias' is torch.float64 [2], not torch.float32 [2]": lambda c: scale(
+        c, "0.bias", lambda a: a.astype(np.float64)
+    ),
     "'0.bias' holds a value that is not finite": lambda c: scale(c, "0.bias", lambda a: a * np.float32(np.nan)),
     "above the bound": lambda c: scale(c, "0.bias", lambda a: a * 0 + np.float32(1e6)),
     "its num-examples is 1e+09, not from 1 to 1,000,000": lambda c: c["metrics"].update({"num-examples": 10**9}),
@@ -359,7 +360,12 @@ def test_nodes_that_say_nothing_sensible_are_named():
             raise RuntimeError("no route")
         return app(message, context)
 
-    nodes = {1: {"partition-id": 0}, 2: {"partition-id": 1}, 3: {"partition-id": 0}, 4: {"partition-id": 2, "capacity": "2"}}
+    nodes = {
+        1: {"partition-id": 0},
+        2: {"partition-id": 1},
+        3: {"partition-id": 0},
+        4: {"partition-id": 2, "capacity": "2"},
+    }
     strategy = Strategy(net(), EXAMPLE, fraction_evaluate=0.0)
     started(strategy, InProcessGrid(call, nodes, {}), rounds=1)
     assert strategy.nodes.silent[2] == "it failed: RuntimeError: no route"
@@ -371,7 +377,9 @@ def test_nodes_that_say_nothing_sensible_are_named():
 
 def test_capacities_are_dealt_by_the_run_config_where_nodes_have_none():
     app = stranger()
-    grid = InProcessGrid(app, {9: {"partition-id": 0}, 5: {"partition-id": 1}, 7: {"partition-id": 2}}, {"capacities": "1,1/4"})
+    grid = InProcessGrid(
+        app, {9: {"partition-id": 0}, 5: {"partition-id": 1}, 7: {"partition-id": 2}}, {"capacities": "1,1/4"}
+    )
     strategy = Strategy(net(), EXAMPLE, fraction_evaluate=0.0)
     started(strategy, grid, rounds=1)
     assert {n.client: n.capacity for n in strategy.nodes.known.values()} == {0: 1.0, 1: 0.25, 2: 1.0}

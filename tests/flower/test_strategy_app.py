@@ -25,7 +25,7 @@ def test_the_page_changes_at_most_20_lines_of_the_server_and_5_of_the_client():
         marked = [line.removesuffix(MARK) for line in text.splitlines() if line.endswith(MARK)]
         beside = [line for line in new if line not in marked]
         assert all(line in after for line in marked)
-        assert beside == (["    fraction = context.run_config[\"fraction-evaluate\"]"] if "server" in path else [])
+        assert beside == (['    fraction = context.run_config["fraction-evaluate"]'] if "server" in path else [])
         assert len(new) <= (20 if "server" in path else 5), new
     assert len(changed_files()) == 2
 
@@ -46,7 +46,13 @@ def test_the_changed_app_trains_in_process(tmp_path, modules, capsys):
     server = importlib.import_module("digits_app.server_app").app
     assert isinstance(client, ClientApp)
     assert isinstance(server, ServerApp)
-    config = {"num-server-rounds": 5, "fraction-evaluate": 1.0, "local-epochs": 2, "learning-rate": 0.05, "batch-size": 16}
+    config = {
+        "num-server-rounds": 5,
+        "fraction-evaluate": 1.0,
+        "local-epochs": 2,
+        "learning-rate": 0.05,
+        "batch-size": 16,
+    }
     nodes = {n: {"partition-id": n, "num-partitions": 4, "capacity": ("1", "1/4")[n % 2]} for n in range(4)}
     grid = InProcessGrid(client, nodes, config)
     found = {}

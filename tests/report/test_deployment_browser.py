@@ -49,7 +49,9 @@ def see_and_follow(chromium, server, folder):
         section.scroll_into_view_if_needed()
         photograph(page, "deployment")
         with open(folder / "run" / "metrics.jsonl", "a") as file:
-            file.write(json.dumps({"round": 4, "clients": [0, 1, 2], "capacities": [1.0, 0.25, 1.0], "seconds": 40}) + "\n")
+            file.write(
+                json.dumps({"round": 4, "clients": [0, 1, 2], "capacities": [1.0, 0.25, 1.0], "seconds": 40}) + "\n"
+            )
         has_text(section.locator(".lead"), "3 in, 1 quarantined, 1 not seen yet.")
         AuditLog(folder / "audit.jsonl").note("rolled back", round=2, by="SHA256:abc")
         has_text(section.locator("table").nth(2).locator("tbody tr").first.locator("td").nth(1), "rolled back")

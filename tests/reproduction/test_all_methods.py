@@ -13,7 +13,8 @@ from recorded_runs import record
 
 def test_the_recipe_has_every_method_once_and_teaches_at_most_100_batches():
     runs = read_settings(RECIPE).runs
-    assert sorted(run.settings.method.name for run in runs) == sorted(methods())
+    whole = [name for name, method in methods().items() if not method.adapters]
+    assert sorted(run.settings.method.name for run in runs) == sorted(whole), "adapters have a table of their own"
     for run in runs:
         name, options = run.settings.method.name, run.settings.method.options
         if "steps" in methods()[name].options:
@@ -23,7 +24,7 @@ def test_the_recipe_has_every_method_once_and_teaches_at_most_100_batches():
 
 def test_without_runs_the_section_says_so():
     *_, last = all_methods_texts([], Yardsticks([]))
-    assert last == f"None of its {len(methods())} runs has been made yet."
+    assert last == f"None of its {len(read_settings(RECIPE).runs)} runs has been made yet."
 
 
 def test_the_section_fills_itself_from_records():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from parties import LENGTHS, RUN, TEN, Parties, make_devices, session_of, signing_key
 
+from fedwidth import secure
 from fedwidth.errors import SecureError
 from fedwidth.secure.device import MAX_SESSIONS, Device
 from fedwidth.secure.fixed_point import FixedPoint
@@ -286,6 +289,18 @@ def test_32_messages_of_another_form_are_refused():
     ):
         with pytest.raises(SecureError, match=why):
             Answer.decode(wrong)
+
+
+def test_32_nothing_is_pickled():
+    """Neither the protocol nor what carries it imports a module that would run what it reads."""
+    rooms = [Path(secure.__file__).parent, Path(secure.__file__).parents[1] / "flower"]
+    sources = [path for room in rooms for path in room.rglob("*.py")]
+    assert len(sources) > 30
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.partition(".")[0] for name in names} & {"pickle", "marshal", "shelve", "dill"}, path
 
 
 def test_32_a_session_travels_whole_or_is_refused():

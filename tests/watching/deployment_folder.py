@@ -33,7 +33,8 @@ LINES = [
     {"round": 3, "clients": [0], "capacities": [1.0], "bytes_down": 300, "bytes_up": 200, "macs": 2, "seconds": 30.0,
      "train_loss": 1.2, "global_accuracy": 0.7, "global_loss": 0.9,
      "cohort": [[0, 1.0], [1, 0.25], [3, 0.25]],
-     "absent": {"1": "no answer within 70 s: its connection was lost", "3": "its change has norm 90, above the bound 8"},
+     "absent": {"1": "no answer within 70 s: its connection was lost",
+                "3": "its change has norm 90, above the bound 8"},
      "quarantined": {"3": 13}},
 ]  # fmt: skip
 

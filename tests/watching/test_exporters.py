@@ -27,7 +27,9 @@ def get(url: str) -> str:
 
 @pytest.fixture
 def endpoint(tmp_path):
-    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed: pip install 'fedwidth[metrics]'")
+    pytest.importorskip(
+        "prometheus_client", reason="prometheus-client is not installed: pip install 'fedwidth[metrics]'"
+    )
     from fedwidth.watching.exporters import serve_prometheus
 
     server, thread = serve_prometheus(write_deployment(tmp_path / "fed"), port=0)
@@ -54,13 +56,19 @@ def test_a_real_prometheus_scrapes_it(endpoint, tmp_path):
         port = probe.getsockname()[1]
     config = tmp_path / "prometheus.yml"
     config.write_text(
-        f"global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: fedwidth\n  static_configs: [{{targets: ['{endpoint}']}}]\n"
+        "global: {scrape_interval: 1s}\nscrape_configs:\n- job_name: fedwidth\n"
+        f"  static_configs: [{{targets: ['{endpoint}']}}]\n"
     )
-    words = [program, f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
+    words = [
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
     try:
-        query = f'http://127.0.0.1:{port}/api/v1/query?query=fedwidth_devices%7Bstate%3D%22quarantined%22%7D'
+        query = f"http://127.0.0.1:{port}/api/v1/query?query=fedwidth_devices%7Bstate%3D%22quarantined%22%7D"
         deadline, found = time.monotonic() + 60, []
         while not found and time.monotonic() < deadline:
             with suppress(OSError, urllib.error.URLError):
@@ -75,7 +83,9 @@ def test_a_real_prometheus_scrapes_it(endpoint, tmp_path):
 
 
 def test_opentelemetry_is_handed_the_same(tmp_path):
-    pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed: pip install 'fedwidth[metrics]'")
+    pytest.importorskip(
+        "opentelemetry.sdk", reason="opentelemetry-sdk is not installed: pip install 'fedwidth[metrics]'"
+    )
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
     from fedwidth.watching.exporters import send_telemetry
@@ -103,7 +113,9 @@ def test_the_command_listens_on_this_machine_alone_and_reads_deployments_alone(t
 
 
 def test_the_command_answers_and_ends(tmp_path):
-    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed: pip install 'fedwidth[metrics]'")
+    pytest.importorskip(
+        "prometheus_client", reason="prometheus-client is not installed: pip install 'fedwidth[metrics]'"
+    )
     folder = write_deployment(tmp_path / "fed")
     words = [sys.executable, "-m", "fedwidth", "deploy", "metrics", str(folder), "--port", "0"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)

@@ -36,7 +36,11 @@ def test_quarantine_ends_and_revoked_devices_are_named(tmp_path):
 
 
 def test_nonsense_in_the_metrics_is_no_error():
-    for line in ({"round": 1, "clients": 7}, {"round": 1, "absent": [1]}, {"round": 1, "cohort": [[1]], "clients": None}):
+    for line in (
+        {"round": 1, "clients": 7},
+        {"round": 1, "absent": [1]},
+        {"round": 1, "cohort": [[1]], "clients": None},
+    ):
         assert read_devices([line], [5])[-1].client == 5
 
 
@@ -45,7 +49,7 @@ def test_figures_are_what_the_folder_says(tmp_path):
     found = {figure.name: figure for figure in deployment.figures()}
 
     def value(name, **labels):
-        return dict((tuple(sorted(own.items())), v) for own, v in found[name].values)[tuple(sorted(labels.items()))]
+        return {tuple(sorted(own.items())): v for own, v in found[name].values}[tuple(sorted(labels.items()))]
 
     assert value("fedwidth_round") == 3
     assert value("fedwidth_devices", state="quarantined") == 1

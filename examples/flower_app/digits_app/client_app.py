@@ -1,11 +1,12 @@
 """The client of the app."""
 
 import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
 from digits_app.task import Net, load_data
 from digits_app.task import test as test_fn
 from digits_app.task import train as train_fn
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 
 app = ClientApp()
 device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")

@@ -1,10 +1,11 @@
 """The server of the app."""
 
 import torch
-from digits_app.task import Net, load_test_data, test
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+
+from digits_app.task import Net, load_test_data, test
 
 app = ServerApp()
 
@@ -15,7 +16,7 @@ def main(grid: Grid, context: Context) -> None:
     torch.manual_seed(0)
     net = Net()
 
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
         net.load_state_dict(arrays.to_torch_state_dict())
         loss, accuracy = test(net, load_test_data(), "cpu")
         return MetricRecord({"loss": loss, "accuracy": accuracy})

@@ -11,13 +11,13 @@ Two more need no rule on the server, because clients train one factor only: A fr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fedwidth.adapters.layer import draw
 from fedwidth.adapters.products import HOLDERS, Product, is_whole, mean_product, product_of
 from fedwidth.core.aggregation import finalise
 from fedwidth.core.cohort import CohortSum
@@ -81,9 +81,8 @@ def average_stack(
     for number, adapter in enumerate(_adapters(sums, plan, STACK)):
         new[adapter.weight] = added(adapter, state, mean_product(adapter, state, sums, over))
         down = state[adapter.down]
-        draws = torch_generator(seed, "adapter anew", round, number)
-        bound = 1 / math.sqrt(down[0].numel())  # as adapters are drawn at first
-        new[adapter.down] = ((2 * torch.rand(down.shape, generator=draws) - 1) * bound).to(down)
+        new[adapter.down] = torch.empty_like(down)
+        draw(new[adapter.down], torch_generator(seed, "adapter anew", round, number))
         new[adapter.up] = torch.zeros_like(state[adapter.up])
     return new
 

@@ -24,12 +24,10 @@ class AdapterLayer(nn.Module):
         super().__init__()
         self.base_layer = layer
         self.outside = outside
-        down, up = _thin_layers(layer, rank)
-        down, up = (thin.to(layer.weight.device, layer.weight.dtype) for thin in (down, up))
-        bound = 1 / math.sqrt(down.weight[0].numel())  # Kaiming with a = sqrt(5), as `peft` and `nn.Linear` draw
-        with torch.no_grad():
-            down.weight.copy_((2 * torch.rand(down.weight.shape, generator=draws) - 1) * bound)
-            up.weight.zero_()
+        down, up = (thin.to(layer.weight.device, layer.weight.dtype) for thin in _thin_layers(layer, rank))
+        for first, second in zip(down.parameters(), up.parameters(), strict=True):  # each has its weight alone
+            draw(first, draws)
+            nn.init.zeros_(second)
         self.lora_A, self.lora_B = nn.ModuleDict({NAME: down}), nn.ModuleDict({NAME: up})
         self.scaling = {NAME: scale}
 
@@ -43,13 +41,20 @@ class AdapterLayer(nn.Module):
     def weight(self) -> Tensor:
         """The weight of both together, for models that look at a layer's weight themselves."""
         weight = self.base_layer.weight
-        change = self.lora_B[NAME].weight.flatten(1) @ self.lora_A[NAME].weight.flatten(1)
-        return weight + self.scaling[NAME] * change.reshape(weight.shape)
+        up, down = (next(held[NAME].parameters()) for held in (self.lora_B, self.lora_A))
+        return weight + self.scaling[NAME] * (up.flatten(1) @ down.flatten(1)).reshape(weight.shape)
 
     @property
     def bias(self) -> Tensor | None:
         """The frozen layer's bias."""
         return self.base_layer.bias
+
+
+def draw(down: Tensor, draws: torch.Generator) -> None:
+    """Draw A in place: uniform within 1 / sqrt(inputs), as `peft` and `nn.Linear` do (Kaiming with a = sqrt(5))."""
+    bound = 1 / math.sqrt(down[0].numel())
+    with torch.no_grad():
+        down.copy_((2 * torch.rand(down.shape, generator=draws) - 1) * bound)
 
 
 def _thin_layers(layer: nn.Module, rank: int) -> tuple[nn.Module, nn.Module]:

@@ -56,7 +56,8 @@ def change(first: State, now: State, adapter: Adapter) -> Tensor:
     moved = new.double() - old.double()
     shape = tuple(moved.shape)
     dense = moved + adapter.product(product.left, product.right, shape)
-    return torch.linalg.svdvals(dense.T if adapter.transposed else dense.flatten(1))
+    values: Tensor = torch.linalg.svdvals(dense.T if adapter.transposed else dense.flatten(1))
+    return values
 
 
 def _rank_of(values: Tensor) -> float:

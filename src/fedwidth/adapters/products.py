@@ -51,7 +51,8 @@ class Product:
 
     def values(self) -> Tensor:
         """The singular values, in falling order."""
-        return torch.linalg.svdvals(self.core()[1])
+        found: Tensor = torch.linalg.svdvals(self.core()[1])
+        return found
 
     def best(self, rank: int, noise: float = 0.0) -> Product:
         """The nearest product of this rank or less: U S and V' of the singular value decomposition.

@@ -21,12 +21,27 @@ def export_model(
         int | None,
         typer.Option("--batch", min=1, help="Samples that a program takes at a time; without it any number, or one."),
     ] = None,
+    training: Annotated[
+        bool, typer.Option("--training", help="With executorch: a program that trains the model on the device.")
+    ] = False,
+    adapters: Annotated[
+        str,
+        typer.Option("--adapters", help="Of a run with adapters: kept, merged into weights, or apart as in peft."),
+    ] = "kept",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> None:
     """Write the trained model of a run, at some width and ready to use, as a file for other programs and devices."""
+    from fedwidth.export.adapters import APART, MERGED, check_way, merged, write_apart
     from fedwidth.export.formats import check_target, export
     from fedwidth.export.load import take
 
-    check_target(out, form, overwrite=overwrite)
-    for path in export(take(run, capacity), form, out, batch=batch, overwrite=overwrite):
+    check_way(adapters, form, out, overwrite=overwrite)
+    check_target(out, form, overwrite=overwrite or adapters == APART)
+    taken = take(run, capacity)
+    if adapters == APART:
+        written = write_apart(taken, out)
+    else:
+        taken = merged(taken) if adapters == MERGED else taken
+        written = export(taken, form, out, batch=batch, training=training, overwrite=overwrite)
+    for path in written:
         print(path)

@@ -46,8 +46,10 @@ def check_adapters(settings: Settings, method: Method) -> None:
         raise OptionError(
             f"{said}, which the server takes as it is: server.holders_exponent and lr must be 1, and optimiser 'plain'"
         )
-    if settings.secure.enabled:
-        raise OptionError(f"{said}, which looks at single updates: secure.enabled must be false")
+    if settings.secure.enabled or settings.privacy.noise or server.robust != "none":
+        raise OptionError(
+            f"{said}, which is no average of sums: secure.enabled must be false, privacy.noise 0 and server.robust none"
+        )
 
 
 def check_choice(settings: Settings, method: Method, plan: Plan, smallest: float) -> None:

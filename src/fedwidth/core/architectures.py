@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ Architectures = Mapping[float, Architecture]
 """The architectures of a run by the capacities that hold them; other capacities hold widths of the run's model."""
 
 
-def held_at(architectures: Architectures, capacity: float) -> Held:
+def held_at(architectures: Architectures, capacity: float | Fraction) -> Held:
     """The model that clients of this capacity hold."""
     found = architectures.get(float(capacity))
     return Held(float(capacity)) if found is None else Held(1.0, found)

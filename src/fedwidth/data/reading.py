@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedwidth.data.rows import Rows
 from fedwidth.data.trees import Tree, joined, leaves, mapped
 from fedwidth.errors import DataError, FedwidthError, OptionError
 from fedwidth.importing import one_line
@@ -41,13 +42,15 @@ class Reader:
             raise DataError(f"the {which} set has no samples")
         self._held: OrderedDict[int, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
+        self._rows = Rows(most_bytes=cache, samples=self._samples)
 
     def __len__(self) -> int:
         return self._samples
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process reads for itself: what is held here is not sent to it."""
-        return {**vars(self), "_held": OrderedDict(), "_bytes": 0}
+        rows = Rows(most_bytes=self.cache, samples=self._samples)
+        return {**vars(self), "_held": OrderedDict(), "_bytes": 0, "_rows": rows}
 
     def read(self, samples: Sequence[int]) -> tuple[Tree, Tree]:
         """Inputs and targets of these samples."""
@@ -85,7 +88,7 @@ class Reader:
         for number in samples:
             if number in self._held:
                 self._held.move_to_end(number)
-                found[number] = self._held[number][0]
+                found[number] = self._rows.get(self._held[number][0])
             elif number not in found:
                 found[number] = None
                 missing.append(number)
@@ -115,10 +118,12 @@ class Reader:
         """Hold a sample that was read; where there are too many, let go of those nobody asked for the longest."""
         size = _size(raw)
         if size <= self.cache:
-            self._held[number] = raw, size
+            self._held[number] = self._rows.put(raw), size
             self._bytes += size
             while self._bytes > self.cache:
-                self._bytes -= self._held.popitem(last=False)[1][1]
+                held, freed = self._held.popitem(last=False)[1]
+                self._bytes -= freed
+                self._rows.let_go(held)
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,8 +61,6 @@ def training_memory(
     batch: int,
     moments: int = 1,
     loss: Callable[[Any], Tensor] | None = None,
-    channels_last: bool = False,
-    device: str = "cpu",
     base: float = RUNTIME_BASE,
 ) -> Memory:
     """What training a module takes with batches of so many samples; its values do not matter, and are forgotten.
@@ -70,7 +68,6 @@ def training_memory(
     `moments` are those of the optimiser (SGD 0 or 1, Adam 2). Without a `loss` it is cross entropy over the last axis
     of the output.
     """
-    del channels_last, device
     held = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}.values()
     size = sum(tensor.numel() * tensor.element_size() for tensor in held)
     trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)

@@ -28,6 +28,7 @@ from fedwidth.export.hugging_face import is_hugging_face, save_folder
 from fedwidth.export.load import Taken
 from fedwidth.export.program import Program, as_program
 from fedwidth.export.tensors import as_bytes, recipe_of
+from fedwidth.export.training_program import training_program
 from fedwidth.files import write_whole
 from fedwidth.importing import one_line
 
@@ -44,7 +45,7 @@ def as_torch(taken: Taken, batch: int | None) -> Made:
     """The model as a `torch.export` program."""
     program = _program(taken, batch)
     # Example inputs would be stored as a pickle; they are no part of the program.
-    program.exported.example_inputs = None  # type: ignore[assignment]
+    program.exported.example_inputs = None
     buffer = io.BytesIO()
     extra = {"fedwidth.json": json.dumps(recipe_of(taken))}
     torch.export.save(program.exported, buffer, extra_files=extra)
@@ -86,6 +87,18 @@ def as_executorch(taken: Taken, batch: int | None) -> Made:
     return Made(content, (_batch_note(program),))
 
 
+def as_executorch_training(taken: Taken, batch: int | None) -> Made:
+    """A training step of the model as an ExecuTorch program."""
+    _needed("executorch.exir", "executorch.extension.training", extra="pip install executorch, in its own environment")
+    size = batch or taken.settings.training.batch_size
+    with _silence():
+        content = training_program(taken, size)
+    note = (
+        f"The program trains: it takes {size} inputs and their targets, and gives the loss, the answer and gradients."
+    )
+    return Made(content, (note,))
+
+
 def as_safetensors(taken: Taken, batch: int | None) -> Made:
     """The model's weights."""
     if batch is not None:
@@ -99,7 +112,8 @@ FORMATS: dict[str, Callable[[Taken, int | None], Made]] = {
     "onnx": as_onnx,
     "executorch": as_executorch,
 }
-SUFFIXES = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx", "executorch": ".pte"}
+TRAINING = {"executorch": as_executorch_training}
+"""Formats in which a model can be trained."""
 
 
 def check_target(out: Path, form: str, *, overwrite: bool) -> None:
@@ -113,14 +127,24 @@ def check_target(out: Path, form: str, *, overwrite: bool) -> None:
             raise OptionError(f"{path} is there already; give --overwrite or another --out")
 
 
-def export(taken: Taken, form: str, out: Path, *, batch: int | None = None, overwrite: bool = False) -> list[Path]:
+def export(
+    taken: Taken,
+    form: str,
+    out: Path,
+    *,
+    batch: int | None = None,
+    training: bool = False,
+    overwrite: bool = False,
+) -> list[Path]:
     """Write a model that was taken out of a run in a format; what was written, the model first."""
     check_target(out, form, overwrite=overwrite)
+    if training and form not in TRAINING:
+        raise OptionError(f"a program that trains is written as {', '.join(TRAINING)}, not as {form}")
     if form == "safetensors" and is_hugging_face(taken.model):
         return _export_folder(taken, out)
     if out.is_dir():
         raise OptionError(f"--out is {out}, a folder; a {form} model is a file")
-    made = FORMATS[form](taken, batch)
+    made = (TRAINING if training else FORMATS)[form](taken, batch)
     texts = {out.with_name(f"{out.name}.md"): card(taken, form=form, notes=made.notes)}
     if form == "safetensors":
         texts[out.with_name(f"{out.name}.json")] = json.dumps(recipe_of(taken), indent=2) + "\n"

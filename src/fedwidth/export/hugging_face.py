@@ -35,7 +35,7 @@ def is_hugging_face(model: nn.Module) -> bool:
 def save_folder(model: nn.Module, folder: Path, example: Any) -> None:
     """Save the model with a configuration of its own width; `example` is what it reads."""
     small = copy.copy(model)
-    small.config = checked_config(model, example)  # type: ignore[assignment]
+    small.config = checked_config(model, example)
     small.save_pretrained(folder)  # type: ignore[operator]
 
 
@@ -67,10 +67,12 @@ def narrow_config(model: nn.Module) -> Any:
         if len(held) == 1:
             setattr(config, name, held.pop())
             known.append(name)
+    built: Shapes = {}
     for _ in range(MAX_PASSES):
-        built = _built(kind, config)
-        if isinstance(built, str):
-            raise PlanError(f"{kind.__name__} cannot be built with the configuration of the narrow model: {built}")
+        found = _built(kind, config)
+        if isinstance(found, str):
+            raise PlanError(f"{kind.__name__} cannot be built with the configuration of the narrow model: {found}")
+        built = found
         if built == wanted:
             return config
         others = [name for name in _numbers(config) if name not in known]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedwidth.config.architectures import build_architectures
 from fedwidth.config.build import build_model, plan_model
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.read import read_config
@@ -28,6 +29,7 @@ from fedwidth.devices.capacity import parse_capacity
 from fedwidth.errors import DataError, FedwidthError, OptionError, StateError
 from fedwidth.evaluation.representative import LastRound, representative_index
 from fedwidth.experiment import Experiment
+from fedwidth.methods import Method
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
 from fedwidth.plan.trace import tensors_of
@@ -122,7 +124,7 @@ def _take_ready(
         made = (
             skeleton(whole, plan, counts)
             if counts is not None
-            else _other_part(folder, settings, plan, capacity, whole)
+            else _other_part(folder, settings, with_architectures(settings, data, objective), plan, capacity, whole)
         )
         fill_all(made, ready.tensors[capacity], str(folder))
     made = with_buffers(made, plan) if counts is not None else made
@@ -152,7 +154,8 @@ def _take_collecting(
         if part is None:
             raise StateError(f"{folder}: every client has a model of its own, and none of the last has {capacity:g}")
         made = ready_part(experiment, evaluator, part, server.state)
-        counts = getattr(part, "counts", None)
+        held = getattr(part, "held", None)
+        counts = None if held is not None and held.architecture is not None else getattr(part, "counts", None)
     made = with_buffers(made, experiment.plan) if counts is not None else made
     return Taken(
         made.eval(),
@@ -182,13 +185,20 @@ def global_model(
         ) from None
 
 
-def _other_part(folder: Path, settings: Settings, plan: Plan, capacity: float, whole: nn.Module) -> nn.Module:
+def with_architectures(settings: Settings, data: Data, objective: Objective) -> Method:
+    """The method that settings name, with the architectures that they name."""
+    return replace(method_of(settings), architectures=build_architectures(settings, data, objective))
+
+
+def _other_part(
+    folder: Path, settings: Settings, method: Method, plan: Plan, capacity: float, whole: nn.Module
+) -> nn.Module:
     """A module of the kind that the run's method hands out where that is no slice, not yet filled."""
     server, _ = checkpoint.load_server(folder, identity=None, device=torch.device("cpu"))
     line = read_metrics(folder)[-1]
     cohort = list(zip(line["clients"], line["capacities"], strict=True))
     last = LastRound(server.round - 1, cohort, settings.seed, server.memory, server.state, server.clients)
-    part: Part = representative_index(method_of(settings), plan, capacity, last)
+    part: Part = representative_index(method, plan, capacity, last)
     return part.module(whole, plan)
 
 

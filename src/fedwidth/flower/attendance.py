@@ -28,6 +28,8 @@ from fedwidth.flower.stragglers import Stragglers
 
 MAX_BYTES = 16_384
 """Size of an introduction, which holds a few words and numbers."""
+MAX_GROUP = 64
+"""Characters of a group's name."""
 MIN_CAPACITY = 1 / 64
 """The smallest capacity that a node may state, unless the recipe has a smaller one."""
 LIFE_SECONDS = 600.0
@@ -53,6 +55,8 @@ class Introduction:
     """Its public key in this run, where the run has secure sums, ..."""
     signature: bytes = b""
     """... and the signature of its device."""
+    group: str = ""
+    """The group of devices that it says it is of, such as a ward or a site."""
 
     @classmethod
     def of(cls, node: int, content: RecordDict, clients: int, min_capacity: float = MIN_CAPACITY) -> Introduction:
@@ -76,7 +80,12 @@ class Introduction:
             numbers |= {name: float(number)} if name in record else {}
         own = [record.get(name, b"") for name in ("key", "signature")]
         key, signature = (part if isinstance(part, bytes) else b"" for part in own)
-        return cls(node, client, capacity, numbers, numbers.pop("samples", None), key, signature)
+        group = record.get("group", "")
+        if not isinstance(group, str) or len(group) > MAX_GROUP:
+            raise OptionError(
+                f"its group is {printable(repr(group), 40)}, not a name of at most {MAX_GROUP} characters"
+            )
+        return cls(node, client, capacity, numbers, numbers.pop("samples", None), key, signature, group)
 
 
 @dataclass
@@ -95,6 +104,8 @@ class Attendance:
     min_capacity: float = MIN_CAPACITY
     hello: Mapping[str, str] = field(default_factory=dict)
     """What nodes are told when they are asked to introduce themselves."""
+    groups: Collection[str] = ()
+    """The groups that take part; none: every device does, whatever its group."""
     check: Callable[[Introduction], None] = lambda _: None
     """Refuses an introduction for more reasons than there are here."""
     log: Callable[[str], None] = print
@@ -163,6 +174,9 @@ class Attendance:
 
     def _accept(self, introduction: Introduction, connected: set[int], enrolled: Mapping[int, Enrolled] | None) -> None:
         """Accept an introduction. Two connected nodes cannot be one client: its data would count twice."""
+        if self.groups and introduction.group not in self.groups:
+            wanted, own = ", ".join(sorted(self.groups)), printable(introduction.group or "none", 40)
+            raise OptionError(f"its group is {own}, and this run is for {wanted}")
         if enrolled is not None and introduction.client not in enrolled:
             raise OptionError(f"client {introduction.client} is not enrolled")
         for other in list(self.introductions.values()):

@@ -24,6 +24,8 @@ class RunConfig:
     """The function that loads a device's own data, package.module:function; empty: the data that the recipe names."""
     enrolled: str = ""
     """Folder of the enrolled devices, with what each may claim (`deploy add`); empty: every device, and any claim."""
+    groups: str = ""
+    """The groups of devices that take part, with commas between them; empty: all devices."""
     least_clients: int = 1
     """With fewer answers a round is repeated."""
     over_select: float = 0.0

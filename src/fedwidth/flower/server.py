@@ -96,6 +96,7 @@ def _serve(
         _capacities(experiment, enrolled),
         seconds=config.introduction_seconds,
         enrolled=enrolled,
+        groups=[name.strip() for name in config.groups.split(",") if name.strip()],
         min_capacity=min(MIN_CAPACITY, *experiment.capacities.values),
         hello={"run": run.name.hex()} if run is not None else {},
         check=run.check if run is not None else lambda _: None,

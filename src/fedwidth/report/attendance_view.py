@@ -30,15 +30,14 @@ def attendance_view(run: Run) -> dict[str, Any] | None:
         "devices": [device.facts() for device in shown[:MAX_DEVICES]],
         "more": max(0, len(devices) - MAX_DEVICES),
         "rounds": [_round(line) for line in reversed(run.metrics[-MAX_ROUNDS:])],
-        "events": [
-            [str(line.get("time", "")), line["event"], _facts(line)] for line in reversed(events[-MAX_EVENTS:])
-        ],
+        "events": [[str(line.get("time", "")), line["event"], _facts(line)] for line in reversed(events[-MAX_EVENTS:])],
     }
 
 
 def _round(line: dict[str, Any]) -> dict[str, Any]:
-    absent = line.get("absent") if isinstance(line.get("absent"), dict) else {}
-    clients = line.get("clients") if isinstance(line.get("clients"), list) else []
+    absent, clients = line.get("absent"), line.get("clients")
+    absent = absent if isinstance(absent, dict) else {}
+    clients = clients if isinstance(clients, list) else []
     return {
         "round": line["round"],
         "trained": len(clients),

@@ -92,8 +92,8 @@ class ModelRebuilder:
         return Rebuilt(settings, chosen, *found)
 
     def _model(self, settings: Settings) -> Built:
-        parts = (settings.model, *settings.models, settings.adapter, settings.data, settings.objective)
-        key = json.dumps([asdict(part) for part in parts], sort_keys=True)
+        known = asdict(settings)
+        key = json.dumps([known[part] for part in ("model", "models", "adapter", "data", "objective")], sort_keys=True)
         if key not in self._built:
             data = self._load(settings)
             model, plan = plan_model(build_model(settings, data), settings, data)
@@ -122,7 +122,8 @@ def _names(settings: Settings) -> list[tuple[str, str]]:
     return [
         ("method", settings.method.name),
         ("method", settings.local.name),
-        *(("model", each.name) for each in (settings.model, *settings.models)),
+        ("model", settings.model.name),
+        *(("model", each.name) for each in settings.models),
         ("data set", settings.data.name),
         *(("objective", name) for name in (objective.name, objective.loss, objective.metric)),
     ]

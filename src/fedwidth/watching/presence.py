@@ -86,7 +86,7 @@ def state_of(why: str) -> str:
     """What a device is whose work did not count for this reason.
 
     >>> [state_of(why) for why in ("no answer within 60 s: it is connected, but too slow", "it is not connected",
-    ...                            "it was not waited for: 2 answers are enough", "'w' holds a value that is not finite")]
+    ...                            "it was not waited for: 2 answers are enough", "'w' holds NaN")]
     ['late', 'gone', 'not needed', 'refused']
     """
     if why.startswith("in quarantine"):

@@ -67,7 +67,9 @@ def enrol(
         return f"client-{client} is enrolled already"
     write_enrolled(folder / ENROLLED, device)
     facts = {"client": client, "key": fingerprint(key), "max_capacity": device.max_capacity}
-    AuditLog(folder / AUDIT).note("enrolled" if before is None else "enrolment changed", by=operator_of(folder), **facts)
+    AuditLog(folder / AUDIT).note(
+        "enrolled" if before is None else "enrolment changed", by=operator_of(folder), **facts
+    )
     limits = f"capacity at most {device.max_capacity:g}, samples at most {device.max_samples}"
     return f"client-{client} is enrolled: {limits}"
 

@@ -113,6 +113,10 @@ def _recipe(folder: Path, setup: Setup) -> Iterator[Finding]:
         yield note(
             f"a round takes {settings.devices.per_round} clients, but there are {setup.nodes} nodes: all of them"
         )
+    if settings.secure.enabled:
+        needed, clients = settings.secure.min_clients, min(settings.devices.per_round, setup.nodes)
+        told = f"secure sums open what {needed} devices hold, and a round has {clients}"
+        yield ok(told) if clients >= needed else wrong(f"{told}: nothing is ever opened")
 
 
 def _data(folder: Path, settings: Settings) -> Iterator[Finding]:

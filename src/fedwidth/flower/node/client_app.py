@@ -43,7 +43,7 @@ SHARE = 0.9
 """The share of a task's time in which it must be trained; the rest is left to report that it was not enough."""
 WHY = ".why"
 """The ending of the file beside the trainer's socket that says why the last trainer was ended."""
-STATED = ("client", "capacity", "memory", "bytes", "operations", "samples")
+STATED = ("client", "capacity", "memory", "bytes", "operations", "samples", "group")
 """The keys of the node config that are part of a node's introduction."""
 
 

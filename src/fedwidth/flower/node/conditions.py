@@ -48,9 +48,7 @@ class Conditions:
                 raise ValueError(f"'{word}' is no condition; allowed: hours=22-6, {CHARGING}, {WIFI}")
         return cls(hours, CHARGING in found, WIFI in found)
 
-    def why_not(
-        self, *, clock: Callable[[], time.struct_time] = time.localtime, system: Path = SYSTEM
-    ) -> str | None:
+    def why_not(self, *, clock: Callable[[], time.struct_time] = time.localtime, system: Path = SYSTEM) -> str | None:
         """Why the device takes no part now; None where it does.
 
         >>> Conditions(hours=(22, 6)).why_not(clock=lambda: time.strptime("21:59", "%H:%M"))
@@ -82,7 +80,9 @@ def is_charging(system: Path = SYSTEM) -> bool:
 
 def is_on_wifi(system: Path = SYSTEM) -> bool:
     """Whether a wireless network is up; whether traffic goes over it is the system's to decide."""
-    cards = [card for card in (system / "net").glob("*") if (card / "wireless").exists() or (card / "phy80211").exists()]
+    cards = [
+        card for card in (system / "net").glob("*") if (card / "wireless").exists() or (card / "phy80211").exists()
+    ]
     return any(_read(card / "operstate") == "up" for card in cards)
 
 

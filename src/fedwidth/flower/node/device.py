@@ -1,8 +1,9 @@
 """Keeps a device's SuperNode and its trainer running: `python device.py …`, which `start.sh` calls.
 
-The command line is that of `flower-supernode`, and `--only-when "hours=22-6 charging wifi"` (`conditions`). A SuperNode that loses its connection is started again, for ever. Where
-that cannot help (a key that the server does not know, a certificate that has expired), the device ends with the reason
-in one line. A SuperNode or a trainer that hangs is killed and started again. SIGTERM ends both within seconds.
+The command line is that of `flower-supernode`, and `--only-when "hours=22-6 charging wifi"` (`conditions`). A
+SuperNode that loses its connection is started again, for ever. Where that cannot help (a key that the server does not
+know, a certificate that has expired), the device ends with the reason in one line. A SuperNode or a trainer that hangs
+is killed and started again. SIGTERM ends both within seconds.
 
 This file is copied into the devices' folders and imports the standard library only: importing fedwidth would bring in
 PyTorch, and a device needs its memory for the trainer.

@@ -241,6 +241,8 @@ class SecureEngine(Engine):
             if client in invited and session is not None:
                 parts["share"] = encode_invitation(session, self._told.get(invited[client], ()))
             contents[client] = secure_record(facts, parts)
+        if not contents:  # nothing is opened, and there is no next round
+            return
 
         def take(client: int, content: RecordDict) -> None:
             parts, errors = read_parts(content)
@@ -256,8 +258,9 @@ class SecureEngine(Engine):
             if why is not None:
                 raise why
 
-        needed = max([each.session.threshold for each in (sums, coming and coming.sums) if each is not None], default=1)
-        segments = max([len(each.session.lengths) for each in (sums, coming and coming.sums) if each], default=1)
+        sessions = [each for each in (sums.session if sums is not None else None, session) if each is not None]
+        needed = max((each.threshold for each in sessions), default=1)
+        segments = max((len(each.lengths) for each in sessions), default=1)
         outcome = self._asking.ask(
             contents,
             f"query.{SECURE}",

@@ -1,1 +1,1 @@
-"""Inside someone's own Flower app: a Strategy for the server and three functions for the client, on public API alone."""
+"""Inside someone's own Flower app, on public API alone: a Strategy for the server, three functions for the client."""

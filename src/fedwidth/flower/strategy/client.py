@@ -1,8 +1,8 @@
 """What the client of a Flower app needs to train at its width: three functions, each one line in the app.
 
-    introduce(app)                        the node says what it can afford when the server asks
-    model = fitted(Net(), msg, EXAMPLE)   the module of that width, filled with what the message holds
-    loss = local_loss(model, x, y)        where the method trains with a loss of its own, in place of the app's
+introduce(app)                        the node says what it can afford when the server asks
+model = fitted(Net(), msg, EXAMPLE)   the module of that width, filled with what the message holds
+loss = local_loss(model, x, y)        where the method trains with a loss of its own, in place of the app's
 """
 
 from __future__ import annotations
@@ -201,9 +201,12 @@ def _change_gradients(module: nn.Module, rule: Rule, at: LocalMoment) -> None:
 
     for parameter in module.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(partial(changed, parameter, parameter.detach().clone()))
+            start = parameter.detach().clone()
+            parameter.register_hook(partial(changed, parameter, start))  # type: ignore[no-untyped-call]
 
 
 def _refuse_other_losses(title: str, module: nn.Module, _: Any) -> None:
     if module.training and not module.__dict__[PASS].inside:
-        raise ClientError(f"{title} trains with a loss of its own: call local_loss(model, inputs, targets) for the app's loss")
+        raise ClientError(
+            f"{title} trains with a loss of its own: call local_loss(model, inputs, targets) for the app's loss"
+        )

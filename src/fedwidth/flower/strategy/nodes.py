@@ -55,10 +55,14 @@ class Nodes:
         return {self.known[node].client: self.known[node] for node in connected if node in self.known}
 
     def _ask(self, grid: Grid, new: Iterable[int]) -> None:
-        questions = [Message(RecordDict({KEY: ConfigRecord()}), dst_node_id=node, message_type=f"query.{KEY}") for node in new]
+        questions = [
+            Message(RecordDict({KEY: ConfigRecord()}), dst_node_id=node, message_type=f"query.{KEY}") for node in new
+        ]
         if not questions:
             return
-        self.silent = {message.metadata.dst_node_id: f"it has not answered within {self.seconds:g} s" for message in questions}
+        self.silent = {
+            message.metadata.dst_node_id: f"it has not answered within {self.seconds:g} s" for message in questions
+        }
         stated: dict[int, tuple[int | None, float]] = {}
         for reply in grid.send_and_receive(questions, timeout=self.seconds):
             node = reply.metadata.src_node_id
@@ -86,7 +90,9 @@ class Nodes:
 def draw(found: dict[int, Node], number: int, *, round: int, seed: int) -> list[Node]:
     """The nodes of a round: drawn from (seed, round) and the clients that are there, in order of drawing."""
     clients = sorted(found)
-    return [found[clients[at]] for at in sample_clients(len(clients), min(number, len(clients)), round=round, seed=seed)]
+    return [
+        found[clients[at]] for at in sample_clients(len(clients), min(number, len(clients)), round=round, seed=seed)
+    ]
 
 
 def _read(content: RecordDict) -> tuple[int | None, float]:

@@ -14,7 +14,8 @@ from fedwidth.errors import ClientError, OptionError
 from fedwidth.methods import Method, Reference, Task, method, methods
 
 KEY = "fedwidth"
-"""The key of the config record that holds the order, and the action of the query that asks a node what it can afford."""
+"""The key of the config record that holds the order, and the action of the query that asks nodes what they can afford.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Order:
     """The capacities that clients may have."""
 
     @classmethod
-    def of(cls, task: Task, reference: Reference, *, round: int, clients: int, seed: int, enrolled: tuple[float, ...]) -> Order:
+    def of(
+        cls, task: Task, reference: Reference, *, round: int, clients: int, seed: int, enrolled: tuple[float, ...]
+    ) -> Order:
         """The order for a task."""
         counts = getattr(task.part, "counts", None)
         return cls(

@@ -54,7 +54,9 @@ def read_reply(
         raise UpdateError(f"its {LABELS} are not a list of whole numbers")
     _check_norm(sub, sent, reading.norm_bound)
     try:
-        update = Update(sub, task.part, weight, labels=None if labels is None else torch.tensor(labels), client=task.client)
+        update = Update(
+            sub, task.part, weight, labels=None if labels is None else torch.tensor(labels), client=task.client
+        )
         if getattr(task.part, "shapes", None) is not None:
             check_update(update, task.part)
         else:
