@@ -93,9 +93,7 @@ def main() -> None:
     print(f"exchanges of tensors at the root in a round: {given.clients} without edges, {given.edges} with them")
     with_edges = down + up
     times = flat_bytes / with_edges
-    print(
-        f"bytes at the root, both ways: {flat_bytes:,} without edges, {with_edges:,} with them ({times:.1f} times fewer)"
-    )
+    print(f"bytes at the root, both ways: {flat_bytes:,} without edges, {with_edges:,} with ({times:.1f} times fewer)")
 
 
 if __name__ == "__main__":

@@ -192,6 +192,11 @@ def test_a_run_gives_its_architecture_back(name, tmp_path):
     assert fedwidth.load(tmp_path / "run")(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
+def test_adapters_are_of_one_model():
+    with pytest.raises(OptionError, match=r"adapter.rank and \[\[models\]\] do not go together"):
+        Experiment(settings_of("feddf", "adapter.rank=2"))
+
+
 def test_a_checkpoint_of_other_architectures_is_refused(tmp_path):
     Experiment(settings_of("feddf", "rounds=1")).run(tmp_path / "run")
     other = settings_of("feddf", "rounds=1", DEEP.replace("[8, 4]", "[8, 5]"))

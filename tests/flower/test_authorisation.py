@@ -16,10 +16,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedwidth.errors import OptionError
 from fedwidth.flower.access import authorisation
+from fedwidth.flower.access.audit_trail import AuditTrail
 from fedwidth.flower.access.authorisation import AHEAD_SECONDS, NODE_KEY, WINDOW_SECONDS, Authorisation, read_operators
 from fedwidth.flower.access.enrolment import Enrolled, pem_of, remove_enrolled, write_enrolled
 from fedwidth.flower.access.keys import make_node_key, make_operator_key
-from fedwidth.flower.access.signing import APP_SIGNATURE, SIGNATURE, key_of, name_of, read_key, sign, sign_app
+from fedwidth.flower.access.signing import (
+    APP_SIGNATURE,
+    SIGNATURE,
+    START_RUN,
+    key_of,
+    name_of,
+    read_key,
+    sign,
+    sign_app,
+)
+from fedwidth.watching.audit import AuditLog, fingerprint
 
 LIST, ACQUIRE, FLEET = "/v1/control/list-runs", "/v1/runtime/acquire-task", "/v1/fleet/pull-messages"
 
@@ -363,3 +374,19 @@ def test_a_key_that_cannot_sign_is_named_in_one_line(tmp_path):
         key_of("flwr", {})
     with pytest.raises(ValueError, match="is started by the server"):
         key_of("flwr-serverapp", {})
+
+
+def test_the_audit_log_says_who_commanded_by_which_key_and_who_was_refused(server, tmp_path):
+    log = AuditLog(tmp_path / "audit.jsonl")
+    server.make(audit=AuditTrail(log))
+    assert server.ask(START_RUN, key=server.operator)[0] == 200
+    assert server.ask("/v1/control/list-runs", key=server.operator)[0] == 200
+    for _ in range(3):  # a stranger is named once
+        assert server.ask(START_RUN, key=Ed25519PrivateKey.generate())[0] == 403
+        server.ask("/v1/fleet/activate-node", more=[(b"flwr-public-key", b"nobody")])
+    found = list(log.lines())
+    assert [line["event"] for line in found] == ["run started", "refused", "refused"]
+    assert found[0]["by"] == fingerprint((tmp_path / "key.pub").read_text())
+    assert found[1]["command"] == START_RUN
+    assert found[2]["key"].startswith("SHA256:")
+    assert log.check() == 3

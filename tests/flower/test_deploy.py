@@ -339,7 +339,8 @@ def test_a_revoked_key_stays_out_and_a_new_one_comes_in(folder, capsys):
 def test_one_more_device_gets_a_folder_without_a_key(folder, capsys):
     assert run_command(["deploy", "device", str(folder), "5", "--capacity", "1/2"]) == 0
     place = folder / "nodes" / "client-5"
-    assert {path.name for path in place.iterdir()} == {"ca.pem", "operators.yaml", "start.sh", *COPIED}
+    services = {"fedwidth-device.service", "Containerfile"}
+    assert {path.name for path in place.iterdir()} == {"ca.pem", "operators.yaml", "start.sh", *COPIED, *services}
     assert 'client=5 capacity="1/2"' in (place / "start.sh").read_text()
     assert run_command(["deploy", "device", str(folder), "5"]) == 2
     assert "is there already" in capsys.readouterr().err

@@ -23,9 +23,7 @@ def test_the_page_changes_at_most_20_lines_of_the_server_and_5_of_the_client():
         before, after = (APP / path).read_text().splitlines(), text.replace(MARK, "").splitlines()
         new = [line[2:] for line in difflib.ndiff(before, after) if line.startswith("+ ") and line[2:].strip()]
         marked = [line.removesuffix(MARK) for line in text.splitlines() if line.endswith(MARK)]
-        beside = [line for line in new if line not in marked]
-        assert all(line in after for line in marked)
-        assert beside == (['    fraction = context.run_config["fraction-evaluate"]'] if "server" in path else [])
+        assert set(new) <= set(marked), "the page marks every line that is new"
         assert len(new) <= (20 if "server" in path else 5), new
     assert len(changed_files()) == 2
 

@@ -11,11 +11,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "fedwidth"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "dp_accounting": "dp-accounting"}
+DISTRIBUTIONS = {
+    "sklearn": "scikit-learn",
+    "dp_accounting": "dp-accounting",
+    "prometheus_client": "prometheus-client",
+    "opentelemetry": "opentelemetry-sdk",
+}
 """Modules that are not called as the distribution they come in."""
 WITH_FLOWER = {"fastapi", "grpc", "httpx", "uvicorn"}
 """What Flower brings, and only the room for Flower uses."""
-ON_DEVICES = {"connection", "trainer_process"}
+ON_DEVICES = {"conditions", "connection", "trainer_process"}
 """Files that lie beside `device.py` where a device runs it."""
 POSIX = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 """Modules of the standard library that Windows does not have."""
@@ -48,7 +53,7 @@ def named(requirements: list[str]) -> set[str]:
 
 def test_what_is_imported_is_asked_for():
     required = named(PROJECT["dependencies"])
-    for extra in ("hdf5", "tensorboard", "mlflow", "wandb", "ray", "flower", "privacy"):
+    for extra in ("hdf5", "tensorboard", "mlflow", "wandb", "ray", "flower", "metrics", "privacy"):
         required |= named(PROJECT["optional-dependencies"][extra])
     for path, modules in of_others().items():
         if path.parts[0] == "flower":

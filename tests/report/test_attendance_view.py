@@ -7,7 +7,7 @@ from pathlib import Path
 from run_folders import lines, write_run
 
 from fedwidth.report import write_report
-from fedwidth.report.attendance_view import attendance_view
+from fedwidth.report.attendance import attendance_view
 from fedwidth.report.runs import read_run
 from fedwidth.report.watch import Watch
 

@@ -33,6 +33,8 @@ def check_architectures(settings: Settings, method: Method) -> None:
     enrolled = Capacities.parse(settings.devices.capacities).enrolled()
     if settings.models:
         _check_method(method)
+        if settings.adapter.rank:
+            raise OptionError("adapter.rank and [[models]] do not go together: adapters are those of one model")
     for entry in settings.models:
         if not entry.name:
             raise OptionError("every table of [[models]] needs a name: that of a model, or package.module:factory")

@@ -82,7 +82,9 @@ class Introduction:
         key, signature = (part if isinstance(part, bytes) else b"" for part in own)
         group = record.get("group", "")
         if not isinstance(group, str) or len(group) > MAX_GROUP:
-            raise OptionError(f"its group is {printable(repr(group), 40)}, not a name of at most {MAX_GROUP} characters")
+            raise OptionError(
+                f"its group is {printable(repr(group), 40)}, not a name of at most {MAX_GROUP} characters"
+            )
         return cls(node, client, capacity, numbers, numbers.pop("samples", None), key, signature, group)
 
 

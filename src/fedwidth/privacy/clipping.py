@@ -31,7 +31,7 @@ def norm_of(changes: Mapping[str, Tensor]) -> float:
 def factor(norm: float, clip: float) -> float:
     """What a change of this norm is multiplied by, so that it is no longer than the clip.
 
-    >>> factor(0.0, 1.0), factor(0.5, 1.0), factor(4.0, 1.0)
+    >>> factor(0.0, 1.0), factor(0.5, 1.0), round(factor(4.0, 1.0), 6)
     (1.0, 1.0, 0.25)
     """
     # A little less, so that rounding in the product and in its norm does not make it longer after all.
@@ -58,4 +58,4 @@ def noise_of_updates(noise: float, bits: float) -> float:
             f"privacy.bits_noise is {bits:g} and must be above half of privacy.noise ({noise / 2:g}): the share of"
             " clipped updates alone would cost more; take more clients a round, or privacy.quantile = 0"
         )
-    return (noise**-2 - (2 * bits) ** -2) ** -0.5
+    return 1 / math.sqrt(1 / noise**2 - 1 / (2 * bits) ** 2)

@@ -35,7 +35,7 @@ def whole_within(changes: NDArray[np.float64], bound: float) -> NDArray[np.int64
     found = np.rint(changes)
     if math.sqrt(float(np.square(found).sum())) > bound:
         room = bound - math.sqrt(changes.size) / 2
-        found = np.rint(changes * (max(0.0, room) / max(np.linalg.norm(changes), 1e-300)))
+        found = np.rint(changes * (max(0.0, room) / max(float(np.linalg.norm(changes)), 1e-300)))
     return found.astype(np.int64)
 
 

@@ -26,9 +26,9 @@ def renyi_epsilon(divergence: Divergence, rounds: int, delta: float) -> float:
     """
     if not rounds:
         return 0.0
-    found = (
+    found: list[float] = [
         rounds * divergence(order) + math.log1p(-1 / order) - math.log(delta * order) / (order - 1) for order in ORDERS
-    )
+    ]
     return max(0.0, min(found))
 
 

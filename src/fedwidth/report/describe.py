@@ -14,7 +14,7 @@ from fedwidth.devices.capacity import describe_mix
 from fedwidth.methods import methods
 from fedwidth.objectives.metric import Measure
 from fedwidth.plan.plan import Plan
-from fedwidth.report.attendance_view import attendance_view
+from fedwidth.report.attendance import attendance_view
 from fedwidth.report.client_views import devices_view, gains_views, merge_equal, split_view, widths_views
 from fedwidth.report.comparison_views import (
     classes_view,

@@ -24,9 +24,9 @@ from fedwidth.run.budget import write_ledger
 from fedwidth.run.clients import rows_of
 from fedwidth.run.folder import MODELS
 from fedwidth.run.metrics import Line, describe_round
-from fedwidth.run.ready_models import write_models
 from fedwidth.run.saving import Saver
 from fedwidth.run.summary import finite, summarise
+from fedwidth.run.weights.ready_models import write_models
 from fedwidth.training.engine import Report
 from fedwidth.training.server.state import Server
 

@@ -19,6 +19,7 @@ from fedwidth.config.architectures import (
 from fedwidth.config.budgets import with_budgets
 from fedwidth.config.build import build_model, find_device, load_data, public_data, set_precision, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
+from fedwidth.config.given import check_given, check_partition, warn_of_dealing
 from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
 from fedwidth.config.objective_settings import name_objective
 from fedwidth.config.private_settings import check_privacy, check_robust
@@ -33,8 +34,7 @@ from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
 from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.shares import warn_if_mostly_whole
-from fedwidth.run.given import check_given, check_partition, warn_of_dealing
-from fedwidth.run.warm_start import plan_with_weights
+from fedwidth.run.weights.warm_start import plan_with_weights
 from fedwidth.settings import Settings
 from fedwidth.training.rounds import compares_updates
 

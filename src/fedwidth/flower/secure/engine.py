@@ -241,6 +241,8 @@ class SecureEngine(Engine):
             if client in invited and session is not None:
                 parts["share"] = encode_invitation(session, self._told.get(invited[client], ()))
             contents[client] = secure_record(facts, parts)
+        if not contents:  # nothing is opened, and there is no next round
+            return
 
         def take(client: int, content: RecordDict) -> None:
             parts, errors = read_parts(content)

@@ -201,7 +201,8 @@ def _change_gradients(module: nn.Module, rule: Rule, at: LocalMoment) -> None:
 
     for parameter in module.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(partial(changed, parameter, parameter.detach().clone()))
+            start = parameter.detach().clone()
+            parameter.register_hook(partial(changed, parameter, start))  # type: ignore[no-untyped-call]
 
 
 def _refuse_other_losses(title: str, module: nn.Module, _: Any) -> None:

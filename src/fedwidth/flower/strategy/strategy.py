@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
-from torch import Tensor, nn
+from torch import nn
 
 from fedwidth.config.schema import build
 from fedwidth.core.cohort import CohortSum
@@ -26,8 +26,9 @@ from fedwidth.errors import ClientError, OptionError, UpdateError
 from fedwidth.evaluation.representative import LastRound, representative_index
 from fedwidth.flower.printable import printable
 from fedwidth.flower.strategy.nodes import Node, Nodes, draw
-from fedwidth.flower.strategy.orders import KEY, Order
+from fedwidth.flower.strategy.open_round import OpenRound, State, array_of
 from fedwidth.flower.strategy.replies import LABELS, STEPS, Reading, read_reply
+from fedwidth.flower.strategy.support import why_not
 from fedwidth.methods import Beginning, Method, Reference, Task
 from fedwidth.methods import method as method_named
 from fedwidth.plan import trace
@@ -41,19 +42,7 @@ if TYPE_CHECKING:
 
     from fedwidth.data import Data
 
-State = Mapping[str, Tensor]
 LOG = logging.getLogger("flwr")
-
-
-@dataclass
-class _Round:
-    """A round that has been sent out and not come back yet."""
-
-    tasks: Sequence[Task]
-    cohort: Sequence[tuple[int, float]]
-    by_node: Mapping[int, Task]
-    sent: dict[str, State] = field(default_factory=dict)
-    """The sub-models by the keys of their parts."""
 
 
 class Strategy(FedAvg):
@@ -109,7 +98,7 @@ class Strategy(FedAvg):
         self._reference = Reference.of(chosen)
         self._server: Server | None = None
         self._names: list[str] = []
-        self._open = _Round((), (), {})
+        self._open = OpenRound()
         self._last: LastRound | None = None
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *more: Any, **named: Any) -> Result:
@@ -137,7 +126,7 @@ class Strategy(FedAvg):
         cohort = [(node.client, node.capacity) for node in drawn]
         tasks = self._rounds.assign(server, cohort)
         LOG.info("configure_train: %d of %d nodes train", len(drawn), len(found))
-        self._open = _Round(tasks, cohort, {node.id: task for node, task in zip(drawn, tasks, strict=True)})
+        self._open = OpenRound(tasks, cohort, {node.id: task for node, task in zip(drawn, tasks, strict=True)})
         for task in tasks:
             if task.part.key not in self._open.sent:
                 self._open.sent[task.part.key] = task.part.cut(server.state, self.plan)
@@ -172,7 +161,7 @@ class Strategy(FedAvg):
             LOG.warning("round %d: client %d is left out: %s", server_round, client, why)
         self.absent[server_round] = dict(report.absent)
         self._last = LastRound(server.round, opened.cohort, self._rounds.seed, server.memory, server.state)
-        self._open = _Round((), (), {})
+        self._open = OpenRound()
         if not tasks:
             self._server = server.skip()
             return None, None
@@ -193,7 +182,8 @@ class Strategy(FedAvg):
         if not self.method.slices:  # models of a width are part of the memory, and those of this round are wanted
             last = replace(last, memory=server.memory)
         last = replace(last, state=server.state)
-        opened, cuts = {}, {}
+        opened: dict[int, Task] = {}
+        cuts: dict[str, State] = {}
         for place, node in enumerate(drawn):
             part = representative_index(self.method, self.plan, node.capacity, last)
             opened[node.id] = Task(node.client, 1.0 if part.is_whole else node.capacity, part, place)
@@ -202,7 +192,7 @@ class Strategy(FedAvg):
         self._evaluated = {node.id: node.capacity for node in drawn}
         config["server-round"] = server_round
         cohort = [(node.client, node.capacity) for node in drawn]
-        return self._messages(_Round(list(opened.values()), cohort, opened, cuts), config, MessageType.EVALUATE)
+        return self._messages(OpenRound(list(opened.values()), cohort, opened, cuts), config, MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The weighted mean of what nodes measured, and of those of each width by itself (`accuracy-at-0.25`)."""
@@ -269,26 +259,16 @@ class Strategy(FedAvg):
         first = self.method.first_state(beginning)
         return Server(first, memory=self.method.first_memory(replace(beginning, state=first)))
 
-    def _messages(self, opened: _Round, config: ConfigRecord, kind: str) -> list[Message]:
-        """One message for each node: its sub-model, and the order in the config that every node gets."""
-        arrays = {
-            key: ArrayRecord({name: _array(tensor) for name, tensor in sub.items() if name not in self.plan.tied})
-            for key, sub in opened.sent.items()
-        }
-        messages = []
-        for node, task in opened.by_node.items():
-            order = Order.of(
-                task,
-                self._reference,
-                round=max(0, int(config["server-round"]) - 1),
-                clients=len(opened.tasks),
-                seed=self._rounds.seed,
-                enrolled=tuple(self._rounds.enrolled),
-            )
-            own = ConfigRecord({**config, KEY: order.text()})
-            content = RecordDict({self.arrayrecord_key: arrays[task.part.key], self.configrecord_key: own})
-            messages.append(Message(content, dst_node_id=node, message_type=kind))
-        return messages
+    def _messages(self, opened: OpenRound, config: ConfigRecord, kind: str) -> list[Message]:
+        return opened.messages(
+            kind,
+            config,
+            reference=self._reference,
+            seed=self._rounds.seed,
+            enrolled=tuple(self._rounds.enrolled),
+            tied=self.plan.tied,
+            keys=(self.arrayrecord_key, self.configrecord_key),
+        )
 
     def _compared(
         self,
@@ -318,20 +298,4 @@ class Strategy(FedAvg):
         return aggregate(contents, self.weighted_by_key)
 
     def _arrays(self, state: State) -> ArrayRecord:
-        return ArrayRecord({name: _array(state[name]) for name in self._names})
-
-
-def why_not(method: Method, public: Data | None = None) -> str | None:
-    """The reason why a method cannot run inside someone's own Flower app, or None where it can."""
-    local = method.local
-    if "own" in method.reads or (local is not None and (local.own or local.answers is not None)):
-        return f"{method.title} needs clients that remember, which clients of a Flower app do not: use fedwidth deploy"
-    if local is not None and (local.sends is not None or local.gives is not None or local.reports is not None):
-        return f"{method.title} sends more than sub-models, which a Flower app does not pass on: use fedwidth deploy"
-    if method.public and public is None:
-        return f"{method.title} closes a round with data of the server's own: give Strategy(…, public=data)"
-    return None
-
-
-def _array(tensor: Tensor) -> Array:
-    return Array(tensor.detach().cpu().numpy())
+        return ArrayRecord({name: array_of(state[name]) for name in self._names})

@@ -15,7 +15,9 @@ from fedwidth.privacy.spent import Spent
 from fedwidth.settings import ServerSettings
 from fedwidth.training.client_memory import ClientMemory
 from fedwidth.training.server.quarantine import Quarantine
-from fedwidth.training.server.step import server_step
+from fedwidth.training.server.step import server_step, step_size
+
+__all__ = ["Server", "step_size"]
 
 
 @dataclass(frozen=True)
