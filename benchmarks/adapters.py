@@ -66,6 +66,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "flexlora": {"method": "flexlora", "outside": "drop"},
     "flora": {"method": "flora", "outside": "drop"},
 }
+EARLY = 5
+"""The round whose effective rank is shown beside the last one's."""
 FIRST = 7
 """So many of them are run for all seeds before the others."""
 LABELS = {
@@ -288,7 +290,7 @@ def spread(values: list[float], digits: int) -> str:
 def tables(found: dict[str, Any]) -> str:
     """The tables of the page."""
     lines = [
-        "| | loss (nats a word) | aggregation error | effective rank, round 1 → 20 | MB up | MB down | seeds |",
+        "| | loss (nats a word) | aggregation error | effective rank, round 5 → 20 | MiB up | MiB down | seeds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, label in LABELS.items():
@@ -296,11 +298,12 @@ def tables(found: dict[str, Any]) -> str:
         if not runs:
             continue
         errors = [fmean(e for e in run["error"] if e is not None) for run in runs]
-        first, last = (fmean(run["effective_rank"][place] for run in runs) for place in (0, -1))
+        ranks = [[rank for rank in run["effective_rank"] if rank is not None] for run in runs]  # none before a change
+        early, last = (fmean(own[place] for own in ranks) for place in (min(EARLY, *map(len, ranks)) - 1, -1))
         up, down = (fmean(run[key] for run in runs) / 2**20 for key in ("bytes_up", "bytes_down"))
         lines.append(
             f"| {label} | {spread([run['loss'][-1] for run in runs], 3)} | {fmean(errors):.1e} |"
-            f" {first:.1f} → {last:.1f} | {up:.1f} | {down:.1f} | {len(runs)} |"
+            f" {early:.1f} → {last:.1f} | {up:.1f} | {down:.1f} | {len(runs)} |"
         )
     base = found["base"]
     lines += [f"| before adapting | {base['loss_roles']:.3f} | | | | | |", ""]

@@ -41,7 +41,7 @@ def test_7_shells_partition_what_is_held_and_devices_lay_words_like_the_server(n
         tensor: torch.arange(begin, begin + state[tensor].numel(), dtype=torch.float64).reshape(state[tensor].shape)
         for tensor, begin in zip(names, ends, strict=False)
     }
-    everything = {tensor: numbers.get(tensor, value) for tensor, value in state.items()}
+    everything = {tensor: numbers.get(plan.tied.get(tensor, tensor), value) for tensor, value in state.items()}
     for chosen, options in NESTED:
         for round in (0, 11):
             found = method(chosen, **options)

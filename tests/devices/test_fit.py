@@ -9,10 +9,10 @@ from torch import nn
 
 import fedwidth
 from fedwidth.cli.entry import run_command
-from fedwidth.core.peak import WORKSPACE, peak_of_step
 from fedwidth.devices.budget import DeviceClass, parse_size, read_devices
 from fedwidth.devices.memory import cross_entropy, training_memory
 from fedwidth.devices.needs import Costing, Work, exceeded
+from fedwidth.devices.peak import WORKSPACE, peak_of_step
 from fedwidth.devices.profile import fill
 from fedwidth.errors import CapacityError, OptionError
 from fedwidth.plan import trace

@@ -16,7 +16,7 @@ from fedwidth.experiment import Experiment
 from fedwidth.models.static_norm import norms_of
 from fedwidth.run.checkpoint import NAME
 from fedwidth.run.folder import CONFIG, MODELS
-from fedwidth.run.ready_models import read_models
+from fedwidth.run.weights.ready_models import read_models
 
 
 def accuracy(model: nn.Module) -> float:

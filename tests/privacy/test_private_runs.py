@@ -298,7 +298,7 @@ def test_with_little_noise_and_a_wide_clip_it_is_the_plain_average():
             [*ZERO_OUT, *SECURE, "secure.clip=0.05"],
             "privacy.noise times privacy.clip is 2, and may be at most 32 times",
         ),
-        ([*PRIVATE, "adapter.rank=2", "adapter.average=svd"], "adapter.average must be 'units' with privacy.noise"),
+        ([*PRIVATE, "adapter.rank=2", "adapter.average=svd"], "privacy.noise 0"),
         ([*ZERO_OUT, *SECURE, "privacy.quantile=0.5"], "privacy.quantile must be 0 with secure.enabled"),
     ],
 )

@@ -143,6 +143,7 @@ class TestWhatIsWritten:
             "clients.json",
             "config.toml",
             "metrics.jsonl",
+            "models.safetensors",
             "summary.json",
         }
 

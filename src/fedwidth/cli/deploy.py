@@ -49,7 +49,7 @@ def init(
     from fedwidth.flower.deployment.app_folder import write_deployment
     from fedwidth.flower.deployment.setup import Setup
 
-    settings = read_settings(recipe or "quickstart", changes or []).main
+    settings = read_settings(recipe or "quickstart", changes or [], main=True).main  # a deployment has no other run
     wanted = tuple(part.strip() for part in capacities.split(",") if part.strip())
     setup = Setup(address, port, node_port, nodes, wanted, days)
     write_deployment(folder, setup, settings, authority=authority, overwrite=overwrite)

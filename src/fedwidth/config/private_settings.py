@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedwidth.adapters.averages import UNITS
 from fedwidth.errors import OptionError
 from fedwidth.methods import Method
 from fedwidth.methods.lookup.single_updates import why_not_private, why_not_robust
@@ -66,17 +65,8 @@ def check_privacy(settings: Settings, method: Method) -> None:
         )
     if server.robust != "none":
         raise OptionError("server.robust must be none with privacy.noise: there the sum is what noise is made for")
-    _check_adapters(settings, "privacy.noise")
     if settings.secure.enabled:
         _check_device_noise(settings)
-
-
-def _check_adapters(settings: Settings, beside: str) -> None:
-    if settings.adapter.average != UNITS:
-        raise OptionError(
-            f"adapter.average must be '{UNITS}' with {beside}, not '{settings.adapter.average}': elements are averaged"
-            " one by one"
-        )
 
 
 def _check_device_noise(settings: Settings) -> None:
@@ -116,6 +106,5 @@ def check_robust(settings: Settings, method: Method) -> None:
         )
     if server.holders_exponent != 1.0:
         raise OptionError("server.holders_exponent must be 1 with server.robust, which is no average over all holders")
-    _check_adapters(settings, "server.robust")
     if server.robust == "norm-bounded" and server.clip:
         raise OptionError("server.clip must be 0 with server.robust = norm-bounded, which bounds norms itself")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from fedwidth.core.peak import peak_of_step
+from fedwidth.devices.peak import peak_of_step
 
 RUNTIME_BASE = 250e6
 """Bytes that a process takes with Python, PyTorch and fedwidth imported and one small step done, before any model:

@@ -1,8 +1,8 @@
 """`fedwidth.load`: the trained model of a run folder, or the narrow one of a width, ready to use.
 
-A run that has ended has stored all that this takes (`run/ready_models.py`), so its data need not be there. A folder of
-an older version, a run that was stopped, and a width that the run did not keep need the data: statistics of batch norms
-are then collected as the run's evaluation would.
+A run that has ended has stored all that this takes (`run/weights/ready_models.py`), so its data need not be there. A
+folder of an older version, a run that was stopped, and a width that the run did not keep need the data: statistics of
+batch norms are then collected as the run's evaluation would.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedwidth.plan import Plan
 from fedwidth.plan.trace import tensors_of
 from fedwidth.run import checkpoint
 from fedwidth.run.folder import CONFIG, read_metrics
-from fedwidth.run.ready_models import ReadyModels, part_of, read_models, ready_part, static
+from fedwidth.run.weights.ready_models import ReadyModels, part_of, read_models, ready_part, static
 from fedwidth.settings import Settings
 from fedwidth.training.skeletons import fill
 

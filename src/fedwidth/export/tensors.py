@@ -20,7 +20,7 @@ from fedwidth.errors import OptionError, StateError
 from fedwidth.export.load import Taken, fill_all, global_model
 from fedwidth.objectives import objective_of
 from fedwidth.run.checkpoint import checksum
-from fedwidth.run.ready_models import own_tensors
+from fedwidth.run.weights.ready_models import own_tensors
 
 KEY, FORMAT = "fedwidth.model", 1
 

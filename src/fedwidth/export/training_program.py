@@ -71,7 +71,7 @@ def _check_gradients(step: Step, content: bytes, given: tuple[Tensor, Tensor]) -
     except Exception as error:  # a kernel that the runtime does not have
         raise PlanError(f"ExecuTorch cannot train this model: {one_line(error)}") from error
     loss, _ = step(*given)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     for name, parameter in step.named_parameters():
         if parameter.grad is None:
             continue

@@ -31,7 +31,7 @@ def norm_of(changes: Mapping[str, Tensor]) -> float:
 def factor(norm: float, clip: float) -> float:
     """What a change of this norm is multiplied by, so that it is no longer than the clip.
 
-    >>> factor(0.0, 1.0), factor(0.5, 1.0), factor(4.0, 1.0)
+    >>> factor(0.0, 1.0), factor(0.5, 1.0), round(factor(4.0, 1.0), 6)
     (1.0, 1.0, 0.25)
     """
     # A little less, so that rounding in the product and in its norm does not make it longer after all.

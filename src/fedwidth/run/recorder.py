@@ -24,9 +24,9 @@ from fedwidth.run.budget import write_ledger
 from fedwidth.run.clients import rows_of
 from fedwidth.run.folder import MODELS
 from fedwidth.run.metrics import Line, describe_round
-from fedwidth.run.ready_models import write_models
 from fedwidth.run.saving import Saver
 from fedwidth.run.summary import finite, summarise
+from fedwidth.run.weights.ready_models import write_models
 from fedwidth.training.engine import Report
 from fedwidth.training.server.state import Server
 
@@ -107,7 +107,8 @@ class Recorder:
             line["alarm"] = fall
         self.lines.append({key: finite(value) for key, value in line.items()})
         self.lines[-1]["seconds"] = round(self.seconds, 3)
-        if self.folder and self.experiment.evaluator.is_last(server.round):
+        may_end = self.experiment.evaluator.is_last(server.round) or self.experiment.budget is not None
+        if self.folder and may_end:
             self._last = self.experiment.evaluator.last_round(server, before=self.server, cohort=cohort)
         self.server, self._measured = server, measured  # now that there is a line of its last round
         if self.packed == 1 or time.perf_counter() - self._wrote >= PACK_WRITES_AFTER:
@@ -151,21 +152,28 @@ class Recorder:
         summary = summarise(experiment.settings, self.lines)
         if experiment.budget is not None:
             summary |= {"rounds": server.round, "privacy": experiment.budget.facts(server, last=self.last_round)}
+        kept = False
         if self.folder:
             if clients := rows_of(experiment, server, self._measured):
                 checkpoint.write_whole(self.folder / "clients.json", json.dumps(clients) + "\n")
-            self._keep_models(self.folder)
+            kept = self._keep_models(self.folder)
             checkpoint.write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-        model = experiment.evaluator.prepare(experiment.model, server.state, precise=True)
+        settings, model = experiment.settings, experiment.model
+        if not kept or settings.evaluation.norm != "static" or settings.precision == "bf16":
+            model = experiment.evaluator.prepare(model, server.state, precise=True)
         model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         return Result(summary, self.lines, server, model)
 
-    def _keep_models(self, folder: Path) -> None:
-        """Write what it takes to use the run's models; a run that had ended already keeps what it wrote then."""
+    def _keep_models(self, folder: Path) -> bool:
+        """Write what it takes to use the run's models, and leave the global one prepared; whether it was written.
+
+        A run that had ended already keeps what it wrote then.
+        """
         experiment, server = self.experiment, self.server
         if self._last is None and (folder / MODELS).exists():
-            return
+            return False
         write_models(folder, experiment, server, self._last or experiment.evaluator.last_round(server))
+        return True
 
     def _write(self) -> None:
         if self._saver:

@@ -34,7 +34,7 @@ from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
 from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.shares import warn_if_mostly_whole
-from fedwidth.run.warm_start import plan_with_weights
+from fedwidth.run.weights.warm_start import plan_with_weights
 from fedwidth.settings import Settings
 from fedwidth.training.rounds import compares_updates
 

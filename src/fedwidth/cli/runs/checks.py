@@ -16,7 +16,7 @@ from fedwidth.devices.capacity import Capacities
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.run.cache import Cache
 from fedwidth.run.folder import CONFIG, check_folder, holds_run
-from fedwidth.run.warm_start import read_weights
+from fedwidth.run.weights.warm_start import read_weights
 from fedwidth.settings import Settings
 
 

@@ -67,8 +67,8 @@ def run_one(
         raise Stopped(f"{run.title}: {stopped}") from None
     finally:
         tracker.close()
-    if stopped := result.summary.get("privacy", {}).get("stopped"):
-        options.say(f"{run.title}: {stopped}; --resume goes on with a larger privacy.epsilon")
+    if spent := result.summary.get("privacy", {}).get("stopped"):
+        options.say(f"{run.title}: {spent}; --resume goes on with a larger privacy.epsilon")
     return result.summary, result.metrics[-1]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ from fedwidth.config.method_settings import method_of
 from fedwidth.config.read import read_settings
 from fedwidth.core.index import Index
 from fedwidth.core.tensor_bytes import TensorBytes
-from fedwidth.data import IGNORE, Data, Partition
+from fedwidth.data import IGNORE, Data, Partition, Shares
 from fedwidth.data.records import moved
 from fedwidth.errors import OptionError, SecureError
 from fedwidth.flower.node.wire import Raw
@@ -35,14 +35,20 @@ Load = Callable[[Settings, int | None], Data]
 """The function that `load = "package.module:function"` names: gives the data of a client, or for None the server's."""
 
 
-@dataclass(frozen=True, eq=False)
-class DevicePartition:
-    """Stands for a partition where a device has data of its own: whichever client it is, all of the data is its."""
+class DevicePartition(Partition):
+    """The partition where a device has data of its own: whichever client it is, all of the data is its.
+
+    It is a `Partition`, because an experiment takes no other, with a client whose share stands for everybody's.
+    """
+
+    def __init__(self, data: Data, clients: int) -> None:
+        everything = Shares.of(np.zeros(len(data.train), np.int64), 1)
+        super().__init__("of its own", everything, everything, data.train.labels[:])
+        object.__setattr__(self, "data", data)
+        object.__setattr__(self, "clients", clients)
 
     data: Data
     clients: int
-    tested_on = "test"
-    validation = public = torch.zeros(0, dtype=torch.long)
 
     def __len__(self) -> int:
         return self.clients
@@ -56,7 +62,7 @@ class DevicePartition:
         return len(self.data.train)
 
     @cached_property
-    def labels(self) -> Mapping[int, Tensor]:
+    def labels(self) -> Any:
         """The labels that occur in the data, the same for every client."""
         found = torch.unique(self.data.train.labels[:])
         known = found[found != IGNORE].long()
@@ -186,7 +192,7 @@ def load_parts(settings: Settings, load: str, client: int | None) -> tuple[Data,
     found = function(settings, client)
     if not isinstance(found, Data):
         raise OptionError(f"{load}(settings, client) must return Data, not a {type(found).__name__}")
-    return found, cast(Partition, DevicePartition(found, settings.data.clients))
+    return found, DevicePartition(found, settings.data.clients)
 
 
 def grouped(tensors: Mapping[str, Tensor], kind: str) -> dict[str, dict[str, Tensor]]:
