@@ -206,7 +206,7 @@ def test_what_cannot_heal_ends_a_device_at_once(connect, last, why):
 
 def test_what_watches_over_a_device_leaves_its_memory_to_the_trainer(tmp_path):
     """The files that are copied to devices import neither PyTorch nor fedwidth."""
-    for name in ("device.py", "connection.py", "trainer_process.py"):
+    for name in ("device.py", "conditions.py", "connection.py", "trainer_process.py"):
         (tmp_path / name).write_text(Path(device.__file__).with_name(name).read_text())
     code = "import sys, device; print({'torch', 'numpy', 'fedwidth', 'flwr'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
