@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
+
 from flwr.app import Context, Message
 from in_process import InProcessGrid
 
