@@ -16,7 +16,7 @@ from fedwidth.config.read import read_settings, recipe_names
 from fedwidth.config.schema import build, keys
 from fedwidth.config.write import explain_settings, settings_toml
 from fedwidth.errors import OptionError
-from fedwidth.settings import Settings
+from fedwidth.settings import ArchitectureSettings, Settings
 
 
 def main(text="", *overrides):
@@ -273,6 +273,9 @@ def values_of(key):
         list[float]: st.lists(numbers, max_size=4),
         str | list[float]: st.text() | st.lists(shares, max_size=4),
         dict[str, Any]: OPTIONS,
+        list[ArchitectureSettings]: st.lists(
+            st.fixed_dictionaries({"name": st.text(), "capacities": st.lists(shares, max_size=2)}), max_size=2
+        ),
     }
     return strategies[key.type]
 

@@ -53,7 +53,18 @@ def named(requirements: list[str]) -> set[str]:
 
 def test_what_is_imported_is_asked_for():
     required = named(PROJECT["dependencies"])
-    for extra in ("hdf5", "tensorboard", "mlflow", "wandb", "ray", "flower", "metrics", "privacy"):
+    for extra in (
+        "hdf5",
+        "tensorboard",
+        "mlflow",
+        "wandb",
+        "ray",
+        "flower",
+        "metrics",
+        "privacy",
+        "onnx",
+        "executorch",
+    ):
         required |= named(PROJECT["optional-dependencies"][extra])
     for path, modules in of_others().items():
         if path.parts[0] == "flower":

@@ -63,7 +63,7 @@ def options_of(name: str) -> dict[str, Any]:
     """The options of a data set and their defaults.
 
     >>> options_of("cifar10")
-    {'base_url': None, 'augment': True}
+    {'base_url': None, 'normalise': True, 'mirror': False, 'augment': True}
     """
     parameters = inspect.signature(_loader(name)).parameters
     return {key: p.default for key, p in parameters.items() if key not in ("root", "download")}

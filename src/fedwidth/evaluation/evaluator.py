@@ -52,7 +52,12 @@ class Evaluator:
     """After how many rounds the run ends, where not after all."""
 
     def check_capacities(self, first: Server) -> None:
-        """Refuse capacities to measure that the method has no model for, before anything is trained."""
+        """Refuse capacities to measure that the method has no model for, before anything is trained.
+
+        Slices can be cut of any capacity.
+        """
+        if self.method.slices:
+            return
         for capacity in self.settings.evaluation.capacities:
             try:
                 representative_index(self.method, self.plan, capacity, LastRound(0, (), 0, first.memory, first.state))
