@@ -3,7 +3,8 @@
     python benchmarks/adapters.py train --text FOLDER --out RUNS     pre-trains, then all runs; goes on where it was
     python benchmarks/adapters.py memory --text FOLDER --out RUNS    memory of a client by rank
     python benchmarks/adapters.py record --out RUNS                  writes down the runs that are finished
-    python benchmarks/adapters.py table                              the tables of docs/adapters.md, from that record
+
+The tables of docs/adapters.md and docs/results.md are made from that record by `reproduction/adapters.py`.
 
 FOLDER holds ubuntu_irc.jsonl.gz and shakespeare_roles.jsonl.gz, one user a line: {"user": …, "text": [message, …]}.
 """
@@ -16,7 +17,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -66,23 +66,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "flexlora": {"method": "flexlora", "outside": "drop"},
     "flora": {"method": "flora", "outside": "drop"},
 }
-EARLY = 5
-"""The round whose effective rank is shown beside the last one's."""
 FIRST = 7
 """So many of them are run for all seeds before the others."""
-LABELS = {
-    "units": "FedRolex windows, Eq. 10 on units",
-    "svd": "FedRolex windows, mean decomposed (`svd`)",
-    "residual": "FedRolex windows, residual into the base",
-    "stack": "FedRolex windows, stacked into the base",
-    "a-frozen": "FedRolex windows, A frozen (`ffalora`)",
-    "fedstack": "FedStack windows, Eq. 10 on units",
-    "hetlora": "HetLoRA, as published",
-    "flexlora": "FlexLoRA, as published",
-    "flora": "FLoRA, as published",
-    "only-full-rank": "*only full-rank devices* (FedIT)",
-    "rank-1-for-all": "*rank 1 for all* (FedIT)",
-}
 
 
 def both_texts(folder: Path) -> tuple[Data, Data]:
@@ -177,7 +162,7 @@ def settings_of(name: str, seed: int, base: Path, rate: float) -> Settings:
     """The settings of a run: all but what its rule says are the same."""
     wanted = {"rank": RANK, "average": "units", "outside": "freeze", "local": "", "excluded": [], **RUNS[name]}
     return Settings(
-        name=LABELS[name],
+        name=name,
         seed=seed,
         rounds=ROUNDS,
         engine="serial",
@@ -282,46 +267,10 @@ def record(out: Path) -> None:
     RESULTS.write_text(json.dumps({"base": base, "memory": memory, "runs": runs}) + "\n")
 
 
-def spread(values: list[float], digits: int) -> str:
-    """Mean and standard deviation over seeds."""
-    return f"{fmean(values):.{digits}f} ± {stdev(values):.{digits}f}" if len(values) > 1 else f"{values[0]:.{digits}f}"
-
-
-def tables(found: dict[str, Any]) -> str:
-    """The tables of the page."""
-    lines = [
-        "| | loss (nats a word) | aggregation error | effective rank, round 5 → 20 | MiB up | MiB down | seeds |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for name, label in LABELS.items():
-        runs = [run for run in found["runs"] if run["run"] == name]
-        if not runs:
-            continue
-        errors = [fmean(e for e in run["error"] if e is not None) for run in runs]
-        ranks = [[rank for rank in run["effective_rank"] if rank is not None] for run in runs]  # none before a change
-        early, last = (fmean(own[place] for own in ranks) for place in (min(EARLY, *map(len, ranks)) - 1, -1))
-        up, down = (fmean(run[key] for run in runs) / 2**20 for key in ("bytes_up", "bytes_down"))
-        lines.append(
-            f"| {label} | {spread([run['loss'][-1] for run in runs], 3)} | {fmean(errors):.1e} |"
-            f" {early:.1f} → {last:.1f} | {up:.1f} | {down:.1f} | {len(runs)} |"
-        )
-    base = found["base"]
-    lines += [f"| before adapting | {base['loss_roles']:.3f} | | | | | |", ""]
-    if found["memory"]:
-        lines += [
-            "| rank | trained | sent once | kept for the backward pass | reckoned in all | at its peak |",
-            "| ---: | ---: | ---: | ---: | ---: | ---: |",
-        ]
-        for rank, facts in found["memory"].items():
-            sizes = (facts[key] for key in ("trained_mib", "frozen_mib", "activations_mib", "memory_mib", "peak_mib"))
-            lines.append(f"| {rank} | " + " | ".join(f"{size:.2f} MiB" for size in sizes) + " |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     """Do what is asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train", "memory", "record", "table"])
+    parser.add_argument("what", choices=["train", "memory", "record"])
     parser.add_argument("--text", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
@@ -331,10 +280,8 @@ def main() -> None:
         train(given.text, given.out, given.rounds, given.only)
     elif given.what == "memory":
         measure_memory(given.text, given.out)
-    elif given.what == "record":
-        record(given.out)
     else:
-        print(tables(json.loads(RESULTS.read_text())), end="")
+        record(given.out)
 
 
 if __name__ == "__main__":

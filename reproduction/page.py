@@ -8,6 +8,7 @@ from pathlib import Path
 from fedwidth.config.read import recipe_names
 from fedwidth.reproduce.records import UNFINISHED, Record, by_experiment, read_all
 from fedwidth.reproduce.started import read_started
+from reproduction.adapters import adapter_texts
 from reproduction.all_methods import all_methods_texts
 from reproduction.cells import Cell, find_cells, read_table
 from reproduction.claims import claim_table
@@ -32,7 +33,7 @@ HOW_TO_READ = (
 CONTENTS = """\
 On this page: [what holds up and what does not](#what-holds-up-and-what-does-not), in words; [table by
 table](#table-by-table), in counts; [remarks](#remarks) on single tables; [what needs no training](#exact); [every
-table](#trained) beside our runs; [all methods](#all-methods); [questions asked beside the
+table](#trained) beside our runs; [all methods](#all-methods); [adapters](#adapters); [questions asked beside the
 tables](#asked-beside-the-tables); [figures](#figures); [how it was judged](#how-it-was-judged) and [how to repeat
 it](#how-to-repeat-it); [what remains](#what-remains) to be run."""
 HOW = """\
@@ -67,6 +68,7 @@ def write_page(results: Path) -> str:
     trained = [text for name, cells in begun.items() for text in table_texts(name, cells, forecast, yardsticks)]
     parts += _section("## Trained", [EXPLAINED, *trained] if begun else [])
     parts += all_methods_texts(records, yardsticks)
+    parts += adapter_texts(results)
     parts += queue_texts(results, records, yardsticks)
     parts += ["## Figures", *figure_texts(tables)]
     parts += ["## How it was judged", HOW_JUDGED, "## How to repeat it", HOW]
