@@ -21,7 +21,7 @@ define install
 	@touch $@
 endef
 
-$(STAMP): PACKAGES = -e '.[dev]'
+$(STAMP): PACKAGES = -e '.[dev,privacy]'
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("fedwidth needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(install)
