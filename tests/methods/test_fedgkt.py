@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import support_table
 from fedwidth.core.submodel import state_of
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
@@ -195,3 +196,9 @@ def test_features_whose_channels_lie_last_reach_a_group_norm():
     features = torch.randn(3, 4, 6, 6).contiguous(memory_format=torch.channels_last)
     upper(features).sum().backward()
     assert model[1].weight.grad.abs().sum() > 0
+
+
+def test_what_comes_before_the_boundary_is_whole_for_clients_of_every_width():
+    """An embedding before the first layer is averaged over all clients, so all hold it alike."""
+    state = support_table.run_of("fedgkt", "next-word").run().server.state
+    assert all(torch.isfinite(tensor.double()).all() for tensor in state.values())

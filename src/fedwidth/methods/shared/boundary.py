@@ -59,8 +59,12 @@ def boundary_of(model: nn.Module, layers: int) -> str:
 
 
 def lower_counts(plan: Plan, layers: int, counts: Mapping[str, int]) -> dict[str, int]:
-    """So many units of every group, but all of those that the first layers give out: features have one size for all."""
-    lower = {group for name in list(plan.layers)[:layers] for group in groups_of(plan.axes[name][0])}
+    """So many units of every group, but all of those that the first layers take in or give out.
+
+    Features have one size for all, and so has what comes before the boundary, an embedding too, which is averaged.
+    """
+    axes = [axis for name in list(plan.layers)[:layers] for axis in plan.axes[name]]
+    lower = {group for axis in axes for group in groups_of(axis)}
     for _ in plan.couplings:  # a group that is a multiple of another goes with it
         for pair in ({coupling.whole, coupling.part} for coupling in plan.couplings):
             lower |= pair if lower & pair else set()
