@@ -11,6 +11,9 @@ that is above the limit (5 % slower on a CPU, 3 % on a GPU), and then the exit s
 On a CPU all of it is done twice (`--starts`), the second time with the new tree's process started before the old one's,
 and a pair's ratio is the geometric mean of both: of two processes the one started later is often a few per cent faster.
 
+On a GPU both processes are bound to the same two processors (`--processors`). What these cases cost there is largely
+Python starting kernels, and on a shared machine one processor may be 1.4 times as fast as the next.
+
 Two more ratios are for judging the first. "Whole turns" takes the mean of a turn's repetitions: it is noisier, but sees
 what costs something only now and then. "Processor" takes processor time (of the main process, where there are
 several), which other work on a busy machine disturbs less. "Other losses" says that the two did not train alike.
@@ -40,6 +43,7 @@ LEAST = 3
 """Repetitions of every turn."""
 HEAD = f"{'ms a round':34}{'old':>9}{'new':>9}{'new/old':>9}  {'quartiles':15}{'whole turns':>13}{'processor':>11}"
 SECONDS, LIMITS = {"cpu": 0.6, "cuda": 0.6}, {"cpu": 1.05, "cuda": 1.03}
+PROCESSORS = {"cpu": 0, "cuda": 2}
 STARTS = {"cpu": 2, "cuda": 1}
 """With the same source on both sides `extract` took 1 to 16 % less processor time in the process that was started
 later, in each of 33 comparisons within nine starts, whichever core it ran on and whoever's turn came first; why is
@@ -184,6 +188,9 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[""], metavar="NAME", help="cases whose names contain one of these"
     )
+    parser.add_argument(
+        "--processors", type=int, help=f"how many processors both sides share (0: all the machine has); {PROCESSORS}"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if not (arguments.old / "src" / "fedwidth").is_dir():
@@ -193,6 +200,7 @@ def main() -> None:
     starts, pairs = arguments.starts or STARTS[kind], arguments.pairs
     if min(starts, pairs) < 1:
         parser.error("--pairs and --starts must be at least 1")
+    bind(PROCESSORS[kind] if arguments.processors is None else arguments.processors)
     rows: list[Row] = []
     answers: dict[str, list[list[tuple[dict, dict]]]] = {}
     failures: dict[str, str] = {}
@@ -230,6 +238,12 @@ def main() -> None:
         content = about | {"slower": slower, "failed": failures, "cases": [asdict(row) for row in rows]}
         arguments.json.write_text(json.dumps(content, indent=2) + "\n")
     sys.exit(1 if slower or failures else 0)
+
+
+def bind(processors: int) -> None:
+    """Let this process and those it starts use the last so many processors of the machine only; 0: all of them."""
+    if processors:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-processors:])
 
 
 def shown(row: Row, limit: float) -> str:

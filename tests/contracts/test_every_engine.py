@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 import torch
 from contract_models import MODELS
-from engine_runs import experiment, train, worst
+from engine_runs import TURNS, experiment, train, worst
 from torch import nn
 
 import zoo
@@ -30,9 +30,6 @@ ENGINES = ("processes", "cuda", "vectorised")
 UNTAUGHT = (("steps", 0),)
 OTHER_PARTS = ["feddf", "fedhm", "flanc", "prism"]
 """Methods whose clients hold factors, or models of their own, and send all of them."""
-
-TURNS = {"flexlora": 1e-5}
-"""Singular vectors of values that are close turn by a rounding over their distance, in every round."""
 
 CALMER = {"zoo preresnet18": {"lr": 0.002, "batch_size": 5}, "zoo convnext": {"lr": 0.005}}
 """Training that does not blow up roundings. The serial engine itself, started one rounding away, drifts by 0.2 in 20

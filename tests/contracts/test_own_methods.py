@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engine_runs import TURNS, worst
 from engine_runs import experiment as catalogue_experiment
-from engine_runs import worst
 
 import own_method
 from fedwidth.config.read import read_settings
@@ -229,7 +229,7 @@ def test_on_a_gpu_captured_steps_do_what_the_plain_loop_does(name, engine):
         Experiment(replace(base.settings, engine=each, rounds=4), **parts, method=chosen).run().server
         for each in ("serial", engine)
     ]
-    assert worst(*(server.state for server in servers)) <= 1e-9
+    assert worst(*(server.state for server in servers)) <= TURNS.get(name, 1e-9)
     for client, memory in servers[0].clients.items():
         for tensor, value in memory.items():
             torch.testing.assert_close(servers[1].clients[client][tensor], value, rtol=0, atol=1e-8)

@@ -149,7 +149,8 @@ def test_the_command_runs_and_lists(queue, tmp_path, capsys, monkeypatch):
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\nseeds = 1', "seeds must be a list"),
         ('[[job]]\nnam = "a"', "unknown key of job 1 of the queue 'nam' (did you mean 'name'?)"),
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\n' * 2, "'a' occurs twice"),
-        ("title = 1", "a list of [[job]] tables and nothing else"),
+        ("title = 1", "`set` and a list of [[job]] tables, and nothing else"),
+        ("set = 1", "set must be a list of texts"),
         ("=", "not valid TOML"),
     ],
 )
@@ -167,12 +168,22 @@ def test_the_queue_of_the_project_can_be_built(tmp_path):
     assert len(jobs) > 5
     seen = set()
     for job in jobs:
-        runs = job.runs(["device=cuda", "precision=bf16"], tmp_path)
+        runs = job.runs([], tmp_path)
         assert runs, job.name
+        assert {run.settings.device for run in runs} == {"cuda"}, "its seconds are a GPU's"
+        differs = [change for change in job.changes if not change.startswith(("device=", "precision="))]
         for run in runs:
             assert (run.key, run.settings.seed) not in seen, f"{job.name} asks for what is asked above"
             seen.add((run.key, run.settings.seed))
-            assert (run.table == f"queue/{job.name}") == bool(job.changes), run.title
+            assert (run.table == f"queue/{job.name}") == bool(differs), run.title
+
+
+def test_what_a_queue_sets_holds_for_every_job_unless_it_says_otherwise(tmp_path):
+    path, job = tmp_path / "queue.toml", '[[job]]\nname = "{}"\nasks = "Why?"\nseconds = 1\nrecipe = "quickstart"\n'
+    path.write_text("set = ['rounds=7', 'seed=9']\n" + job.format("a") + job.format("b") + "set = ['rounds=8']")
+    found = [job.runs([], tmp_path)[0].settings for job in read_queue(path)]
+    assert [(settings.rounds, settings.seed) for settings in found] == [(7, 9), (8, 9)]
+    assert read_queue(path)[0].runs(["rounds=5"], tmp_path)[0].settings.rounds == 5
 
 
 def test_a_change_need_not_make_sense_for_the_other_runs(tmp_path):

@@ -1,5 +1,7 @@
 """results/queue.toml: the experiments that wait for a machine, in the order in which they are to be run.
 
+set = ["device=cuda"]                        what every job is run with, unless it or the command says otherwise
+
 [[job]]
 name = "low-milestones"                      no other job has it; also names its file in results/queue
 asks = "Does …?"                             what it is to find out, in one sentence
@@ -74,10 +76,10 @@ def read_queue(path: Path, only: Sequence[str] = ()) -> list[Job]:
         raise OptionError(f"cannot read the queue {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"the queue {path} is not valid TOML: {error}") from None
-    tables = document.pop("job", [])
+    tables, common = document.pop("job", []), _texts(document.pop("set", []), f"the queue {path}: set")
     if document or not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
-        raise OptionError(f"the queue {path} must be a list of [[job]] tables and nothing else")
-    jobs = [_read_job(table, number) for number, table in enumerate(tables, 1)]
+        raise OptionError(f"the queue {path} may have `set` and a list of [[job]] tables, and nothing else")
+    jobs = [_read_job(table, number, common) for number, table in enumerate(tables, 1)]
     names = [job.name for job in jobs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise OptionError(f"every job of a queue needs its own name, but '{twice[0]}' occurs twice")
@@ -87,7 +89,7 @@ def read_queue(path: Path, only: Sequence[str] = ()) -> list[Job]:
     return [job for job in jobs if not only or any(fnmatchcase(job.name, each) for each in only)]
 
 
-def _read_job(table: Mapping[str, Any], number: int) -> Job:
+def _read_job(table: Mapping[str, Any], number: int, common: Sequence[str]) -> Job:
     """A job from its table in the file; what is missing or wrong is refused with the name of the job, or its number."""
     written = {"recipes": "recipe", "changes": "set"}
     keys = [written.get(field.name, field.name) for field in fields(Job)]
@@ -121,7 +123,7 @@ def _read_job(table: Mapping[str, Any], number: int) -> Job:
         recipes=recipes,
         seconds=float(seconds),
         only=_texts(table.get("only", []), f"{where}: only"),
-        changes=_texts(table.get("set", []), f"{where}: set"),
+        changes=(*common, *_texts(table.get("set", []), f"{where}: set")),
         seeds=tuple(whole_number(f"{where}: seeds", seed) for seed in seeds),
         packed=table.get("packed", False),
         answer=table.get("answer", ""),
