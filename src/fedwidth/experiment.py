@@ -13,6 +13,7 @@ from torch import nn
 
 from fedwidth.config.build import build_model
 from fedwidth.config.influence import identity
+from fedwidth.core.norms import norm_tensors
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, Partition
 from fedwidth.data.records import moved
@@ -37,6 +38,7 @@ from fedwidth.training.engine import Engine
 from fedwidth.training.gpu import on_gpu
 from fedwidth.training.rounds import Rounds, run_round
 from fedwidth.training.server.device_noise import DeviceNoise
+from fedwidth.training.server.norms import BY_CAPACITY, first_norms
 from fedwidth.training.server.state import Server
 
 __all__ = ["Experiment", "Line", "Measured", "Recorder", "Result", "Stopped", "build_model"]
@@ -178,6 +180,11 @@ class Experiment:
                 "privacy.noise is for simulated devices, and these are real: they come when they like, which no draw"
                 " accounts for; with secure.enabled they add noise themselves"
             )
+        if cohort is not None and self.settings.server.norms == BY_CAPACITY:
+            raise OptionError(
+                "server.norms must be shared on real devices: those of one capacity would wait until another has"
+                " trained"
+            )
         folder = Path(out) if out is not None else None
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -259,7 +266,12 @@ class Experiment:
 
     def first_server(self, files: Files | None = None) -> Server:
         """The server before the first round; what clients remember is kept in `files`, or in memory."""
-        return Server(self.first_state, memory=self._first_memory, clients=ClientMemory(files=files))
+        norms = {}
+        if self.settings.server.norms == BY_CAPACITY:
+            norms = first_norms(
+                self.first_state, norm_tensors(self.model), self.capacities.enrolled(self.settings.devices.excluded)
+            )
+        return Server(self.first_state, memory=self._first_memory, clients=ClientMemory(files=files), norms=norms)
 
     @property
     def identity(self) -> str:

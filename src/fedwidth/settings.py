@@ -230,6 +230,11 @@ class ServerSettings:
     holders_exponent: float = key(
         1.0, "1: an element is averaged over the clients that hold it; 0: over all of the round; or between", least=0
     )
+    norms: str = key(
+        "shared",
+        "normalisation layers: the same for all clients, or for each capacity its own (NeFL)",
+        choices=("shared", "by-capacity"),
+    )
     clip: float = key(0.0, "largest norm of an update, in multiples of the round's median; 0: no limit", least=0)
     screen: bool = key(False, "leave out updates that point away from those of the round's others")
     robust: str = key(

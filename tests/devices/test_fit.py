@@ -6,15 +6,20 @@ from fractions import Fraction
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedwidth
 from fedwidth.cli.entry import run_command
+from fedwidth.config.read import read_settings
 from fedwidth.devices.budget import DeviceClass, parse_size, read_devices
+from fedwidth.devices.hidden import workspace
 from fedwidth.devices.memory import cross_entropy, training_memory
 from fedwidth.devices.needs import Costing, Work, exceeded
 from fedwidth.devices.peak import WORKSPACE, peak_of_step
 from fedwidth.devices.profile import fill
 from fedwidth.errors import CapacityError, OptionError
+from fedwidth.experiment import Experiment
+from fedwidth.models import StaticBatchNorm2d
 from fedwidth.plan import trace
 
 MB = 1e6
@@ -222,3 +227,91 @@ def test_profiles_in_a_recipe_are_checked():
     ):
         with pytest.raises(OptionError, match=said):
             Experiment(read_settings(recipe + text).main)
+
+
+def test_measured_seconds_are_those_of_steps_with_one_thread(monkeypatch):
+    ticks, threads = iter(range(1000)), []
+
+    class Watched(nn.ReLU):
+        def forward(self, x):
+            threads.append(torch.get_num_threads())
+            return super().forward(x)
+
+    monkeypatch.setattr("fedwidth.devices.needs.time.perf_counter", lambda: float(next(ticks)))
+    before = torch.get_num_threads()
+    model = nn.Sequential(nn.Linear(100, 8), Watched(), nn.Linear(8, 10))
+    [found] = fedwidth.fit(model, INPUTS, seconds=6, batch=10, samples=55, measure=True, profiles=False)
+    assert found.needs.seconds == 6.0, "six batches, each of one tick of this clock"
+    assert set(threads[-4:]) == {1}
+    assert torch.get_num_threads() == before
+    [none] = fedwidth.fit(model, INPUTS, seconds=5, batch=10, samples=55, measure=True, profiles=False)
+    assert none.capacity is None
+    with torch.device("meta"):
+        empty = mlp()
+    with pytest.raises(OptionError, match="cannot be timed: state a rate instead"):
+        fedwidth.fit(empty, INPUTS.to("meta"), seconds=5, measure=True)
+
+
+def test_the_command_measures(capsys):
+    command = ["fit", "mlp", "--seconds", "3600", "--measure", "--batch", "2", "--samples", "2", "--uniform", "--json"]
+    assert run_command(command) == 0
+    [found] = json.loads(capsys.readouterr().out)["devices"]
+    assert found["capacity"] == 1
+    assert 0 < found["needs"]["seconds"] < 3600
+
+
+def test_the_scaler_goes_by_the_capacity_whatever_the_profile():
+    recipe = """
+    rounds = 1
+    model.name = "cnn"
+    model.options = { widths = [8, 8] }
+    method.name = "heterofl"
+    data.clients = 2
+    devices.per_round = 2
+    devices.capacities = [0.25, 0.25]
+    engine = "serial"
+    devices.profiles = { "1/4" = { "features.0" = 0.75 } }
+    """
+    experiment = Experiment(read_settings(recipe).main)
+    (task, _) = experiment.rounds.assign(experiment.first_server(), [(0, 0.25), (1, 0.25)])
+    assert task.index.counts == {"features.0": 6, "features.4": 2}
+    experiment.run()
+    module = experiment.trainer.skeleton(task.part)
+    assert [norm.rate for norm in module.modules() if isinstance(norm, StaticBatchNorm2d)] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("size", [(4, 128, 256, 512), (9, 32, 300, 64), (64, 16, 64, 64)])
+def test_the_workspace_of_an_lstm_is_what_the_library_asks_for(size):
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this PyTorch has no oneDNN")
+    steps, samples, inputs, hidden = size
+    found = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.mkldnn_rnn_layer.default:
+                found.append(made[3].numel())
+            return made
+
+    given = torch.randn(steps, samples, inputs, requires_grad=True)
+    with Watch():
+        nn.LSTM(inputs, hidden)(given)
+    assert found == [pytest.approx(4 * workspace(given.shape, hidden), rel=0.03)]
+
+
+def test_what_an_lstm_keeps_is_counted_and_the_peak_is_in_its_backward_pass():
+    steps, samples, inputs, hidden = 20, 30, 40, 50
+
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.LSTM(inputs, hidden, batch_first=True)
+
+        def forward(self, x):
+            return self.rnn(x)[0][:, -1]
+
+    peak = peak_of_step(Last(), torch.zeros(2, steps, inputs), samples, cross_entropy)
+    whole = 4 * workspace(torch.Size((steps, samples, inputs)), hidden)
+    assert peak.step > whole, "the workspace, and inputs, outputs and gradients beside it"
+    assert peak.step < 1.5 * whole

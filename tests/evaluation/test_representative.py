@@ -120,7 +120,7 @@ def test_draws_are_the_places_of_the_last_rounds():
 def test_mean_and_spread_over_draws_by_hand():
     measured = []
 
-    def accuracy(index):
+    def accuracy(index, capacity):
         measured.append(units(index))
         return units(index)[0] / 10
 

@@ -11,6 +11,7 @@ from fedwidth.config.adapter_settings import check_adapters
 from fedwidth.config.architectures import check_architectures
 from fedwidth.config.budgets import read_budgets
 from fedwidth.config.method_settings import check_exponent, method_of
+from fedwidth.config.norm_settings import check_norms
 from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.schema import keys, read
 from fedwidth.config.secure_settings import check_secure
@@ -121,6 +122,7 @@ def _check_method(settings: Settings) -> None:
     check_architectures(settings, chosen_method)
     check_privacy(settings, chosen_method)
     check_robust(settings, chosen_method)
+    check_norms(settings, chosen_method)
 
 
 def _refuse_others(kind: str, given: Iterable[str], allowed: Iterable[str]) -> None:

@@ -47,7 +47,7 @@ ADDED = (
         "devices.correlate",
         "devices.correlate_strength",
     ),
-    *("server.lr_every", "server.lr_until", "server.holders_exponent"),
+    *("server.lr_every", "server.lr_until", "server.holders_exponent", "server.norms"),
     *("server.clip", "server.screen", "server.strikes", "server.quarantine"),
     *("devices.budgets", "devices.profiles"),
     *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +72,6 @@ class Costing:
     ) -> None:
         if work.optimiser not in MOMENTS:
             raise OptionError(f"the optimiser must be one of {', '.join(MOMENTS)}, not '{work.optimiser}'")
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            warnings.warn("the memory of recurrent layers is predicted far too low (by 72 % for an LSTM)", stacklevel=3)
         self.model, self.plan, self.example, self.work = model, plan, example_inputs, work
         self.loss, self.measure = loss or cross_entropy, measure
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -116,7 +114,8 @@ class Costing:
         return self._memory[key]
 
     def measured_step(self, counts: Mapping[str, int]) -> float:
-        """Seconds of a training step on this machine: the median of a few, after one that warms up."""
+        """Seconds of a training step on this machine, with one thread as clients train: the median of a few, after one
+        that warms up."""
         key = tuple(counts.values())
         if key not in self._seconds:
             if any(parameter.is_meta for parameter in self.model.parameters()):
@@ -130,7 +129,10 @@ class Costing:
             )
             optimiser = torch.optim.SGD(made.parameters(), lr=0.0, momentum=0.9)
             taken = []
-            with untouched(made):
+            threads = torch.get_num_threads()
+            with untouched(made), ExitStack() as stack:
+                stack.callback(torch.set_num_threads, threads)
+                torch.set_num_threads(1)
                 for _ in range(1 + TIMED_STEPS):
                     began = time.perf_counter()
                     optimiser.zero_grad()

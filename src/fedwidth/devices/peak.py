@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fedwidth.devices.hidden import hidden_in
 from fedwidth.plan.isolation import call
 
 Loss = Callable[[Any], Tensor]
@@ -54,17 +55,18 @@ class Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Make the call and count what it made."""
         made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor):
-                self._born(tensor)
-        self.peak = max(self.peak, self.bytes)
+        hidden = hidden_in(func, args)
+        tensors = [tensor for tensor in tree_leaves(made) if isinstance(tensor, Tensor)]
+        for number, tensor in enumerate(tensors):
+            self._born(tensor, hidden.kept if number + 1 == len(tensors) else 0)
+        self.peak = max(self.peak, self.bytes + hidden.passing)
         return made
 
-    def _born(self, tensor: Tensor) -> None:
+    def _born(self, tensor: Tensor, hidden: int) -> None:
         storage = tensor.untyped_storage()
         if storage in self._known:
             return
-        size = storage.nbytes()
+        size = storage.nbytes() + hidden
         self._known[storage] = weakref.finalize(storage, self._gone, size)
         self.bytes += size
 

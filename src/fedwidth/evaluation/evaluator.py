@@ -156,7 +156,7 @@ class Evaluator:
                 capacities,
                 last=self.last_round(server, before=before, cohort=cohort),
                 metric=metric,
-                measure=lambda index: self._value_of(server, index),
+                measure=lambda part, capacity: self._value_of(server.state_at(capacity), part),
                 draws=self.is_last(server.round),  # they take ten times as long
             )
         return Measured(line, local)
@@ -182,10 +182,10 @@ class Evaluator:
         _, kept = scores.score(self.model, self.data, split, settings, self.device, objective=self.objective)
         return scores.local_scores_of(kept, partition, self.data, mask, self.objective)
 
-    def _value_of(self, server: Server, part: Part) -> float:
+    def _value_of(self, state: Mapping[str, Tensor], part: Part) -> float:
         """What this part of the model scores on the test set, or on the validation samples where that is not seen."""
         small = part.module(self.model, self.plan).to(self.device)
-        self.prepare(small, part.cut(server.state, self.plan))
+        self.prepare(small, part.cut(state, self.plan))
         settings, data = self.settings.evaluation, self.data
         split, samples = (data.test, None) if settings.test else (data.train, self.partition.validation)
         score, _ = scores.score(small, data, split, settings, self.device, samples, objective=self.objective)

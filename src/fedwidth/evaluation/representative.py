@@ -66,23 +66,24 @@ def by_capacity(
     capacities: Sequence[float],
     *,
     last: LastRound,
-    measure: Callable[[Index], float],
+    measure: Callable[[Index, float], float],
     metric: str = "accuracy",
     draws: bool = True,
 ) -> dict[str, dict[str, float | None]]:
-    """What the metrics say of the sub-models at these capacities, given the metric of the sub-model of an index.
+    """What the metrics say of the sub-models at these capacities, given the metric of an index at a capacity.
 
     `capacity_accuracy` is of the sub-model that stands for each capacity. With `draws`, and where the method gives
     clients of one capacity different units, `capacity_accuracy_mean` and `capacity_accuracy_spread` are the mean and
-    the sample standard deviation over the draws (None for a single draw). Equal sub-models are measured once. Where the
+    the sample standard deviation over the draws (None for a single draw). What is equal is measured once. Where the
     metric is another, its name stands in place of accuracy.
     """
-    known: dict[str, float] = {}
+    known: dict[tuple[str, float], float] = {}
 
-    def measured(index: Index) -> float:
-        if index.key not in known:
-            known[index.key] = measure(index)
-        return known[index.key]
+    def measured(index: Index, capacity: float) -> float:
+        at = index.key, 1.0 if index.is_whole else capacity
+        if at not in known:
+            known[at] = measure(index, at[1])
+        return known[at]
 
     name = f"capacity_{metric}"
     found: dict[str, dict[str, Any]] = {name: {}}
@@ -95,9 +96,9 @@ def by_capacity(
         if owned and all(own != capacity for _, own in last.cohort):
             found[name][key] = None
             continue
-        found[name][key] = measured(representative_index(method, plan, capacity, last))
+        found[name][key] = measured(representative_index(method, plan, capacity, last), capacity)
         if differ:
-            drawn = [measured(index) for index in drawn_indexes(method, plan, capacity, last)]
+            drawn = [measured(index, capacity) for index in drawn_indexes(method, plan, capacity, last)]
             found[f"{name}_mean"][key] = statistics.fmean(drawn)
             found[f"{name}_spread"][key] = statistics.stdev(drawn) if len(drawn) > 1 else None
     return found

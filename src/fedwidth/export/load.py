@@ -153,7 +153,7 @@ def _take_collecting(
         part = part_of(experiment, capacity, evaluator.last_round(server))
         if part is None:
             raise StateError(f"{folder}: every client has a model of its own, and none of the last has {capacity:g}")
-        made = ready_part(experiment, evaluator, part, server.state)
+        made = ready_part(experiment, evaluator, part, server.state if part.is_whole else server.state_at(capacity))
         held = getattr(part, "held", None)
         counts = None if held is not None and held.architecture is not None else getattr(part, "counts", None)
     made = with_buffers(made, experiment.plan) if counts is not None else made

@@ -50,13 +50,13 @@ def training_program(taken: Taken, batch: int) -> bytes:
     given = (inputs, _of_batch(targets, batch))
     step = Step(taken)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # all of this is experimental, and says so at every call
         try:
             exported = torch.export.export(step, given, strict=True)
             content = bytes(to_edge(_export_forward_backward(exported)).to_executorch().buffer)
         except Exception as error:  # an operator without a gradient there
             raise PlanError(f"ExecuTorch cannot train this model: {one_line(error)}") from error
-    _check_gradients(step, content, given)
+        _check_gradients(step, content, given)
     return content
 
 

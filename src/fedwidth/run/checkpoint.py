@@ -19,7 +19,7 @@ from fedwidth.files import write_whole as write_whole
 from fedwidth.privacy.spent import Spent
 from fedwidth.training.client_memory import FOLDER, ClientMemory, Files
 from fedwidth.training.server.quarantine import Quarantine
-from fedwidth.training.server.state import Server
+from fedwidth.training.server.state import Server, by_name
 
 FORMAT = 2
 """Version 0.1 wrote format 1, which is read too: it has no memory but what FedMinOccurances counted."""
@@ -41,6 +41,8 @@ def copy_server(server: Server, *, identity: str, extra: dict[str, Any]) -> Copy
     tensors = {f"state.{name}": _own(t) for name, t in server.state.items()}
     tensors |= {f"moment.{name}": _own(t) for name, t in server.moments.items()}
     tensors |= {f"memory.{name}": _own(t) for name, t in server.memory.items()}
+    for capacity, own in server.norms.items():
+        tensors |= {f"norm.{name}": _own(t) for name, t in by_name(capacity, own).items()}
     facts = {
         "format": FORMAT,
         "identity": identity,
@@ -102,6 +104,10 @@ def load_server(
     if facts["format"] == 1 and facts["history_clients"] is not None:
         memory = {f"seen.{n}": t.cpu() for n, t in part("seen.")}
         memory["clients"] = torch.tensor(facts["history_clients"])
+    norms: dict[float, dict[str, Tensor]] = {}
+    for name, tensor in part("norm."):
+        capacity, _, own = name.partition("/")
+        norms.setdefault(float(capacity), {})[own] = tensor
     clients = ClientMemory.read(folder / FOLDER, facts.get("clients", {}), files=files, also=also())
     quarantine, privacy = Quarantine.of(facts.get("conduct", {})), facts.get("privacy", {})
     return Server(
@@ -112,6 +118,7 @@ def load_server(
         clients,
         quarantine,
         spent=Spent.of(privacy),
+        norms=norms,
         clip=float(privacy.get("clip", 0.0)),
     ), facts
 

@@ -21,6 +21,7 @@ from fedwidth.config.build import build_model, find_device, load_data, public_da
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.given import check_given, check_partition, warn_of_dealing
 from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
+from fedwidth.config.norm_settings import check_model_norms, check_norms
 from fedwidth.config.objective_settings import name_objective
 from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.secure_settings import check_secure, warn_of_little
@@ -87,6 +88,7 @@ def set_up(
     check_architectures(settings, method)
     check_privacy(settings, method)
     check_robust(settings, method)
+    check_norms(settings, method)
     settings = with_needs(settings, method)
     if method.public and partition is None and public is None:
         settings = with_public(settings)
@@ -125,6 +127,7 @@ def set_up(
         method = replace(method, architectures=build_architectures(settings, data, objective))
     check_dtypes(made, method.architectures)
     settings = without_scaler(settings, plan)
+    check_model_norms(settings, made)
     check_choice(settings, method, plan, min(capacities.enrolled(settings.devices.excluded)))
     made.to(device)
     if traits_of(method).family == SLICES and not plan.adapters:

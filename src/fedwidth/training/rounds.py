@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 from fedwidth.adapters.averages import AVERAGES
 from fedwidth.adapters.measures import aggregation_error
 from fedwidth.adapters.products import HOLDERS
+from fedwidth.core.aggregation import average_tensor
 from fedwidth.core.answers import AnswerSum
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State
@@ -27,6 +28,7 @@ from fedwidth.training.gpu import autocast
 from fedwidth.training.server.clipping import clip_updates, merged
 from fedwidth.training.server.device_noise import DeviceNoise
 from fedwidth.training.server.holders import damp
+from fedwidth.training.server.norms import close_by_capacity, in_order, train_by_capacity
 from fedwidth.training.server.private import PrivateRound, Window
 from fedwidth.training.server.robust import robust_average
 from fedwidth.training.server.secure import SecureRound
@@ -250,6 +252,11 @@ class Rounds:
             report = replace(report, error=aggregation_error(server.state, closed, single, self.plan, over))
         if (exponent := self.settings.holders_exponent) != 1.0:
             closed = damp(server.state, closed, sums, self.plan, exponent)
+        norms: Mapping[float, State] = {}
+        if server.norms:
+            closed, norms = close_by_capacity(
+                server, closed, tasks, sums, partial(self.alone, closing), full=1.0 in self.enrolled
+            )
         settings = self.settings
         server = replace(
             server,
@@ -263,7 +270,20 @@ class Rounds:
                 quarantine=settings.quarantine,
             ),
         )
-        return server.advance(closed, memory, self.settings, self.plan.parameters), list(tasks), report
+        return server.advance(closed, memory, settings, self.plan.parameters, norms), list(tasks), report
+
+    def alone(
+        self, closing: Closing, state: State, tasks: Sequence[Task], sums: Sequence[CohortSum], names: Collection[str]
+    ) -> State:
+        """What these tensors become if only these clients had taken part in the round, and had been sent `state`."""
+        plan, exponent = self.plan, self.settings.holders_exponent
+        if self.method.close is None:
+            firsts = {name: plan.tied.get(name, name) for name in names}
+            found = {name: average_tensor(state[first].detach(), first, sums, plan) for name, first in firsts.items()}
+        else:
+            made = self.method.finish(replace(closing, state=state, tasks=tasks, sums=sums, _made={}))
+            found = {name: made[name] for name in names}
+        return found if exponent == 1.0 else damp(state, found, sums, plan, exponent)
 
 
 def _answered(tasks: Sequence[Task], sums: Sequence[Any]) -> dict[int, tuple[int, int]]:
@@ -296,7 +316,11 @@ def run_round(
         return server.skip(), [], Report((), (), left_out)
     if not tasks:  # a private round must not tell that nobody came
         return rounds.end(server, [], [], Report((), (), left_out))
-    sums, report = engine.run(server.state, tasks, server.round, coming=coming, watch=watch)
+    if server.norms:
+        tasks = in_order(tasks)
+        sums, report = train_by_capacity(engine, server, tasks, watch)
+    else:
+        sums, report = engine.run(server.state, tasks, server.round, coming=coming, watch=watch)
     if left_out:
         report = replace(report, absent={**left_out, **report.absent})
     tasks = [task for task in tasks if task.client not in report.absent]

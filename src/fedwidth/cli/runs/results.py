@@ -13,6 +13,7 @@ from fedwidth.analysis.comparison import Comparison, Row
 from fedwidth.analysis.difference import Difference
 from fedwidth.analysis.wording import over_seeds, show_mebibytes, show_time
 from fedwidth.analysis.yardsticks import is_yardstick
+from fedwidth.cli.runs.widths import mean_at_widths, print_widths
 from fedwidth.cli.tables import print_table
 from fedwidth.devices.capacity import Capacities, describe_mix
 from fedwidth.evaluation.samples import TEST, VALIDATION
@@ -75,6 +76,7 @@ def print_results(
         )
     columns = ["run", "devices", *shown, "MiB sent up", *(["device time"] if timed else []), "seconds"]
     print_table([*columns, *(["gain"] if gained else [])], rows, title=title or None)
+    print_widths(by_label(runs, summaries), metric)
     seeds = sorted({run.settings.seed for run in runs})
     print(
         f"Seeds: {', '.join(map(str, seeds))}." + (" ± is the standard deviation over seeds." if len(seeds) > 1 else "")
@@ -171,6 +173,8 @@ def _spread(label: str, mine: Sequence[tuple[PlannedRun, Summary]]) -> dict[str,
         known = [summary[key] for _, summary in mine if summary[key] is not None]
         row[key] = statistics.mean(known) if known else None
         row[f"{key}_std"] = statistics.stdev(known) if len(known) > 1 else None
+    if mean := mean_at_widths([summary for _, summary in mine]):
+        row[f"capacity_{Measure.of(mine[0][1]).name}"] = mean
     return row
 
 

@@ -27,6 +27,10 @@ def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
             reason = reason or f"{single}, which a pack does not keep"
         if trainer.method.architectures:
             reason = reason or "a pack shares one model, and clients hold several architectures"
+        if trainer.settings.server.norms != "shared":
+            reason = (
+                reason or "a pack cuts a run's sub-models out of one state, and server.norms has one for each capacity"
+            )
         if trainer.plan.adapters:
             reason = reason or "adapters need single updates, which a pack does not keep"
         if engine == "vectorised" and not trainer.method.slices:

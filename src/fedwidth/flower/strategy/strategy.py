@@ -86,6 +86,8 @@ class Strategy(FedAvg):
         if (reason := why_not(chosen, public)) is not None:
             raise OptionError(reason)
         settings = build(ServerSettings, {"weighting": "samples", **(server or {})}, "server.")
+        if settings.norms != "shared":
+            raise OptionError("server norms must be shared in a Flower app: nodes of all widths train at the same time")
         self.method, self.plan = chosen, trace(model, example)
         self.absent: dict[int, dict[int, str]] = {}
         """By round, counted from 1, and client: why its work did not count."""

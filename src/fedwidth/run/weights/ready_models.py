@@ -63,7 +63,7 @@ def write_models(folder: Path, experiment: Experiment, server: Server, last: Las
         part = part_of(experiment, capacity, last)
         if part is None or part.is_whole:
             continue
-        made = ready_part(experiment, evaluator, part, server.state)
+        made = ready_part(experiment, evaluator, part, server.state_at(capacity))
         key = f"{capacity!r}"
         tensors[key] = own_tensors(made)
         counts[key] = dict(part.counts) if isinstance(part, Index) else None

@@ -1,0 +1,49 @@
+"""How good the models of each width are, in a table beside that of the runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedwidth.analysis.wording import over_seeds
+from fedwidth.cli.tables import print_table
+from fedwidth.objectives.metric import Measure
+
+if TYPE_CHECKING:
+    from fedwidth.cli.runs.planned_run import PlannedRun
+
+Mine = Sequence[tuple["PlannedRun", Mapping[str, Any]]]
+
+
+def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
+    """One row for every label and one column for every width that was measured, where any but the whole model was."""
+    tables = [[at_widths(summary) for _, summary in mine] for mine in by_label.values()]
+    found = {width for runs in tables for widths in runs for width in widths}
+    if not found - {"1"}:
+        return
+    columns = sorted(found, key=float, reverse=True)
+    rows = []
+    for mine, runs in zip(by_label.values(), tables, strict=True):
+        own = Measure.of(mine[0][1])
+        known = [[own.scaled(widths[width]) for widths in runs if width in widths] for width in columns]
+        rows.append([mine[0][0].title, *(over_seeds(values, metric=own) if values else "–" for values in known)])
+    print_table(["run", *columns], rows, title=f"{metric.title} at each width{metric.unit}")
+
+
+def mean_at_widths(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean over seeds of what was measured at each width, widest first."""
+    found = [at_widths(summary) for summary in summaries]
+    widths = sorted({width for one in found for width in one}, key=float, reverse=True)
+    return {width: statistics.fmean([one[width] for one in found if width in one]) for width in widths}
+
+
+def at_widths(summary: Mapping[str, Any]) -> dict[str, float]:
+    """What a run measured at each width: the mean over draws, where clients of one width hold different units.
+
+    >>> at_widths({"capacity_accuracy": {"1": 0.9, "0.5": 0.4}, "capacity_accuracy_mean": {"1": 0.9, "0.5": 0.5}})
+    {'1': 0.9, '0.5': 0.5}
+    """
+    name = f"capacity_{Measure.of(summary).name}"
+    found = summary.get(f"{name}_mean") or summary.get(name) or {}
+    return {width: value for width, value in found.items() if value is not None}
