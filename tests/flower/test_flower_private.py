@@ -46,6 +46,7 @@ def started(tmp_path, monkeypatch):
     certificates = certify(tmp_path / "c")
     own = Namespace(most_bytes=100, most_reply=200, control="local", most_strangers=50)
     own.operators, own.enrolled = tmp_path / "operators.pub", tmp_path / "enrolled"
+    own.audit = tmp_path / "audit.jsonl"
     own.enrolled.mkdir()
     own.operators.write_text(make_operator_key(tmp_path / "operator") + "\n")
     names = {"ca-certfile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}

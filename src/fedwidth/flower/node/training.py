@@ -31,6 +31,9 @@ from fedwidth.training.client import Trained, Trainer
 SENT, REPORT = "sent", "report"
 """How the names of tensors begin that travel beside a sub-model, down and up: `sent/NAME/TENSOR`."""
 
+SMALL = 50_000_000
+"""Bytes of weights up to which a model is traced with its values: without them PyTorch imports what takes 70 MB."""
+
 Load = Callable[[Settings, int | None], Data]
 """The function that `load = "package.module:function"` names: gives the data of a client, or for None the server's."""
 
@@ -156,14 +159,19 @@ def trainer_of(recipe: str, load: str, client: int, *, light: bool = True) -> Tr
 
 
 def _plan_light(settings: Settings, data: Data, objective: Objective) -> tuple[nn.Module, Plan] | None:
-    """The model and its plan on PyTorch's meta device; None where the model cannot be built or traced there."""
+    """The model on PyTorch's meta device, and its plan; None where the model cannot be built or traced there."""
     try:
         with torch.device("meta"):
             model = build_model(settings, data, objective)
-        if not all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        tensors = [*model.parameters(), *model.buffers()]
+        if not all(tensor.is_meta for tensor in tensors):
             return None
         if any(tensor.dim() == 0 and tensor.is_floating_point() for tensor in model.buffers()):
             return None  # it may be the root of a width, which only its value tells
+        if sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= SMALL:
+            model = build_model(settings, data, objective)
+            plan = trace_model(model, moved(data.example(), "cpu"), settings, objective)
+            return model.to("meta"), plan
         return model, trace_model(model, moved(data.example(), "meta"), settings, objective)
     except Exception:  # a model may do anything while it is built, and look at its values
         return None
