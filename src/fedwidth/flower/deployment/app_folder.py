@@ -28,7 +28,15 @@ UNITS = ("fedwidth-server.service", "fedwidth-metrics.service")
 """Units of systemd for the server's machine; each device's folder has its own."""
 SCRIPTS = ("superlink.sh", "register.sh", "run.sh", "flwr.sh")
 """The commands of a deployment, on the server's machine."""
-COPIED = ("device.py", "conditions.py", "device_key.py", "connection.py", "supernode.py", "trainer_process.py")
+COPIED = (
+    "device.py",
+    "conditions.py",
+    "connection.py",
+    "device_key.py",
+    "forks.py",
+    "supernode.py",
+    "trainer_process.py",
+)
 """The files of `node/` that are copied into a device's folder, because they run without importing fedwidth."""
 IN_APPS = ("client_app.py", "refusals.py", "wire.py")
 """The files of `node/` that are copied into the app, which devices are sent."""

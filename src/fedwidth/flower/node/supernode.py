@@ -4,7 +4,8 @@ By itself a SuperNode gives up on every error that mentions SSL, and a proxy tha
 behind it restarts causes such an error. Then its main thread ends, but the thread of its HTTP server keeps the process
 alive, connected to nothing, for ever. Here a SuperNode whose connection was cut tries again; where its main thread
 ends, so does the process; and whenever the server has answered, it writes a byte into the pipe that FEDWIDTH_PULSE
-names, for `device.py`. This file is copied into the devices' folders.
+names, for `device.py`. The processes that it starts are forks (`forks.py`). This file is copied into the devices'
+folders.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ import os
 import sys
 from contextlib import suppress
 from typing import Any
+
+if __package__:
+    from fedwidth.flower.node.forks import SUPERNODE, fork_stock, load_programs
+else:  # in a device's folder, where importing fedwidth would bring in PyTorch
+    from forks import SUPERNODE, fork_stock, load_programs  # type: ignore[import-not-found,no-redef]
 
 PULSE = "FEDWIDTH_PULSE"
 """The environment variable that holds the number of the pipe's file descriptor."""
@@ -63,16 +69,21 @@ def write_pulse(pulse: int) -> None:
 
 
 def main() -> None:
-    """Run the SuperNode until it cannot connect any more."""
-    from flwr.supernode.cli import flower_supernode
-
+    """Run the SuperNode until it cannot connect any more, and what it starts in forks of this process."""
+    programs = load_programs()
+    sys.argv = fork_stock(programs)
+    program, pulse = programs[sys.argv[0]], int(os.environ.pop(PULSE, -1))
+    if sys.argv[0] != SUPERNODE:
+        if pulse >= 0:
+            os.close(pulse)
+        sys.path.pop(0)  # the device's folder, which has names that an app may have too
+        raise SystemExit(program())
     try_again()
-    if PULSE in os.environ:
-        write_pulse(int(os.environ.pop(PULSE)))
-    sys.argv[0] = "flower-supernode"
+    if pulse >= 0:
+        write_pulse(pulse)
     status: Any = 1  # that it returns at all means that it has given up
     try:
-        flower_supernode()
+        program()
     except SystemExit as end:
         status = end.code
     finally:
