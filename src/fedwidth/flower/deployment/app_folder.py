@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -175,6 +176,7 @@ def template_values(folder: Path, setup: Setup) -> dict[str, str]:
         "certificate": json.dumps(str(folder / "certificates" / "ca.pem")),
         "exports": exports,
         "programs": str(Path(sys.executable).parent),
+        "version": version("fedwidth"),
     }
 
 
