@@ -109,6 +109,8 @@ class Attendance:
     check: Callable[[Introduction], None] = lambda _: None
     """Refuses an introduction for more reasons than there are here."""
     log: Callable[[str], None] = print
+    note: Callable[..., None] = lambda _, **__: None
+    """Appends an event with its facts to the audit log."""
     introductions: dict[int, Introduction] = field(default_factory=dict)
     """The introductions that were accepted, by node; the node need not be connected now."""
     present: dict[int, Introduction] = field(default_factory=dict)
@@ -118,6 +120,8 @@ class Attendance:
     """For each client in quarantine the last round, counted from 1, in which it is left out."""
     _left_out: dict[int, str] = field(default_factory=dict)
     """Why a node's introduction was not accepted, by node: the line that the log has about it."""
+    _joined: set[tuple[int, int]] = field(default_factory=set)
+    """The nodes of which the audit log has said that they joined, with the client of each."""
     _names: dict[int, str] = field(default_factory=dict)
     """The names under which the connected nodes were registered, by node."""
 
@@ -191,6 +195,9 @@ class Attendance:
             who, limit = self.named(introduction.node, introduction.client), f"is enrolled for at most {capacity:g}"
             self.log(f"{who} states the capacity {introduction.capacity:g}, but {limit}: it is dealt {capacity:g}")
         self.introductions[introduction.node] = introduction
+        if (known := (introduction.node, introduction.client)) not in self._joined:
+            self._joined.add(known)
+            self.note("joined", client=introduction.client, capacity=capacity, group=introduction.group or None)
         if self._left_out.pop(introduction.node, None) is not None:
             self.log(f"{self.named(introduction.node)} takes part now")
 
@@ -203,6 +210,7 @@ class Attendance:
         """Remember why a node is left out, and say so in the log once."""
         if self._left_out.get(node) != why:
             self.log(f"{self.named(node, client)} is left out: {why}")
+            self.note("left out", device=self.named(node, client), why=printable(why))
         self._left_out[node] = why
 
     def named(self, node: int, client: object = None) -> str:
@@ -259,7 +267,7 @@ class Attendance:
         clients = [available[position] for position in drawn]
         return [(client, self.capacity_of(found[client], round)) for client in clients]
 
-    def note(self, round: int, late: Collection[int], answered: Collection[int]) -> None:
+    def end_round(self, round: int, late: Collection[int], answered: Collection[int]) -> None:
         """Take down that a round has ended with these clients late: they are drawn less often from now on."""
         for client, rounds in self.stragglers.note(round, late=late, answered=answered).items():
             introduction = self.present.get(client)

@@ -31,8 +31,9 @@ POLLING_SECONDS = 30
 """How long a round is taken to last: a device that waits asks for messages all the time."""
 ROUND_BYTES = 38_000
 """What a round takes on the wire beside its tensors: messages about it, and polling for so long."""
-PROCESS_BYTES = 740_000_000
-"""What a device's processes take of memory before they train anything: Python four times, Flower, and PyTorch once."""
+PROCESS_BYTES = 500_000_000
+"""What a device's processes take of memory before they train anything, pages that they have in common counted once: the
+trainer with PyTorch, and Flower's processes, which are forks of one (`benchmarks/device_memory.py`)."""
 
 
 def bytes_beside(experiment: Experiment) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from flwr.app import Context
@@ -89,6 +89,7 @@ def _serve(
     def enrolled() -> Mapping[int, Enrolled] | None:
         return enrolment.read() if enrolment is not None else None
 
+    audit = AuditLog(Path(config.enrolled).parent / AUDIT) if config.enrolled else None  # beside those enrolled
     enrolled()  # a folder that cannot be read is an error before any node is asked
     attendance = Attendance(
         grid,
@@ -101,6 +102,7 @@ def _serve(
         hello={"run": run.name.hex()} if run is not None else {},
         check=run.check if run is not None else lambda _: None,
         log=log,
+        note=partial(audit.note_or_say, log) if audit is not None else lambda _, **__: None,
     )
     for line in folder.read_metrics(Path(config.out)):
         attendance.quarantined |= _quarantined(line)
@@ -135,7 +137,7 @@ def _serve(
             limits=Limits(norm=config.norm_bound, samples=config.most_samples),
             max_samples=max_samples,
             log=log,
-            on_round_end=attendance.note,
+            on_round_end=attendance.end_round,
         )
     expected = config.wait_for or max(per_round, min_clients)
     log(f"waiting for {expected} nodes, at most {config.wait_seconds:g} s")
@@ -154,8 +156,8 @@ def _serve(
         for text in remarks(line):
             log(f"round {line['round']}: {text}")
         attendance.quarantined |= _quarantined(line)
-        if config.enrolled:  # beside the folder of those who are enrolled
-            note_round(AuditLog(Path(config.enrolled).parent / AUDIT), line)
+        if audit is not None:
+            note_round(audit, line)
         on_round(line)
 
     while True:

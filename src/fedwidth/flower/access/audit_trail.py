@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from types import FrameType
 from typing import Any
 
-from fedwidth.errors import FedwidthError
 from fedwidth.watching.audit import AuditLog, fingerprint
 
 COMMANDS = {
@@ -62,21 +63,24 @@ class AuditTrail:
 
     def _note(self, event: str, **facts: Any) -> None:
         if self.log is not None:
-            try:
-                self.log.note(event, **facts)
-            except FedwidthError as error:  # a full disk must not keep devices out
-                print(f"error: {error}", flush=True)
+            self.log.note_or_say(print, event, **facts)
 
 
 @contextmanager
 def running(log: AuditLog) -> Iterator[None]:
-    """Note that the server was started, and that it ended."""
+    """Note that the server was started, and that it ended, by SIGTERM too: uvicorn ends the process by that itself."""
     log.note("server started")
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        log.note_or_say(print, "server stopped")
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        with suppress(FedwidthError):
-            log.note("server stopped")
+        log.note_or_say(print, "server stopped")
 
 
 def _fingerprint_of(key: Any) -> str:

@@ -82,5 +82,5 @@ class SecureRun:
                 config.quorum, min(config.patience_seconds, config.opening_seconds), config.opening_seconds
             ),
             log=log,
-            on_round_end=attendance.note,
+            on_round_end=attendance.end_round,
         )
