@@ -8,7 +8,7 @@ trained one after the other. The first round of each is left out (the app itself
 connection carries is counted for a minute.
 
 The printed table sets what was measured beside the estimate that `bytes=` budgets are judged by. Below it stand the
-constants of flower/budgets.py as this measurement gives them: those of the wire by least squares, the memory of a
+constants of deployment/budgets.py as this measurement gives them: those of the wire by least squares, the memory of a
 device's processes as the most that was seen while the first, smallest model was trained.
 """
 
@@ -33,9 +33,9 @@ from loopback import Loopback, Proxy  # noqa: E402
 
 from fedwidth.config.read import read_settings  # noqa: E402
 from fedwidth.core.cost import cost  # noqa: E402
+from fedwidth.deployment.budgets import POLLING_SECONDS, bytes_beside  # noqa: E402
 from fedwidth.devices.capacity import parse_capacity  # noqa: E402
 from fedwidth.experiment import Experiment  # noqa: E402
-from fedwidth.flower.budgets import POLLING_SECONDS, bytes_beside  # noqa: E402
 
 IDLE_SECONDS = 60
 MODELS = {

@@ -16,8 +16,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 from loopback import Loopback, wait_until
 from test_flower import recipe
 
-from fedwidth.flower.access.keys import make_node_key
-from fedwidth.flower.deployment.admission import revoke
+from fedwidth.deployment.access.keys import make_node_key
+from fedwidth.deployment.folder.admission import revoke
 from fedwidth.watching.audit import AuditLog, fingerprint
 
 pytestmark = pytest.mark.slow

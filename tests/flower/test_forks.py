@@ -22,7 +22,7 @@ from loopback import wait_until
 
 from small_runs import RECIPE
 
-NODE = str(files("fedwidth.flower.node"))
+NODE = str(files("fedwidth.deployment.node"))
 """Where the files are that devices have copies of."""
 
 PROGRAMS = """
@@ -163,7 +163,7 @@ def test_training_a_small_model_imports_nothing_of_pytorchs_compiler():
     """Tracing a model without its values does, and so does `to_empty`: 100 MB that a device need not have."""
     script = (
         "import sys\n"
-        "from fedwidth.flower.node.training import trainer_of\n"
+        "from fedwidth.deployment.node.training import trainer_of\n"
         f"trainer = trainer_of({RECIPE!r}, '', 0)\n"
         "assert all(tensor.is_meta for tensor in trainer.model.parameters())\n"
         "trainer.skeleton(trainer.method.select(trainer.plan, capacity=0.25))\n"

@@ -19,10 +19,10 @@ from packaging.specifiers import SpecifierSet
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
 
 from fedwidth.config.read import read_settings
-from fedwidth.flower.deployment.app_folder import write_deployment
-from fedwidth.flower.deployment.setup import Setup
-from fedwidth.flower.node import device
-from fedwidth.flower.node.conditions import Conditions, is_charging, is_on_wifi
+from fedwidth.deployment.folder.app_folder import write_deployment
+from fedwidth.deployment.folder.setup import Setup
+from fedwidth.deployment.node import device
+from fedwidth.deployment.node.conditions import Conditions, is_charging, is_on_wifi
 from small_runs import RECIPE
 
 
