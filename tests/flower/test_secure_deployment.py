@@ -98,7 +98,7 @@ def test_12_to_15_devices_killed_at_each_stage_are_survived(loop):
     reached = hold(loop, "share", 2)
     loop.run(QUICK)
     wait_until(reached.exists, 300, log)
-    kill(loop, 2, only="flower.node.trainer")
+    kill(loop, 2, only="deployment.node.trainer")
     reached.unlink()
     lines = loop.wait_rounds(1, 300)
     assert 2 not in lines[0]["clients"]
