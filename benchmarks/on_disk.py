@@ -34,7 +34,7 @@ from fedwidth.config.read import read_settings
 from fedwidth.data import Data, from_clients
 from fedwidth.engines import make_engine
 from fedwidth.experiment import Experiment
-from fedwidth.training.rounds import run_round
+from fedwidth.training.round import run_round
 
 SHAPE, CLASSES = (3, 32, 32), 10
 SAMPLE = int(np.prod(SHAPE))

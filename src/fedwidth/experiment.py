@@ -36,7 +36,8 @@ from fedwidth.training.client import Trainer
 from fedwidth.training.client_memory import ClientMemory, Files
 from fedwidth.training.engine import Engine
 from fedwidth.training.gpu import on_gpu
-from fedwidth.training.rounds import Rounds, run_round
+from fedwidth.training.round import run_round
+from fedwidth.training.rounds import Rounds
 from fedwidth.training.server.device_noise import DeviceNoise
 from fedwidth.training.server.norms import BY_CAPACITY, first_norms
 from fedwidth.training.server.state import Server

@@ -21,7 +21,7 @@ from fedwidth.engines.processes.startup import script_hidden, startup_arguments
 from fedwidth.engines.processes.worker import start_worker
 from fedwidth.experiment import Experiment
 from fedwidth.settings import DataSettings, DeviceSettings, MethodSettings, Settings, TrainingSettings
-from fedwidth.training.rounds import run_round
+from fedwidth.training.round import run_round
 
 CLIENTS, PER_CLIENT = 5, 5
 """Batches of three: every client's second batch is short."""

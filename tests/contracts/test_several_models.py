@@ -14,7 +14,7 @@ from fedwidth.errors import OptionError, StateError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.methods import methods, under
 from fedwidth.methods.shared.width_models import averages, teachers
-from fedwidth.training.rounds import run_round
+from fedwidth.training.round import run_round
 from small_runs import contents, same, small
 
 SEVERAL = [name for name, method in methods().items() if method.several]

@@ -24,7 +24,7 @@ from fedwidth.errors import FellBack
 from fedwidth.experiment import Experiment
 from fedwidth.methods import methods
 from fedwidth.run.lockstep import run_in_lockstep
-from fedwidth.training.rounds import run_round
+from fedwidth.training.round import run_round
 from objective_runs import no_fallback, settings
 from own_data import write_files
 from played_cluster import PlayedCluster

@@ -13,7 +13,7 @@ from fedwidth.experiment import Experiment
 from fedwidth.methods import under
 from fedwidth.methods.dsfl import together
 from fedwidth.methods.shared.distillation import divergence
-from fedwidth.training.rounds import run_round
+from fedwidth.training.round import run_round
 from small_runs import contents, same, small
 
 SAID = torch.tensor([[[0.7, 0.2, 0.1]], [[0.3, 0.5, 0.2]]], dtype=torch.float64)

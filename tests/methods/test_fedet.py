@@ -9,7 +9,7 @@ from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import under
 from fedwidth.methods.fedet import Consensus, consensus, loss, mean_of, weighed
-from fedwidth.training.rounds import run_round
+from fedwidth.training.round import run_round
 from small_runs import contents, same, small
 
 SAID = torch.tensor([[[6.0, 0.0, 3.0]], [[0.0, 3.0, 0.0]], [[1.0, 1.0, 4.0]]])

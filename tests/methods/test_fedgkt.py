@@ -17,7 +17,7 @@ from fedwidth.methods.shared.boundary import Upper, boundary_of, check_boundary,
 from fedwidth.models import build
 from fedwidth.plan import trace
 from fedwidth.training.module_pass import ModulePass
-from fedwidth.training.rounds import run_round
+from fedwidth.training.round import run_round
 from small_runs import contents, ones, same, small, trainer_of
 
 CLIENT, SERVER = torch.zeros(1, 2), torch.tensor([[2.0, 0.0]])

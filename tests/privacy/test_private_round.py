@@ -228,7 +228,7 @@ def test_42_a_zero_update_and_buffers_pass():
     assert same(new, rounds.private_round(server).average([], [])[0])
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     st.integers(1, 400),
     st.floats(0.01, 30),

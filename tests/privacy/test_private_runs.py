@@ -18,7 +18,7 @@ from fedwidth.errors import OptionError, StateError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.privacy.renyi import renyi_epsilon, sampled_gaussian
 from fedwidth.settings import DeviceSettings, PrivacySettings, Settings
-from fedwidth.training.rounds import run_round
+from fedwidth.training.round import run_round
 from small_runs import RECIPE, contents, same, small
 
 PRIVATE = ("devices.sampling=poisson", "privacy.noise=2.0", "privacy.accountant=rdp", "rounds=6")

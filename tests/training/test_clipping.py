@@ -190,7 +190,7 @@ def test_a_refused_answer_is_a_strike():
 def test_a_round_of_quarantined_clients_learns_nothing():
     experiment = Experiment(small())
     server = replace(experiment.first_server(), quarantine=Quarantine({}, dict.fromkeys(range(6), 1)))
-    from fedwidth.training.rounds import run_round
+    from fedwidth.training.round import run_round
 
     after, tasks, report = run_round(experiment.rounds, server, experiment.cohort(0), SerialEngine(experiment.trainer))
     assert (after.round, tasks, len(report.absent)) == (1, [], 3)

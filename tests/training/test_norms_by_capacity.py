@@ -24,7 +24,8 @@ from fedwidth.methods import methods
 from fedwidth.run import checkpoint
 from fedwidth.settings import ServerSettings
 from fedwidth.training.engine import Engine, Report
-from fedwidth.training.rounds import Rounds, run_round
+from fedwidth.training.round import run_round
+from fedwidth.training.rounds import Rounds
 from fedwidth.training.server.norms import first_norms
 from fedwidth.training.server.state import Server
 from small_runs import contents, same, small, write_recipe

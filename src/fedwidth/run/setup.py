@@ -37,7 +37,7 @@ from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.shares import warn_if_mostly_whole
 from fedwidth.run.weights.warm_start import plan_with_weights
 from fedwidth.settings import Settings
-from fedwidth.training.rounds import compares_updates
+from fedwidth.training.server.single_updates import compares_updates
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,12 @@ from fedwidth.training.batches import batches, count_steps, one_epoch, order_gen
 from fedwidth.training.gpu import autocast
 from fedwidth.training.loss import absent_classes, loss_of
 from fedwidth.training.module_pass import ModulePass
+from fedwidth.training.narrower import draw_widths
 from fedwidth.training.rule import Rule
 from fedwidth.training.schedule import learning_rate
 from fedwidth.training.skeletons import fill, make_skeleton, takes_channels_last, with_channels_last
 from fedwidth.training.step import report_of, take_step
 from fedwidth.training.weights import Weights
-from fedwidth.training.widths import draw_widths
 
 State = Mapping[str, Tensor]
 

@@ -15,9 +15,8 @@ from fedwidth.methods import Task
 from fedwidth.models import set_scaler
 from fedwidth.randomness import numpy_generator
 from fedwidth.training.loss import Pass
-from fedwidth.training.narrower import Narrower
+from fedwidth.training.narrower import Narrower, narrower_index
 from fedwidth.training.skeletons import with_channels_last
-from fedwidth.training.widths import narrower_index
 
 if TYPE_CHECKING:
     from fedwidth.data import Data

@@ -1,4 +1,4 @@
-"""One round: what all of a run's have in common, and the steps of one on a single screen (`run_round`)."""
+"""What the rounds of a run have in common, and what the server does at each of their steps (`round.py` has these)."""
 
 from __future__ import annotations
 
@@ -15,44 +15,28 @@ from fedwidth.adapters.averages import AVERAGES
 from fedwidth.adapters.measures import aggregation_error
 from fedwidth.adapters.products import HOLDERS
 from fedwidth.core.aggregation import average_tensor
-from fedwidth.core.answers import AnswerSum
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State
 from fedwidth.methods import Closing, Method, Task
 from fedwidth.methods.lookup.secure_sums import SHELLS, segments_of
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.plan.plan import Plan
-from fedwidth.settings import PrivacySettings, SecureSettings, ServerSettings, Settings
-from fedwidth.training.engine import Coming, Engine, Report, Watch
+from fedwidth.settings import PrivacySettings, SecureSettings, ServerSettings
+from fedwidth.training.engine import Report
 from fedwidth.training.gpu import autocast
 from fedwidth.training.server.clipping import clip_updates, merged
 from fedwidth.training.server.device_noise import DeviceNoise
 from fedwidth.training.server.holders import damp
-from fedwidth.training.server.norms import close_by_capacity, in_order, train_by_capacity
+from fedwidth.training.server.norms import close_by_capacity
 from fedwidth.training.server.private import PrivateRound, Window
 from fedwidth.training.server.robust import robust_average
 from fedwidth.training.server.secure import SecureRound
+from fedwidth.training.server.single_updates import compares_updates
 from fedwidth.training.server.state import Server
 from fedwidth.training.skeletons import with_channels_last
 
 if TYPE_CHECKING:
     from fedwidth.data import Data
-
-
-def compares_updates(settings: ServerSettings) -> bool:
-    """Whether the updates of single clients are wanted, to be compared with each other."""
-    return settings.clip > 0 or settings.screen
-
-
-def why_single(settings: Settings) -> str | None:
-    """What asks for the updates of single clients, in words that name the settings; None where nothing does."""
-    if compares_updates(settings.server):
-        return "server.clip and server.screen compare single updates"
-    if settings.server.robust != "none":
-        return "server.robust compares single updates"
-    if settings.secure.enabled:
-        return "secure.enabled adds up single updates"
-    return "privacy.noise bounds single updates" if settings.privacy.noise else None
 
 
 @dataclass(frozen=True)
@@ -284,49 +268,3 @@ class Rounds:
             made = self.method.finish(replace(closing, state=state, tasks=tasks, sums=sums, _made={}))
             found = {name: made[name] for name in names}
         return found if exponent == 1.0 else damp(state, found, sums, plan, exponent)
-
-
-def _answered(tasks: Sequence[Task], sums: Sequence[Any]) -> dict[int, tuple[int, int]]:
-    """By client, where models stay with clients: for how many samples it answered, and in how many bytes."""
-    if not any(isinstance(one, AnswerSum) for one in sums):
-        return {}
-    return {task.client: (one.rows, one.bytes) for task, one in zip(tasks, sums, strict=True)}
-
-
-def run_round(
-    rounds: Rounds,
-    server: Server,
-    cohort: Sequence[tuple[int, float]],
-    engine: Engine,
-    *,
-    tasks: Sequence[Task] | None = None,
-    coming: Coming | None = None,
-    watch: Watch | None = None,
-) -> tuple[Server, list[Task], Report]:
-    """Choose sub-models for the cohort of (client, capacity), train them, and take the server one round further.
-
-    `tasks` are what would be chosen, where that was done beforehand.
-    """
-    drawn = tasks or rounds.assign(server, cohort)
-    tasks = rounds.send(server, rounds.attending(drawn, server.round))
-    out = {task.client: server.quarantine.why_out(task.client, server.round) for task in tasks}
-    left_out = {client: why for client, why in out.items() if why}
-    tasks = [task for task in tasks if task.client not in left_out]
-    if not tasks and not rounds.noised:  # all were excluded or absent: nothing is learnt in this round
-        return server.skip(), [], Report((), (), left_out)
-    if not tasks:  # a private round must not tell that nobody came
-        return rounds.end(server, [], [], Report((), (), left_out))
-    if server.norms:
-        tasks = in_order(tasks)
-        sums, report = train_by_capacity(engine, server, tasks, watch)
-    else:
-        sums, report = engine.run(server.state, tasks, server.round, coming=coming, watch=watch)
-    if left_out:
-        report = replace(report, absent={**left_out, **report.absent})
-    tasks = [task for task in tasks if task.client not in report.absent]
-    report = replace(report, answered=_answered(tasks, sums))
-    tasks, sums, report = rounds.compare(server, tasks, sums, report)
-    sums, report = rounds.hide(server, drawn, tasks, sums, report)
-    if report.opened and not sums:  # too few were left in every segment
-        return server.skip(), tasks, report
-    return rounds.end(server, tasks, sums, report)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedwidth.engines.choice import choose_packed
 from fedwidth.engines.limits import TRIALS, why_not_by_rule
 from fedwidth.training.client import Trainer
-from fedwidth.training.rounds import why_single
+from fedwidth.training.server.single_updates import why_single
 
 SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
 """Training settings that all clients of a stack or a slot must have in common."""
