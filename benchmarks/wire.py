@@ -1,4 +1,4 @@
-"""What a deployment asks of a device: bytes on the wire in a round, and memory beside what training needs.
+"""What a deployment asks of a device: bytes on the wire in a round. (Memory: `device_memory.py`.)
 
     python benchmarks/wire.py [--capacities 1,1/2,1/4] [--rounds 4] [--models mlp,cnn]
 
@@ -8,8 +8,7 @@ trained one after the other. The first round of each is left out (the app itself
 connection carries is counted for a minute.
 
 The printed table sets what was measured beside the estimate that `bytes=` budgets are judged by. Below it stand the
-constants of flower/budgets.py as this measurement gives them: those of the wire by least squares, the memory of a
-device's processes as the most that was seen while the first, smallest model was trained.
+wire's constants of deployment/budgets.py as this measurement gives them, by least squares.
 """
 
 from __future__ import annotations
@@ -17,11 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +28,9 @@ from loopback import Loopback, Proxy  # noqa: E402
 
 from fedwidth.config.read import read_settings  # noqa: E402
 from fedwidth.core.cost import cost  # noqa: E402
+from fedwidth.deployment.budgets import POLLING_SECONDS, bytes_beside  # noqa: E402
 from fedwidth.devices.capacity import parse_capacity  # noqa: E402
 from fedwidth.experiment import Experiment  # noqa: E402
-from fedwidth.flower.budgets import POLLING_SECONDS, bytes_beside  # noqa: E402
 
 IDLE_SECONDS = 60
 MODELS = {
@@ -60,47 +55,6 @@ class Measured:
     seconds: float
     """How long a round took."""
     estimated: float
-
-
-class Memory:
-    """The most memory that one device's processes had together, looked at twice a second."""
-
-    def __init__(self, loop: Loopback, client: int) -> None:
-        self.most, self.by_process = 0, {}
-        self._loop, self._client, self._ending = loop, client, threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Look no longer."""
-        self._ending.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ending.wait(0.5):
-            processes = self._loop.family(self._client)
-            together, single = memory_of(processes)
-            if together > self.most:
-                self.most, self.by_process = together, {processes[pid]: size for pid, size in single.items()}
-
-
-def memory_of(processes: Iterable[int]) -> tuple[int, dict[int, int]]:
-    """Bytes that processes have in memory together, pages of one file counted once, and those of each alone."""
-    files, anonymous, single = Counter(), 0, Counter()
-    for pid in processes:
-        with suppress(OSError):  # it has ended
-            mapping, resident = ("", ""), 0
-            for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-                first, second, *more = line.split()
-                if not first.endswith(":"):  # a new mapping: its place in its file, and which file
-                    mapping = (more[0], " ".join(more[2:]))
-                elif first == "Rss:":
-                    resident = 1024 * int(second)
-                    single[pid] += resident
-                elif first == "Anonymous:":
-                    anonymous += 1024 * int(second)
-                    files[mapping] = max(files[mapping], resident - 1024 * int(second))
-    return anonymous + sum(files.values()), dict(single)
 
 
 def recipe(model: str, clients: int, rounds: int) -> str:
@@ -161,10 +115,9 @@ def main() -> None:
             loop.register()
             for client, proxy in enumerate(proxies):
                 loop.node(client, through=proxy.port)
-            found, memory = [], Memory(loop, 0)
+            found = []
             for model in models:
                 found += measure(loop, proxies, model, capacities, given.rounds)
-                memory.end()
                 print(*found[-len(capacities) :], sep="\n", file=sys.stderr, flush=True)
             before = [proxy.down + proxy.up for proxy in proxies]
             time.sleep(IDLE_SECONDS)
@@ -186,10 +139,7 @@ def main() -> None:
     per_tensor, per_round = fit(found, idle_rate)
     print(f"\nan idle device: {idle_rate:.0f} bytes a second, {idle_rate * 86_400 / 1e6:.1f} MB a day")
     print(f"least squares: {per_tensor:,.0f} bytes a tensor, {per_round:,.0f} a round beside polling, that is")
-    for words, size in memory.by_process.items():
-        print(f"{size / 1e6:6.0f} MB  {words[:100]}", file=sys.stderr)
     print(f"{per_round + POLLING_SECONDS * idle_rate:,.0f} with polling for {POLLING_SECONDS} s")
-    print(f"a device's processes had {memory.most / 1e6:,.0f} MB of memory at most")
 
 
 if __name__ == "__main__":

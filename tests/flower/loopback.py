@@ -18,8 +18,8 @@ from pathlib import Path
 
 from fedwidth.config.read import read_settings
 from fedwidth.config.write import settings_toml
-from fedwidth.flower.deployment.app_folder import ENVIRONMENT, PACKAGE, write_deployment
-from fedwidth.flower.deployment.setup import Setup
+from fedwidth.deployment.folder.app_folder import ENVIRONMENT, PACKAGE, write_deployment
+from fedwidth.deployment.folder.setup import Setup
 
 BIN = Path(sys.executable).parent
 
@@ -50,7 +50,7 @@ class Loopback:
         first = free_ports(nodes + 2)
         self.setup = Setup(port=first, node_port=first + 1, nodes=nodes, capacities=capacities, days=days)
         write_deployment(folder, self.setup, read_settings(recipe).main)
-        from fedwidth.flower.access.keys import make_node_key  # behind an extra
+        from fedwidth.deployment.access.keys import make_node_key  # behind an extra
 
         for client in range(nodes):  # as its first start does
             make_node_key(folder / "nodes" / f"client-{client}" / "key", f"client-{client}")
@@ -119,7 +119,7 @@ class Loopback:
         """Make the app one of this recipe, with a run folder of its own; `more` is added to the client app."""
         package = self.folder / "app" / PACKAGE
         (package / "recipe.toml").write_text(settings_toml(read_settings(recipe).main))
-        source = files("fedwidth.flower.node").joinpath("client_app.py").read_text()
+        source = files("fedwidth.deployment.node").joinpath("client_app.py").read_text()
         (package / "client_app.py").write_text(source + more)
         self.out = self.folder / "runs" / name
         self.stop_run()

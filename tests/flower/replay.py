@@ -10,7 +10,7 @@ from fedwidth.engines.serial import SerialEngine
 from fedwidth.experiment import Experiment
 
 if TYPE_CHECKING:
-    from fedwidth.flower.run_config import RunConfig
+    from fedwidth.deployment.run_config import RunConfig
 
 
 class WithAbsentees(SerialEngine):
@@ -32,7 +32,7 @@ def replayed(text: str, lines: list[dict], deployment: RunConfig | None = None) 
 
     Equal states mean that no answer was lost, counted twice or taken from another round.
     """
-    from fedwidth.flower.run_config import RunConfig  # behind an extra
+    from fedwidth.deployment.run_config import RunConfig  # behind an extra
 
     experiment = Experiment((deployment or RunConfig()).with_defaults(read_settings(text).main))
     absent = {

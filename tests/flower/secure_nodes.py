@@ -17,9 +17,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 from flwr.app import Context, Message
 from in_process import InProcessGrid
 
-from fedwidth.flower.access.keys import make_node_key
-from fedwidth.flower.node import trainer
-from fedwidth.flower.node.client_app import client_app
+from fedwidth.deployment.access.keys import make_node_key
+from fedwidth.deployment.node import trainer
+from fedwidth.deployment.node.client_app import client_app
 
 
 class SecureNodes:

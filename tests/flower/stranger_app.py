@@ -13,8 +13,8 @@ from pathlib import Path
 
 from loopback import BIN, free_ports, wait_until
 
-from fedwidth.flower.access.keys import make_authority, make_server_certificate
-from fedwidth.flower.deployment.app_folder import ENVIRONMENT
+from fedwidth.deployment.access.keys import make_authority, make_server_certificate
+from fedwidth.deployment.folder.app_folder import ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 APP, PAGE = ROOT / "examples" / "flower_app", ROOT / "docs" / "flower-strategy.md"

@@ -14,13 +14,18 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedwidth.errors import OptionError
-from fedwidth.flower.access import authorisation
-from fedwidth.flower.access.audit_trail import AuditTrail
-from fedwidth.flower.access.authorisation import AHEAD_SECONDS, NODE_KEY, WINDOW_SECONDS, Authorisation, read_operators
-from fedwidth.flower.access.enrolment import Enrolled, pem_of, remove_enrolled, write_enrolled
-from fedwidth.flower.access.keys import make_node_key, make_operator_key
-from fedwidth.flower.access.signing import (
+from fedwidth.deployment.access import authorisation
+from fedwidth.deployment.access.audit_trail import AuditTrail
+from fedwidth.deployment.access.authorisation import (
+    AHEAD_SECONDS,
+    NODE_KEY,
+    WINDOW_SECONDS,
+    Authorisation,
+    read_operators,
+)
+from fedwidth.deployment.access.enrolment import Enrolled, pem_of, remove_enrolled, write_enrolled
+from fedwidth.deployment.access.keys import make_node_key, make_operator_key
+from fedwidth.deployment.access.signing import (
     APP_SIGNATURE,
     SIGNATURE,
     START_RUN,
@@ -30,6 +35,7 @@ from fedwidth.flower.access.signing import (
     sign,
     sign_app,
 )
+from fedwidth.errors import OptionError
 from fedwidth.watching.audit import AuditLog, fingerprint
 
 LIST, ACQUIRE, FLEET = "/v1/control/list-runs", "/v1/runtime/acquire-task", "/v1/fleet/pull-messages"
@@ -303,7 +309,7 @@ def test_the_apps_signature_is_what_flowers_nodes_verify(server):
     from flwr.supercore.fab import Fab
     from flwr.supernode.start_client_internal import _verify_fab
 
-    from fedwidth.flower.deployment.app_folder import trusted_entities
+    from fedwidth.deployment.folder.app_folder import trusted_entities
 
     content = b"an app"
     body = StartRunRequest(fab=FabMessage(content=content)).SerializeToString()

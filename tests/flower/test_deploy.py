@@ -24,19 +24,19 @@ from cryptography import x509
 from fedwidth.cli.entry import run_command
 from fedwidth.config.read import read_settings
 from fedwidth.config.write import settings_toml
-from fedwidth.flower.access.enrolment import Enrolled, read_enrolled
-from fedwidth.flower.access.keys import (
+from fedwidth.deployment.access.enrolment import Enrolled, read_enrolled
+from fedwidth.deployment.access.keys import (
     hosts_of,
     make_authority,
     make_node_key,
     make_operator_key,
     make_server_certificate,
 )
-from fedwidth.flower.deployment.admission import enrol
-from fedwidth.flower.deployment.app_folder import COPIED
-from fedwidth.flower.deployment.doctor import examine
-from fedwidth.flower.deployment.launch import finished
-from fedwidth.flower.deployment.setup import Setup, read_setup
+from fedwidth.deployment.folder.admission import enrol
+from fedwidth.deployment.folder.app_folder import COPIED
+from fedwidth.deployment.folder.doctor import examine
+from fedwidth.deployment.folder.launch import finished
+from fedwidth.deployment.folder.setup import Setup, read_setup
 
 PORT = 18_473
 
@@ -430,8 +430,8 @@ def test_an_authority_is_kept_elsewhere_and_used_again(tmp_path, capsys):
 
 
 def test_a_run_that_has_finished_is_not_started_again(folder, tmp_path):
+    from fedwidth.deployment.run_config import RunConfig
     from fedwidth.experiment import Experiment
-    from fedwidth.flower.run_config import RunConfig
 
     recipe = folder / "app" / "fedwidth_app" / "recipe.toml"
     settings = read_settings(recipe, ["rounds=1", "data.clients=4", "devices.per_round=2"]).main

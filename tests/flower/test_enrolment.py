@@ -7,8 +7,7 @@ import os
 
 import pytest
 
-from fedwidth.errors import FedwidthError
-from fedwidth.flower.access.enrolment import (
+from fedwidth.deployment.access.enrolment import (
     Enrolled,
     EnrolmentFolder,
     file_of,
@@ -16,6 +15,7 @@ from fedwidth.flower.access.enrolment import (
     remove_enrolled,
     write_enrolled,
 )
+from fedwidth.errors import FedwidthError
 
 KEY = "ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQ="
 OTHER = "ecdsa-sha2-nistp384 BBBBE2VjZHNhLXNoYTItbmlzdHAzODQ="

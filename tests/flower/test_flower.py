@@ -19,12 +19,12 @@ from in_process import InProcessGrid
 
 from fedwidth.config.read import read_settings
 from fedwidth.core.cost import cost
+from fedwidth.deployment.budgets import PROCESS_BYTES, budgets_to_capacity, bytes_beside
+from fedwidth.deployment.node.client_app import client_app
+from fedwidth.deployment.run_config import RunConfig
+from fedwidth.deployment.server import LOCK, serve, shorten_failures
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.flower.budgets import PROCESS_BYTES, budgets_to_capacity, bytes_beside
-from fedwidth.flower.node.client_app import client_app
-from fedwidth.flower.run_config import RunConfig
-from fedwidth.flower.server import LOCK, serve, shorten_failures
 from fedwidth.run.checkpoint import rounds_done
 from fedwidth.run.folder import locked
 from small_runs import RECIPE, same
@@ -429,7 +429,7 @@ def test_neither_the_library_nor_the_command_line_imports_flower():
 def test_a_client_process_imports_torch_only_to_train(tmp_path):
     package = tmp_path / "app"
     package.mkdir()
-    import fedwidth.flower.node as source
+    import fedwidth.deployment.node as source
 
     for name in ("client_app.py", "refusals.py", "wire.py"):
         (package / name).write_text((Path(source.__file__).parent / name).read_text())

@@ -29,9 +29,9 @@ from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 from loopback import BIN, Loopback, Proxy, wait_until
 from test_flower import recipe
 
-from fedwidth.flower.access.keys import make_node_key
-from fedwidth.flower.access.signing import SIGNATURE, read_key, sign
-from fedwidth.flower.deployment.app_folder import ENVIRONMENT, write_device
+from fedwidth.deployment.access.keys import make_node_key
+from fedwidth.deployment.access.signing import SIGNATURE, read_key, sign
+from fedwidth.deployment.folder.app_folder import ENVIRONMENT, write_device
 
 pytestmark = pytest.mark.slow
 
@@ -148,7 +148,7 @@ def test_root_without_the_operators_key_gets_nothing(server, tmp_path):
         if shutil.which("ssh-keygen"):
             subprocess.run(words, check=True)
         else:
-            from fedwidth.flower.access.keys import make_operator_key
+            from fedwidth.deployment.access.keys import make_operator_key
 
             make_operator_key(own)
         forged = {**server.environment, "FEDWIDTH_OPERATOR_KEY": str(own)}
@@ -247,7 +247,7 @@ def test_devices_run_no_app_that_the_operator_did_not_sign(loop, tmp_path):
     package.write_text(f'open("{tmp_path / PROOF}", "w").write("owned")\n' + original)
     try:
         script = tmp_path / "unsigned.py"
-        source = Path(sys.modules["fedwidth.flower.access.signing"].__file__).read_text()
+        source = Path(sys.modules["fedwidth.deployment.access.signing"].__file__).read_text()
         script.write_text(source.replace("request.headers[APP_SIGNATURE] = sign_app(key, body)", "pass"))
         key = {"FEDWIDTH_OPERATOR_KEY": str(loop.folder / "operator" / "key")}
         config = f'out="{tmp_path / "out"}" wait-for=1 wait-seconds=20.0'

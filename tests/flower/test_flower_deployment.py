@@ -24,11 +24,11 @@ from loopback import Loopback, running, wait_until
 from replay import replayed
 from test_flower import CLIENTS, recipe
 
-from fedwidth.flower.access.guard import MAX_REPLY
-from fedwidth.flower.access.keys import make_authority, make_node_key, make_server_certificate
-from fedwidth.flower.deployment.doctor import examine
-from fedwidth.flower.deployment.registration import statuses
-from fedwidth.flower.node.connection import is_refusal
+from fedwidth.deployment.access.guard import MAX_REPLY
+from fedwidth.deployment.access.keys import make_authority, make_node_key, make_server_certificate
+from fedwidth.deployment.folder.doctor import examine
+from fedwidth.deployment.folder.registration import statuses
+from fedwidth.deployment.node.connection import is_refusal
 from small_runs import same
 
 pytestmark = pytest.mark.slow
@@ -104,9 +104,9 @@ def test_intruders_are_refused(loop, tmp_path):
             assert b" 200 " not in connection.recv(100)
     for path in ("pull-messages", "push-messages", "push-object", "activate-node", "register-node"):
         assert request(loop, f"/v1/fleet/{path}", b"", impostor(loop, tmp_path)) == 401
-    before = memory(loop)["flower.access.superlink"]
+    before = memory(loop)["deployment.access.superlink"]
     assert request(loop, "/v1/fleet/push-object", b"", {"content-length": "2000000000"}) == 413
-    assert memory(loop)["flower.access.superlink"] < before + 50e6
+    assert memory(loop)["deployment.access.superlink"] < before + 50e6
 
 
 def test_an_expired_certificate_is_refused_by_nodes(tmp_path):
@@ -249,7 +249,7 @@ def test_hostile_nodes_are_named_and_two_gigabytes_do_not_fill_the_server(loop):
     assert line["absent"]["3"].startswith(("its answer is refused unread: it has more than", "its upload stopped"))
     most = {name: round(size / 1e6) for name, size in highest.items()}
     print(f"\n{RUBBISH / 1e9:g} GB: {line['absent']['3']}; MB at most: {most}")
-    assert highest["flower.access.superlink"] < before["flower.access.superlink"] + 3 * MAX_REPLY + 100e6
+    assert highest["deployment.access.superlink"] < before["deployment.access.superlink"] + 3 * MAX_REPLY + 100e6
     assert highest["flwr-serverapp"] < 900e6, "PyTorch, the model, and one answer at a time"
     assert same(loop.state(), replayed(text, [line]))
     # And the deployment still works: the next run is a plain one, with every client.
@@ -328,7 +328,7 @@ def request(loop: Loopback, path: str, body: bytes, headers: dict[str, str]) -> 
         connection.close()
 
 
-SERVER = ("flower.access.superlink", "flower-superexec", "flwr-serverapp")
+SERVER = ("deployment.access.superlink", "flower-superexec", "flwr-serverapp")
 
 
 def memory(loop: Loopback) -> dict[str, float]:

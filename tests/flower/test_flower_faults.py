@@ -71,7 +71,7 @@ def loop(tmp_path_factory):
 
 def trainer_of(loop: Loopback, client: int) -> int:
     """The process of a device's trainer."""
-    (found,) = (process for process, words in loop.family(client).items() if "flower.node.trainer" in words)
+    (found,) = (process for process, words in loop.family(client).items() if "deployment.node.trainer" in words)
     return found
 
 
@@ -145,7 +145,7 @@ def test_sigterm_ends_the_server_within_seconds_while_a_run_is_watched_and_a_sec
     print(f"\nended after {took:.1f} s")
     assert took < 30, "12 seconds, and what a busy machine adds"
     assert run.wait(240) != 0
-    names = ("flower.access.superlink", "flower-superexec", "flwr-serverapp")
+    names = ("deployment.access.superlink", "flower-superexec", "flwr-serverapp")
     wait_until(lambda: not any(name in words for words in server_family(loop) for name in names), 120)
     loop.superlink()
     loop.begin(recipe(), "after")

@@ -24,9 +24,9 @@ from loopback import free_ports, wait_until
 from test_flower_wire import call_guard, inner
 from test_scripts import certify
 
-from fedwidth.flower.access.connections import Strangers, listen
-from fedwidth.flower.access.guard import BODY_RATE, BODY_SECONDS, KEY, MIN_REPLY, Guard
-from fedwidth.flower.access.superlink import alone, descendants, end
+from fedwidth.deployment.access.connections import Strangers, listen
+from fedwidth.deployment.access.guard import BODY_RATE, BODY_SECONDS, KEY, MIN_REPLY, Guard
+from fedwidth.deployment.access.superlink import alone, descendants, end
 
 ENROLLED = {"flwr-public-key": "mine"}
 
@@ -209,7 +209,7 @@ def test_strangers_leave_files_for_others():
     """In a process of its own, because a limit that was lowered stays so."""
     code = (
         "from resource import RLIMIT_NOFILE, getrlimit, setrlimit\n"
-        "from fedwidth.flower.access.connections import raise_file_limit\n"
+        "from fedwidth.deployment.access.connections import raise_file_limit\n"
         "for limits in ((1024, 4096), (1024, 1024)):\n"
         "    setrlimit(RLIMIT_NOFILE, limits)\n"
         "    print(raise_file_limit(1024), *getrlimit(RLIMIT_NOFILE))\n"

@@ -5,12 +5,14 @@ Decision record 0016 lists them; those that only show in a deployment are in tes
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 import warnings
 from argparse import Namespace
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -29,11 +31,62 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from test_scripts import certify
 
-from fedwidth.flower.access import superlink
-from fedwidth.flower.access.guard import ACTIVATE, KEY, Guard
-from fedwidth.flower.access.keys import make_node_key, make_operator_key
-from fedwidth.flower.access.registered_nodes import registered_in
-from fedwidth.flower.node import connection, device, supernode
+import fedwidth
+from fedwidth.deployment.access import superlink
+from fedwidth.deployment.access.guard import ACTIVATE, KEY, Guard
+from fedwidth.deployment.access.keys import make_node_key, make_operator_key
+from fedwidth.deployment.access.registered_nodes import registered_in
+from fedwidth.deployment.node import connection, device, supernode
+
+PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
+"""What Flower documents for apps."""
+PRIVATE = {
+    "access/authorisation.py": {"superlink.servicer.control.control_handlers"},
+    "access/registered_nodes.py": {
+        "proto.fleet_pb2.ActivateNodeRequest",
+        "supercore.constant.FLEET_HTTP_PUBLIC_KEY_HEADER",
+        "superlink.routers.fleet.node_auth.authenticate_node",
+    },
+    "access/signing.py": {
+        "proto.control_pb2.StartRunRequest",
+        "supercore.primitives.asymmetric_ed25519.create_message_to_sign",
+    },
+    "access/superlink.py": {"supercore.sql_mixin", "superlink.cli.flower_superlink", "superlink.extensions"},
+    "folder/registration.py": {
+        "proto.control_pb2",
+        "supercore.control.ControlHttpClient",
+        "supercore.interceptors.RuntimeVersionHttpInterceptor",
+    },
+    "node/supernode.py": {"supernode.fleet_http_connection"},
+    "reply_bounds.py": {
+        "proto.message_pb2.PullObjectRequest",
+        "proto.message_pb2.PullObjectResponse",
+        "proto.runtime_pb2.PullAppMessagesRequest",
+        "proto.runtime_pb2.PullAppMessagesResponse",
+        "supercore.inflatable.inflatable_utils.ObjectPullError",
+        "superlink.grid.http_grid.HttpGrid",
+    },
+}
+"""What each file of the deployment imports of Flower beyond that; the Strategy, and all other rooms, import nothing."""
+
+
+def private_parts(path: Path) -> set[str]:
+    """What a file imports of Flower beyond what it documents."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level and node.module not in PUBLIC:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.removeprefix("flwr.") for name in found if name.partition(".")[0] == "flwr"}
+
+
+def test_only_the_files_that_are_listed_use_private_parts_of_flower():
+    package = Path(fedwidth.__file__).parent
+    found = {path.relative_to(package).as_posix(): private_parts(path) for path in package.rglob("*.py")}
+    assert {name: parts for name, parts in found.items() if parts} == {
+        f"deployment/{name}": parts for name, parts in PRIVATE.items()
+    }
 
 
 @pytest.fixture
@@ -46,6 +99,7 @@ def started(tmp_path, monkeypatch):
     certificates = certify(tmp_path / "c")
     own = Namespace(most_bytes=100, most_reply=200, control="local", most_strangers=50)
     own.operators, own.enrolled = tmp_path / "operators.pub", tmp_path / "enrolled"
+    own.audit = tmp_path / "audit.jsonl"
     own.enrolled.mkdir()
     own.operators.write_text(make_operator_key(tmp_path / "operator") + "\n")
     names = {"ca-certfile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}

@@ -16,12 +16,12 @@ from in_process import InProcessGrid
 from replay import replayed
 from test_flower import CLIENTS, embedded, grid_of, recipe, set_fact, spoiled
 
-from fedwidth.flower import attendance
-from fedwidth.flower.access.enrolment import Enrolled, write_enrolled
-from fedwidth.flower.node.client_app import client_app
-from fedwidth.flower.printable import printable
-from fedwidth.flower.run_config import RunConfig
-from fedwidth.flower.server import serve
+from fedwidth.deployment import attendance
+from fedwidth.deployment.access.enrolment import Enrolled, write_enrolled
+from fedwidth.deployment.node.client_app import client_app
+from fedwidth.deployment.run_config import RunConfig
+from fedwidth.deployment.server import serve
+from fedwidth.printable import printable
 from small_runs import same
 
 ONE = recipe().replace("rounds = 3", "rounds = 1")
@@ -393,7 +393,7 @@ def test_quarantine_is_kept_over_a_kill(tmp_path):
 
 
 def test_an_alarm_is_said(tmp_path):
-    from fedwidth.flower.server import remarks
+    from fedwidth.deployment.server import remarks
 
     said = list(remarks({"alarm": 12.5, "global_accuracy": 0.7}))
     assert said == [
@@ -440,7 +440,7 @@ def test_a_task_that_could_not_be_sent_leaves_its_client_out_and_the_round_goes_
 
 
 def test_an_alarm_by_validation_needs_no_test_set():
-    from fedwidth.flower.server import remarks
+    from fedwidth.deployment.server import remarks
 
     (said,) = remarks({"alarm": 12.5, "validation_accuracy": 0.7})
     assert said.startswith("ALARM: accuracy 70.00 % is 12.5 points below")

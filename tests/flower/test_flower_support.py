@@ -9,9 +9,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 from test_flower import embedded, grid_of
 
 from fedwidth.config.write import settings_toml
+from fedwidth.deployment.run_config import RunConfig
+from fedwidth.deployment.server import serve
 from fedwidth.errors import OptionError
-from fedwidth.flower.run_config import RunConfig
-from fedwidth.flower.server import serve
 from objective_runs import settings
 from small_runs import same
 from support_table import SHORT, TASKS, pairs, support

@@ -20,9 +20,9 @@ from loopback import free_ports, wait_until
 from test_flower import recipe
 from test_scripts import certify, server
 
-from fedwidth.flower.node import device
-from fedwidth.flower.node.client_app import train_block
-from fedwidth.flower.node.trainer_process import WHY, TrainerProcess, ask
+from fedwidth.deployment.node import device
+from fedwidth.deployment.node.client_app import train_block
+from fedwidth.deployment.node.trainer_process import WHY, TrainerProcess, ask
 
 ENDLESS = "def load(settings, client):\n    while True:\n        pass\n"
 
@@ -84,7 +84,7 @@ def test_a_trainer_that_cannot_start_is_not_started_again(tmp_path, capfd):
 
 
 def test_a_trainer_ends_with_what_started_it(tmp_path):
-    words = [sys.executable, "-m", "fedwidth.flower.node.trainer", "--socket", str(tmp_path / "t")]
+    words = [sys.executable, "-m", "fedwidth.deployment.node.trainer", "--socket", str(tmp_path / "t")]
     code = f"import subprocess, time; print(subprocess.Popen({words!r}).pid, flush=True); time.sleep(600)"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     trainer = int(parent.stdout.readline())
@@ -149,7 +149,7 @@ def test_sigterm_ends_a_device_within_seconds(tmp_path, stopped):
     wait_until((tmp_path / "trainer.sock").is_socket, 120)
     wait_until(lambda: len(marked(mark)) >= 4, 120)  # device, trainer, SuperNode, SuperExec
     if stopped:
-        (trainer,) = (p for p in marked(mark) if b"flower.node.trainer" in Path(f"/proc/{p}/cmdline").read_bytes())
+        (trainer,) = (p for p in marked(mark) if b"deployment.node.trainer" in Path(f"/proc/{p}/cmdline").read_bytes())
         os.kill(trainer, signal.SIGSTOP)
     begun = time.monotonic()
     started.terminate()

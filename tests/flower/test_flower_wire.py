@@ -29,17 +29,17 @@ from safetensors.torch import load
 from test_flower import BASE, grid_of, recipe
 
 from fedwidth.core.tensor_bytes import TensorBytes
+from fedwidth.deployment.access.guard import KEY, Guard
+from fedwidth.deployment.attendance import Attendance
+from fedwidth.deployment.exchange import error_of
+from fedwidth.deployment.node import trainer
+from fedwidth.deployment.node.client_app import client_app, train_block
+from fedwidth.deployment.node.training import trainer_of
+from fedwidth.deployment.node.wire import CODES, pack, receive, send, unpack
+from fedwidth.deployment.reply_bounds import bound_replies
+from fedwidth.deployment.run_config import RunConfig
+from fedwidth.deployment.server import serve
 from fedwidth.errors import OptionError
-from fedwidth.flower.access.guard import KEY, Guard
-from fedwidth.flower.attendance import Attendance
-from fedwidth.flower.exchange import error_of
-from fedwidth.flower.node import trainer
-from fedwidth.flower.node.client_app import client_app, train_block
-from fedwidth.flower.node.training import trainer_of
-from fedwidth.flower.node.wire import CODES, pack, receive, send, unpack
-from fedwidth.flower.reply_bounds import bound_replies
-from fedwidth.flower.run_config import RunConfig
-from fedwidth.flower.server import serve
 
 
 @given(st.sampled_from(sorted(CODES)), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 2**32))
@@ -110,7 +110,7 @@ def test_a_trainer_that_is_gone_is_done_without(tmp_path, capsys):
 
 
 def test_the_trainer_process_says_what_is_wrong(tmp_path):
-    command = [sys.executable, "-m", "fedwidth.flower.node.trainer", "--socket", str(tmp_path / ("x" * 200))]
+    command = [sys.executable, "-m", "fedwidth.deployment.node.trainer", "--socket", str(tmp_path / ("x" * 200))]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("error: the socket's path has")
@@ -333,7 +333,7 @@ def test_an_upload_that_stops_half_way_does_not_hold_up_the_round():
 
 
 def test_a_device_loads_its_data_as_the_signed_app_says(tmp_path):
-    from fedwidth.flower.node.refusals import check_load
+    from fedwidth.deployment.node.refusals import check_load
 
     project = tmp_path / "pyproject.toml"
     check_load("anything:load", project)  # no app folder: whoever made the app gave it its recipe

@@ -7,14 +7,14 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
 
 from fedwidth.config.read import read_settings
+from fedwidth.deployment.access.keys import make_node_key
+from fedwidth.deployment.folder.admission import enrol
+from fedwidth.deployment.folder.app_folder import ENROLLED, PACKAGE, write_deployment
+from fedwidth.deployment.folder.launch import enrolled_of, launch
+from fedwidth.deployment.folder.roster import NAME, write_roster
+from fedwidth.deployment.folder.setup import Setup
+from fedwidth.deployment.node.secure_sums import read_roster, read_signing_key
 from fedwidth.errors import OptionError
-from fedwidth.flower.access.keys import make_node_key
-from fedwidth.flower.deployment.admission import enrol
-from fedwidth.flower.deployment.app_folder import ENROLLED, PACKAGE, write_deployment
-from fedwidth.flower.deployment.launch import enrolled_of, launch
-from fedwidth.flower.deployment.roster import NAME, write_roster
-from fedwidth.flower.deployment.setup import Setup
-from fedwidth.flower.node.secure_sums import read_roster, read_signing_key
 from small_runs import RECIPE
 
 SECURE = RECIPE + "secure.enabled = true\nsecure.min_clients = 3\n"

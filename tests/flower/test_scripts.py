@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
 
-from fedwidth.flower import versions
-from fedwidth.flower.access.keys import make_authority, make_server_certificate
-from fedwidth.flower.deployment import launch
-from fedwidth.flower.node import connection, device
+from fedwidth.deployment import versions
+from fedwidth.deployment.access.keys import make_authority, make_server_certificate
+from fedwidth.deployment.folder import launch
+from fedwidth.deployment.node import connection, device
 
 FAKE = """#!{python}
 import sys
@@ -224,9 +224,9 @@ def test_another_version_of_flower_is_refused_in_one_sentence():
 @pytest.mark.parametrize(
     "module",
     [
-        "flower.access.superlink",
-        "flower.node.device --superlink x:1 --root-certificates x",
-        "flower.deployment.launch app link",
+        "deployment.access.superlink",
+        "deployment.node.device --superlink x:1 --root-certificates x",
+        "deployment.folder.launch app link",
         "cli.entry deploy init x",
     ],
 )

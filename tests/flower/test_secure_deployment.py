@@ -98,7 +98,7 @@ def test_12_to_15_devices_killed_at_each_stage_are_survived(loop):
     reached = hold(loop, "share", 2)
     loop.run(QUICK)
     wait_until(reached.exists, 300, log)
-    kill(loop, 2, only="flower.node.trainer")
+    kill(loop, 2, only="deployment.node.trainer")
     reached.unlink()
     lines = loop.wait_rounds(1, 300)
     assert 2 not in lines[0]["clients"]
@@ -121,3 +121,21 @@ def test_12_to_15_devices_killed_at_each_stage_are_survived(loop):
     assert sum(line["secure"]["closed"] < line["secure"]["segments"] for line in lines) > ROUNDS / 2
     assert same(loop.state(), replayed(text, lines))
     print("\nclients of the rounds:", [line["clients"] for line in lines])
+
+
+def test_12_a_device_killed_at_its_introduction_is_survived(loop):
+    """It is named and waited for; started again, it introduces itself and takes part from the first round on."""
+    text = recipe(SECURE)
+    loop.begin(text, "introduced", more=HOLD.format(folder=loop.folder))
+    log = lambda: loop.log("run")[-4000:]  # noqa: E731
+    reached = hold(loop, "introduce", 0)
+    loop.run(PATIENT.replace("introduction-seconds=60.0", "introduction-seconds=20.0"))
+    wait_until(reached.exists, 300, log)
+    kill(loop, 0)
+    reached.unlink()
+    wait_until(lambda: "3 of 4 nodes are there; not there: client 0" in loop.log("run"), 120, log)
+    loop.node(0)
+    loop.wait_finished(600)
+    lines = loop.lines()
+    assert [sorted(line["clients"]) for line in lines] == [[0, 1, 2, 3]] * 3
+    assert same(loop.state(), replayed(text, lines))

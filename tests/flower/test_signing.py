@@ -26,15 +26,15 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
 from fedwidth.config.read import read_settings
+from fedwidth.deployment.access import authorisation, required_signatures, signing
+from fedwidth.deployment.access.enrolment import pem_of, read_enrolled
+from fedwidth.deployment.access.keys import make_node_key, make_operator_key
+from fedwidth.deployment.access.signing import APP_SIGNATURE, RUNTIME_KEY, SIGNATURE, is_signed, sign_requests, text_of
+from fedwidth.deployment.folder.admission import enrol, revoke
+from fedwidth.deployment.folder.app_folder import write_deployment
+from fedwidth.deployment.folder.registration import synchronise
+from fedwidth.deployment.folder.setup import Setup
 from fedwidth.errors import OptionError
-from fedwidth.flower.access import authorisation, required_signatures, signing
-from fedwidth.flower.access.enrolment import pem_of, read_enrolled
-from fedwidth.flower.access.keys import make_node_key, make_operator_key
-from fedwidth.flower.access.signing import APP_SIGNATURE, RUNTIME_KEY, SIGNATURE, is_signed, sign_requests, text_of
-from fedwidth.flower.deployment.admission import enrol, revoke
-from fedwidth.flower.deployment.app_folder import write_deployment
-from fedwidth.flower.deployment.registration import synchronise
-from fedwidth.flower.deployment.setup import Setup
 
 
 @pytest.fixture

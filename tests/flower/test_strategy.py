@@ -22,11 +22,11 @@ from torch.nn import functional
 import fedwidth
 from fedwidth.config.read import read_settings
 from fedwidth.data import from_tensors
+from fedwidth.deployment.run_config import RunConfig
+from fedwidth.deployment.server import serve
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.flower import Strategy, fitted, introduce, local_loss
-from fedwidth.flower.run_config import RunConfig
-from fedwidth.flower.server import serve
 from fedwidth.flower.strategy.orders import KEY, Order
 from fedwidth.methods import methods
 from fedwidth.settings import ServerSettings

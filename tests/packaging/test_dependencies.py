@@ -19,9 +19,9 @@ DISTRIBUTIONS = {
 }
 """Modules that are not called as the distribution they come in."""
 WITH_FLOWER = {"fastapi", "grpc", "httpx", "uvicorn"}
-"""What Flower brings, and only the room for Flower uses."""
-ON_DEVICES = {"conditions", "connection", "trainer_process"}
-"""Files that lie beside `device.py` where a device runs it."""
+"""What Flower brings, and only the rooms for Flower use."""
+ON_DEVICES = {"device.py": {"conditions", "connection", "trainer_process"}, "supernode.py": {"forks"}}
+"""For each file of a device's folder those that it imports from beside it there."""
 POSIX = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 """Modules of the standard library that Windows does not have."""
 CORE = ("core", "plan", "methods", "devices")
@@ -67,8 +67,8 @@ def test_what_is_imported_is_asked_for():
     ):
         required |= named(PROJECT["optional-dependencies"][extra])
     for path, modules in of_others().items():
-        if path.parts[0] == "flower":
-            modules = modules - WITH_FLOWER - (ON_DEVICES if path.name == "device.py" else set())
+        if path.parts[0] in ("deployment", "flower"):
+            modules = modules - WITH_FLOWER - ON_DEVICES.get(path.name, set())
         missing = {DISTRIBUTIONS.get(module, module) for module in modules} - required
         assert not missing, f"{path} imports {missing}, which pyproject.toml does not ask for"
 
@@ -86,5 +86,5 @@ def test_the_core_imports_torch_and_numpy_alone():
 
 def test_only_deployments_import_what_windows_does_not_have():
     for path, modules in imported().items():
-        if path.parts[0] != "flower":
+        if path.parts[0] != "deployment":
             assert not modules & POSIX, f"{path} imports {modules & POSIX}"

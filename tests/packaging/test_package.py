@@ -82,7 +82,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel, tracked):
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
     for name in ("py.typed", "report/web/page.html", "report/web/page.js", "recipes/quickstart.toml"):
         assert f"fedwidth/{name}" in expected
-    for folder, ending in (("recipes/fedbrb", ".toml"), ("flower/deployment/templates", ".txt")):
+    for folder, ending in (("recipes/fedbrb", ".toml"), ("deployment/folder/templates", ".txt")):
         assert any(name.startswith(f"fedwidth/{folder}/") and name.endswith(ending) for name in expected)
 
 
@@ -144,8 +144,9 @@ def test_the_quick_start_and_its_report_in_an_empty_environment(programs, tmp_pa
 
 
 def test_every_module_can_be_imported_without_extras(programs, wheel, tmp_path):
-    """All but the room for Flower, which says that it is not installed, and the keys and masks of secure sums."""
-    extras = ("fedwidth/flower/", *(f"fedwidth/secure/{name}.py" for name in ("keys", "masks", "device", "aggregator")))
+    """All but the rooms for Flower, which say that it is not installed, and the keys and masks of secure sums."""
+    secure = (f"fedwidth/secure/{name}.py" for name in ("keys", "masks", "device", "aggregator"))
+    extras = ("fedwidth/deployment/", "fedwidth/flower/", *secure)
     names = [
         name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for name in wheel.namelist()

@@ -49,8 +49,8 @@ def test_it_is_readable_and_without_errors(chromium, report, width, dark):
         page.wait_for_timeout(200)
         photograph(page, f"report-{width}-{'dark' if dark else 'light'}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        empty = "[...document.querySelectorAll('main .body')].filter((b) => !b.textContent.trim()).length"
-        assert page.evaluate(empty) == 0
+        shown = page.locator("main section:not([hidden]) .body").all_text_contents()
+        assert all(text.strip() for text in shown)
         smallest = """Math.min(...[...document.querySelectorAll('body *')]
             .filter((e) => e.checkVisibility() && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
             .map((e) => parseFloat(getComputedStyle(e).fontSize)))"""
@@ -159,6 +159,20 @@ def test_the_axis_switches(page, axis, unit):
     assert unit in page.text_content("#curves svg[role=img]")
     page.hover("#curves svg[role=img]")
     assert unit in page.text_content("#curves .tip:not([hidden]) b")
+
+
+def test_accuracies_have_the_whole_axis_until_a_part_of_it_is_asked_for(page):
+    """Small differences look small; who cuts the axis sees in its numbers that it is cut."""
+    ticks = page.locator("#curves .pair > div:first-child svg text[text-anchor=end]")
+
+    def shown():
+        return {float(text.rstrip(" %")) for text in ticks.all_text_contents()}
+
+    assert shown() >= {0, 100}
+    page.check("#curves input[value=part]")
+    assert shown().isdisjoint({0, 100})
+    page.check("#curves input[value=whole]")
+    assert shown() >= {0, 100}
 
 
 PIXELS = "[...document.querySelectorAll('#coverage .grids canvas')].map((c) => c.toDataURL())"

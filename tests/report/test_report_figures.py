@@ -43,6 +43,17 @@ def test_equal_runs_give_equal_figures(tmp_path):
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
+def test_accuracies_stand_on_an_axis_from_0_to_100(tmp_path):
+    """Two runs a few points apart must look a few points apart."""
+    near = [
+        write_run(tmp_path / str(at), metrics=lines(6, accuracy=lambda round, at=at: 0.80 + at)) for at in (0.0, 0.02)
+    ]
+    data = describe(group_runs(read_runs(near)))
+    for metric, limits in (("global_accuracy", (0, 100)), ("local_accuracy", (0, 100))):
+        (plot, *_) = draw_curves(data, metric, "rounds").axes
+        assert plot.get_ylim() == limits, metric
+
+
 def test_what_nobody_measured_has_no_figure(tmp_path):
     folder = write_run(tmp_path / "a", metrics=[{"round": 1, "train_loss": 1.0}])
     (folder / "clients.json").unlink()

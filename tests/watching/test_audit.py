@@ -64,18 +64,29 @@ def test_the_fingerprint_is_that_of_ssh_keygen(tmp_path):
 
 
 def test_a_round_notes_what_an_operator_may_be_asked_about(log):
-    note_round(log, {"round": 1, "clients": [0, 1]})
+    note_round(log, {"round": 1, "clients": [0, 1], "bytes_down": 300, "bytes_up": 200})
     note_round(
         log,
         {
             "round": 2,
+            "clients": [],
             "absent": {"3": "'w' holds a value that is not finite", "4": "it is not connected"},
             "quarantined": {"3": 12},
             "alarm": 11.5,
         },
     )
-    assert [(line["event"], line.get("client")) for line in log.lines()] == [
+    first, second, *_ = log.lines()
+    assert {"round": 1, "clients": 2, "absent": 0, "bytes_down": 300, "bytes_up": 200}.items() <= first.items()
+    assert (second["event"], second["clients"], second["absent"]) == ("round", 0, 2)
+    assert [(line["event"], line.get("client")) for line in list(log.lines())[2:]] == [
         ("update refused", 3),
         ("quarantined", 3),
         ("alarm", None),
     ]
+
+
+def test_a_log_that_cannot_be_written_is_said_and_keeps_nobody_out(tmp_path):
+    said = []
+    (tmp_path / "file").touch()
+    AuditLog(tmp_path / "file" / "audit.jsonl").note_or_say(said.append, "joined", client=3)
+    assert said[0].startswith("error: cannot write ")

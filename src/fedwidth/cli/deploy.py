@@ -46,8 +46,8 @@ def init(
     """Write a complete app folder: recipe, certificates, the operator's key, a folder for each device, and scripts."""
     _need_flower()
     from fedwidth.config.read import read_settings
-    from fedwidth.flower.deployment.app_folder import write_deployment
-    from fedwidth.flower.deployment.setup import Setup
+    from fedwidth.deployment.folder.app_folder import write_deployment
+    from fedwidth.deployment.folder.setup import Setup
 
     settings = read_settings(recipe or "quickstart", changes or [], main=True).main  # a deployment has no other run
     wanted = tuple(part.strip() for part in capacities.split(",") if part.strip())
@@ -63,7 +63,7 @@ def doctor(
 ) -> int:
     """Check a deployment and say what is wrong with it. Exit code 0: nothing is."""
     _need_flower()
-    from fedwidth.flower.deployment.doctor import examine
+    from fedwidth.deployment.folder.doctor import examine
 
     found = examine(folder, online=not offline)
     for finding in found:
@@ -81,9 +81,9 @@ def device(
 ) -> None:
     """Write the folder of one more device: copy it there, start it, and let the key that it makes in."""
     _need_flower()
+    from fedwidth.deployment.folder.app_folder import write_device
+    from fedwidth.deployment.folder.setup import read_setup
     from fedwidth.devices.capacity import parse_capacity
-    from fedwidth.flower.deployment.app_folder import write_device
-    from fedwidth.flower.deployment.setup import read_setup
 
     setup = read_setup(folder)
     if capacity:
@@ -112,9 +112,9 @@ def add(
 ) -> int:
     """Let devices in by the public keys they made, or change what they may claim; the others are not touched."""
     _need_flower()
+    from fedwidth.deployment.folder import admission
+    from fedwidth.deployment.folder.setup import read_setup
     from fedwidth.devices.capacity import parse_capacity
-    from fedwidth.flower.deployment import admission
-    from fedwidth.flower.deployment.setup import read_setup
 
     setup, wrong = read_setup(folder), 0
     if client is not None and len(requests or []) != 1:
@@ -139,8 +139,8 @@ def revoke(
 ) -> None:
     """Let a device in no more, at once; the others are not touched."""
     _need_flower()
-    from fedwidth.flower.deployment import admission
-    from fedwidth.flower.deployment.setup import read_setup
+    from fedwidth.deployment.folder import admission
+    from fedwidth.deployment.folder.setup import read_setup
 
     read_setup(folder)
     print(admission.revoke(folder, client))
@@ -155,8 +155,8 @@ def renew(
 ) -> None:
     """Make the server a new key and certificate; devices go on trusting it, because the authority is the same."""
     _need_flower()
-    from fedwidth.flower.deployment.renewal import renew_server
-    from fedwidth.flower.deployment.setup import read_setup
+    from fedwidth.deployment.folder.renewal import renew_server
+    from fedwidth.deployment.folder.setup import read_setup
 
     setup = read_setup(folder)
     end = renew_server(folder, setup, authority or folder / "authority", days=days)
@@ -165,8 +165,8 @@ def renew(
 
 def _tell_server(folder: Path) -> None:
     """Register the devices with a server that runs here; where none does, register.sh will."""
-    from fedwidth.flower.deployment.registration import synchronise
-    from fedwidth.flower.deployment.setup import listens, read_setup
+    from fedwidth.deployment.folder.registration import synchronise
+    from fedwidth.deployment.folder.setup import listens, read_setup
 
     setup = read_setup(folder)
     if not listens(setup):
@@ -179,7 +179,7 @@ def _tell_server(folder: Path) -> None:
 def _need_flower() -> None:
     from importlib.util import find_spec
 
-    from fedwidth.flower.versions import check_flower
+    from fedwidth.deployment.versions import check_flower
 
     check_flower()
     if find_spec("cryptography") is None:

@@ -20,7 +20,12 @@ def metrics(
     port: Annotated[int, typer.Option("--port", help="Port for Prometheus to ask at; 0: any that is free.")] = 9464,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     expose: Annotated[bool, typer.Option("--expose", help="Allow a --host that other machines can reach.")] = False,
-    otlp: Annotated[str, typer.Option("--otlp", help="Also send to this OpenTelemetry collector (URL).")] = "",
+    otlp: Annotated[
+        str,
+        typer.Option(
+            "--otlp", help="Also send to this OpenTelemetry collector, such as http://127.0.0.1:4318 (OTLP over HTTP)."
+        ),
+    ] = "",
     seconds: Annotated[float, typer.Option("--every", help="Seconds between two sendings.", min=0.1)] = 15.0,
 ) -> None:
     """Answer Prometheus at /metrics, on this machine alone unless told otherwise; it only reads the folder."""

@@ -14,6 +14,7 @@ from typing import Any
 from fedwidth.report.runs import Run, number
 from fedwidth.watching.audit import NAME, AuditLog
 from fedwidth.watching.presence import STATES, enrolled_in, read_devices
+from fedwidth.watching.rounds import ROUND
 
 MAX_DEVICES, MAX_ROUNDS, MAX_EVENTS = 200, 12, 20
 """How many devices, of the last rounds and of the last events the page shows."""
@@ -71,7 +72,8 @@ def attendance_view(run: Run) -> dict[str, Any] | None:
     worst = {state: place for place, state in enumerate(STATES)}
     shown = sorted(devices, key=lambda device: (-worst[device.state], device.client))
     states = Counter(device.state for device in devices)
-    events = [] if enrolled is None else list(AuditLog(deployment / NAME).lines())
+    noted = [] if enrolled is None else list(AuditLog(deployment / NAME).lines())
+    events = [line for line in noted if line["event"] != ROUND]  # rounds are shown with more than the log has
     return {
         "deployment": enrolled is not None,
         "states": [[state, states[state]] for state in STATES if states[state]],

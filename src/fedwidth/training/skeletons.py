@@ -26,7 +26,7 @@ def make_skeleton(part: Part, model: nn.Module, plan: Plan, *, device: torch.dev
     """A module of a part's size on the device, not yet filled."""
     made = part.module(model, plan)
     # A model without values (on the meta device) is enough to cut from: tasks bring the values.
-    made = made.to_empty(device=device) if is_meta(made) else made.to(device)
+    made = emptied(made, device) if is_meta(made) else made.to(device)
     if channels_last:
         made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return made
@@ -46,12 +46,25 @@ def is_meta(module: nn.Module) -> bool:
     return any(tensor.is_meta for tensor in module.parameters())
 
 
+def emptied(module: nn.Module, device: torch.device) -> nn.Module:
+    """The same module with memory on the device in place of shapes only, not yet filled.
+
+    `nn.Module.to_empty` does so too, but imports half of PyTorch's compiler for it: 30 MB, which a small device lacks.
+    """
+
+    def empty(tensor: Tensor) -> Tensor:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+
+    module._apply(empty)  # type: ignore[no-untyped-call]
+    return module
+
+
 def takes_channels_last(model: nn.Module, plan: Plan, data: Data, device: torch.device) -> bool:
     """Whether the model convolves, and computes with its channels last in memory; `x.view(n, -1)` cannot."""
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return False
     if is_meta(model):  # a narrow one of zeros: on the meta device views of any layout seem to work
-        whole = skeleton(model, plan, plan.counts(0.25, "ceil")).to_empty(device=device)
+        whole = emptied(skeleton(model, plan, plan.counts(0.25, "ceil")), device)
         values = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(whole)[0].items()}
     else:
         whole, values = skeleton(model, plan, {}).to(device), state_of(model)

@@ -1,4 +1,4 @@
-"""The audit log of a deployment: who was let in, refused, put into quarantine and sent back, and who commanded it.
+"""The audit log of a deployment: who was let in, joined and was refused, what each round took, and who commanded it.
 
     audit.jsonl    {"time": "2026-11-17T03:04:05Z", "event": "enrolled", "client": 3, "key": "SHA256:…", "by": "…", …}
 
@@ -48,6 +48,13 @@ class AuditLog:
                     os.fsync(file.fileno())
         except OSError as error:
             raise StateError(f"cannot write {self.path}: {error.strerror or error}") from error
+
+    def note_or_say(self, say: Callable[[str], None], event: str, **facts: Any) -> None:
+        """Append an event, and where that fails say so and go on: a full disk must not keep devices out."""
+        try:
+            self.note(event, **facts)
+        except StateError as error:
+            say(f"error: {error}")
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Every event, the oldest first; what is no line of a log is left out."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from fedwidth.errors import OptionError
 from fedwidth.watching.figures import Deployment, Figure
@@ -77,8 +78,25 @@ def send_telemetry(folder: Path, reader: Any) -> Any:
     return provider
 
 
-def otlp_reader(endpoint: str, seconds: float) -> Any:
+def metrics_url(collector: str) -> str:
+    """Where an OpenTelemetry collector takes metrics, given its address: under /v1/metrics, unless that has a path.
+
+    >>> metrics_url("http://127.0.0.1:4318"), metrics_url("https://collector.example.org/own/path")
+    ('http://127.0.0.1:4318/v1/metrics', 'https://collector.example.org/own/path')
+    """
+    try:
+        found = urlsplit(collector)
+        known = found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
+    except ValueError:  # a port that is no number
+        known = False
+    if not known:
+        raise OptionError(f"the collector is '{collector}', which must be a URL such as http://127.0.0.1:4318")
+    return collector if found.path.strip("/") else urlunsplit(found._replace(path="/v1/metrics"))
+
+
+def otlp_reader(collector: str, seconds: float) -> Any:
     """A reader that sends what it finds to an OpenTelemetry collector, over HTTP, every so many seconds."""
+    endpoint = metrics_url(collector)
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader

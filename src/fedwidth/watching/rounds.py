@@ -1,4 +1,4 @@
-"""What a round says to the audit log: whose work was refused, who was put into quarantine, and lost accuracy."""
+"""What a round says to the audit log: what it took, whose work was refused, who is in quarantine, lost accuracy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from typing import Any
 from fedwidth.watching.audit import AuditLog
 from fedwidth.watching.presence import REFUSED, state_of
 
+ROUND = "round"
+"""The event of a round that is done: how many clients counted and how many did not, and bytes of sub-models."""
+
 
 def note_round(log: AuditLog, line: Mapping[str, Any]) -> None:
-    """Note what an operator may be asked about later; a round in which all went well is not noted."""
+    """Note that a round is done, and what of it an operator may be asked about later."""
+    log.note(
+        ROUND,
+        round=line["round"],
+        clients=len(line["clients"]),
+        absent=len(line.get("absent", {})),
+        bytes_down=line.get("bytes_down"),
+        bytes_up=line.get("bytes_up"),
+    )
     for client, why in line.get("absent", {}).items():
         if state_of(why) == REFUSED:
             log.note("update refused", round=line["round"], client=int(client), why=why)

@@ -16,8 +16,8 @@ from flwr.serverapp import Grid
 
 from fedwidth.devices.capacity import parse_capacity, sample_clients
 from fedwidth.errors import FedwidthError, OptionError
-from fedwidth.flower.printable import printable
 from fedwidth.flower.strategy.orders import KEY
+from fedwidth.printable import printable
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedwidth.core.updates import Update, check_finite, check_update, weigh
 from fedwidth.errors import FedwidthError, UpdateError
-from fedwidth.flower.printable import printable
 from fedwidth.methods import Task
+from fedwidth.printable import printable
 
 LABELS, STEPS = "labels", "num-steps"
 """Keys of a reply's metrics that are for the server alone: the classes the client has, and its steps."""

@@ -24,7 +24,6 @@ from fedwidth.core.submodel import state_of, with_ties
 from fedwidth.engines.serial import add_update
 from fedwidth.errors import ClientError, OptionError, UpdateError
 from fedwidth.evaluation.representative import LastRound, representative_index
-from fedwidth.flower.printable import printable
 from fedwidth.flower.strategy.nodes import Node, Nodes, draw
 from fedwidth.flower.strategy.open_round import OpenRound, State, array_of
 from fedwidth.flower.strategy.replies import LABELS, STEPS, Reading, read_reply
@@ -32,6 +31,7 @@ from fedwidth.flower.strategy.support import why_not
 from fedwidth.methods import Beginning, Method, Reference, Task
 from fedwidth.methods import method as method_named
 from fedwidth.plan import trace
+from fedwidth.printable import printable
 from fedwidth.settings import ServerSettings
 from fedwidth.training.engine import Report
 from fedwidth.training.rounds import Rounds
