@@ -13,7 +13,6 @@ from torch import nn
 
 from fedwidth.config.build import build_model
 from fedwidth.config.influence import identity
-from fedwidth.core.norms import norm_tensors
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, Partition
 from fedwidth.data.records import moved
@@ -39,7 +38,7 @@ from fedwidth.training.gpu import on_gpu
 from fedwidth.training.round import run_round
 from fedwidth.training.rounds import Rounds
 from fedwidth.training.server.device_noise import DeviceNoise
-from fedwidth.training.server.norms import BY_CAPACITY, first_norms
+from fedwidth.training.server.norms import BY_CAPACITY, first_norms, norm_tensors
 from fedwidth.training.server.state import Server
 
 __all__ = ["Experiment", "Line", "Measured", "Recorder", "Result", "Stopped", "build_model"]

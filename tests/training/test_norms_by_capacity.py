@@ -11,9 +11,7 @@ from torch import nn
 
 import fedwidth
 from fedwidth.cli.entry import run_command
-from fedwidth.config.norm_settings import why_not_by_capacity
 from fedwidth.core.cohort import CohortSum
-from fedwidth.core.norms import norm_tensors
 from fedwidth.core.submodel import state_of
 from fedwidth.core.updates import Update
 from fedwidth.engines.packed.limits import why_not_pack
@@ -21,12 +19,13 @@ from fedwidth.errors import OptionError
 from fedwidth.evaluation.scores import score
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.methods import methods
+from fedwidth.methods.lookup.own_norms import why_not_by_capacity
 from fedwidth.run import checkpoint
 from fedwidth.settings import ServerSettings
 from fedwidth.training.engine import Engine, Report
 from fedwidth.training.round import run_round
 from fedwidth.training.rounds import Rounds
-from fedwidth.training.server.norms import first_norms
+from fedwidth.training.server.norms import first_norms, norm_tensors
 from fedwidth.training.server.state import Server
 from small_runs import contents, same, small, write_recipe
 

@@ -10,8 +10,7 @@ from typing import Any
 from fedwidth.config.adapter_settings import check_adapters
 from fedwidth.config.architectures import check_architectures
 from fedwidth.config.budgets import read_budgets
-from fedwidth.config.method_settings import check_exponent, method_of
-from fedwidth.config.norm_settings import check_norms
+from fedwidth.config.method_settings import check_exponent, check_norms, method_of
 from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.schema import keys, read
 from fedwidth.config.secure_settings import check_secure

@@ -11,6 +11,7 @@ from fedwidth.config.schema import keys
 from fedwidth.errors import OptionError, unknown
 from fedwidth.methods import Method, Reference, method
 from fedwidth.methods.lookup.by_name import UNNAMED
+from fedwidth.methods.lookup.own_norms import why_not_by_capacity
 from fedwidth.objectives import Objective
 from fedwidth.settings import LocalSettings, MethodSettings, Settings
 
@@ -45,6 +46,28 @@ def check_exponent(settings: Settings, method: Method) -> None:
             f"server.holders_exponent is {settings.server.holders_exponent:g}, but {method.title} does not average over"
             " holders: with it only 1 is possible"
         )
+
+
+def check_norms(settings: Settings, method: Method) -> None:
+    """Refuse norms by capacity where clients of one capacity cannot be averaged by themselves."""
+    server = settings.server
+    if server.norms == "shared":
+        return
+    if (reason := why_not_by_capacity(method)) is not None:
+        raise OptionError(f"server.norms must be shared with {method.title}: {reason}")
+    if settings.secure.enabled:
+        raise OptionError("server.norms must be shared with secure.enabled: a sum is opened for all who hold a part")
+    if settings.privacy.noise:
+        raise OptionError(
+            "server.norms must be shared with privacy.noise: the noise is made for one sum of all clients"
+        )
+    if server.clip or server.screen or server.robust != "none":
+        raise OptionError(
+            "server.norms must be shared with server.clip, screen and robust: they compare updates of one state, and"
+            " clients of each capacity would be sent another"
+        )
+    if settings.adapter.rank:
+        raise OptionError("server.norms must be shared with adapter.rank: the model's norms are frozen there")
 
 
 PUBLIC = 0.1

@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedwidth.core.norms import NORMS
 from fedwidth.plan.isolation import at_least_two, batch_size, call
+
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+"""PyTorch's own normalisation layers."""
 
 
 class Measured(NamedTuple):

@@ -20,8 +20,14 @@ from fedwidth.config.budgets import with_budgets
 from fedwidth.config.build import build_model, find_device, load_data, public_data, set_precision, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.given import check_given, check_partition, warn_of_dealing
-from fedwidth.config.method_settings import check_exponent, method_of, name_method, with_needs, with_public
-from fedwidth.config.norm_settings import check_model_norms, check_norms
+from fedwidth.config.method_settings import (
+    check_exponent,
+    check_norms,
+    method_of,
+    name_method,
+    with_needs,
+    with_public,
+)
 from fedwidth.config.objective_settings import name_objective
 from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.secure_settings import check_secure, warn_of_little
@@ -37,6 +43,7 @@ from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.shares import warn_if_mostly_whole
 from fedwidth.run.weights.warm_start import plan_with_weights
 from fedwidth.settings import Settings
+from fedwidth.training.server.norms import BY_CAPACITY, norm_tensors
 from fedwidth.training.server.single_updates import compares_updates
 
 
@@ -127,7 +134,7 @@ def set_up(
         method = replace(method, architectures=build_architectures(settings, data, objective))
     check_dtypes(made, method.architectures)
     settings = without_scaler(settings, plan)
-    check_model_norms(settings, made)
+    _check_norms(settings, made)
     check_choice(settings, method, plan, min(capacities.enrolled(settings.devices.excluded)))
     made.to(device)
     if traits_of(method).family == SLICES and not plan.adapters:
@@ -153,6 +160,14 @@ def _name(
     if isinstance(objective, str):
         return replace(settings, objective=replace(settings.objective, name=objective)), method, None
     return settings if objective is None else name_objective(settings, objective), method, objective
+
+
+def _check_norms(settings: Settings, model: nn.Module) -> None:
+    """Refuse norms by capacity of a model that has none to keep."""
+    if settings.server.norms == BY_CAPACITY and not norm_tensors(model):
+        raise OptionError(
+            f"server.norms is {settings.server.norms}, but the model has no normalisation layers that are trained"
+        )
 
 
 def _assign_capacities(settings: Settings, partition: Partition) -> Capacities:

@@ -16,7 +16,7 @@ from fedwidth.randomness import torch_generator
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.batches import one_epoch, order_generator
 from fedwidth.training.client import Trainer
-from fedwidth.training.widths import draw_widths
+from fedwidth.training.narrower import draw_widths
 
 NO_SAMPLE = -1
 """Stands in an order where a batch is shorter than the others."""

@@ -13,8 +13,7 @@ from fedwidth.core.part import Part
 from fedwidth.models import set_scaler
 from fedwidth.training.client import Trainer
 from fedwidth.training.loss import Pass
-from fedwidth.training.narrower import Narrower
-from fedwidth.training.widths import narrower_index
+from fedwidth.training.narrower import Narrower, narrower_index
 
 
 @dataclass

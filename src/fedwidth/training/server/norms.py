@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedwidth.core.cohort import CohortSum
+from fedwidth.core.measurement import NORMS
 from fedwidth.core.submodel import State
 from fedwidth.methods import Task
 from fedwidth.training.engine import Engine, Report, RoundResult, Watch
@@ -29,6 +30,31 @@ BY_CAPACITY = "by-capacity"
 
 Alone = Callable[[State, Sequence[Task], Sequence[CohortSum], Collection[str]], Mapping[str, Tensor]]
 """(state, tasks, sums, names) -> what the method makes of these tensors if only these clients had taken part."""
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a layer normalises: one of PyTorch's, or one without layers of its own whose class says so in its name.
+
+    >>> is_norm(nn.LayerNorm(4)), is_norm(nn.Linear(4, 4)), is_norm(nn.Sequential(nn.LayerNorm(4)))
+    (True, False, False)
+    """
+    named = "Norm" in type(module).__name__ and not any(True for _ in module.children())
+    return named or isinstance(module, NORMS)
+
+
+def norm_tensors(model: nn.Module) -> frozenset[str]:
+    """The names of what normalisation layers learn: parameters that are trained, and running statistics.
+
+    >>> sorted(norm_tensors(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))))
+    ['1.bias', '1.weight']
+    """
+    found: set[str] = set()
+    for path, module in model.named_modules(remove_duplicate=False):
+        if is_norm(module):
+            trained = (name for name, parameter in module.named_parameters(recurse=False) if parameter.requires_grad)
+            buffers = (name for name, _ in module.named_buffers(recurse=False))
+            found |= {f"{path}.{name}" if path else name for name in (*trained, *buffers)}
+    return frozenset(found)
 
 
 def first_norms(state: State, names: Iterable[str], enrolled: Iterable[float]) -> dict[float, dict[str, Tensor]]:
