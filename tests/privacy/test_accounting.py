@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwidth.errors import OptionError
@@ -70,6 +70,7 @@ def test_36_the_fallback_gives_the_value_of_the_notes():
     assert renyi_epsilon(sampled_gaussian(0.01, 1.1), 1000, 1e-5) == pytest.approx(1.7253, abs=5e-5)
 
 
+@settings(deadline=None)
 @given(st.floats(0.3, 20), st.integers(1, 5000), st.floats(1e-9, 0.1))
 def test_the_exact_formula_gives_back_delta(noise, rounds, delta):
     epsilon = gaussian_epsilon(noise, rounds, delta)
@@ -80,6 +81,7 @@ def test_the_exact_formula_gives_back_delta(noise, rounds, delta):
         assert gaussian_delta(mu, 0.0) <= delta
 
 
+@settings(deadline=None)
 @given(st.floats(0.3, 10), st.integers(1, 500), st.sampled_from([1e-6, 1e-5, 1e-3]))
 def test_no_bound_is_below_the_exact_formula(noise, rounds, delta):
     exact = gaussian_epsilon(noise, rounds, delta)
