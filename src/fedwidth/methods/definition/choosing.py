@@ -77,10 +77,11 @@ def per_group(units: Units) -> Choose:
     def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
         chosen = {}
         for number, (name, group) in enumerate(plan.groups.items()):
-            here = replace(at, plan=plan, group=name, group_number=number)
-            chosen[name] = (
-                torch.arange(group.size) if counts[name] == group.size else units(group.size, counts[name], here)
-            )
+            if counts[name] == group.size:
+                chosen[name] = torch.arange(group.size)
+            else:
+                here = replace(at, plan=plan, group=name, group_number=number)
+                chosen[name] = units(group.size, counts[name], here)
         return Index.of_units(plan, chosen)
 
     choose.__module__ = units.__module__  # where the method is most likely to be found by other processes
