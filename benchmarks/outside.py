@@ -10,6 +10,7 @@ played as it is, less the second copy of what is frozen. Each is compared with t
 
 from __future__ import annotations
 
+import argparse
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ def widest(limit: float, memory: Callable[[float], float]) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     torch.set_num_threads(1)
     print(f"{'model':16} {'full':>7} {'drop 1/2':>9} {'drop 1/4':>9} {'freeze 1/2':>11} {'freeze 1/16':>12}   (MB)")
     for title, (name, options, batch) in CASES.items():

@@ -126,4 +126,4 @@ def test_only_deployments_need_posix():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if needed := {name.split(".")[0] for name in names} & POSIX_ONLY:
                 found[path.relative_to(package).as_posix()] = needed
-    assert [path for path in found if not path.startswith("flower/")] == []
+    assert [path for path in found if not path.startswith("deployment/")] == []
