@@ -31,7 +31,7 @@ from small_runs import RECIPE  # noqa: E402
 NAMES = {
     "flower-superexe": "SuperExec",
     "flwr-clientapp": "ClientApp",
-    "fedwidth-stock": "stock of forks",
+    "fedwidth-forks": "fork server",
     "node.trainer": "trainer",
     "device.py": "device.py",
     "supernode.py": "SuperNode",

@@ -12,11 +12,11 @@ import fedwidth
 from fedwidth.cli.entry import run_command
 from fedwidth.config.read import read_settings
 from fedwidth.devices.budget import DeviceClass, parse_size, read_devices
-from fedwidth.devices.hidden import workspace
 from fedwidth.devices.memory import cross_entropy, training_memory
 from fedwidth.devices.needs import Costing, Work, exceeded
 from fedwidth.devices.peak import WORKSPACE, peak_of_step
 from fedwidth.devices.profile import fill
+from fedwidth.devices.workspace import lstm_workspace
 from fedwidth.errors import CapacityError, OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.models import StaticBatchNorm2d
@@ -297,7 +297,7 @@ def test_the_workspace_of_an_lstm_is_what_the_library_asks_for(size):
     given = torch.randn(steps, samples, inputs, requires_grad=True)
     with Watch():
         nn.LSTM(inputs, hidden)(given)
-    assert found == [pytest.approx(4 * workspace(given.shape, hidden), rel=0.03)]
+    assert found == [pytest.approx(4 * lstm_workspace(given.shape, hidden), rel=0.03)]
 
 
 def test_what_an_lstm_keeps_is_counted_and_the_peak_is_in_its_backward_pass():
@@ -312,6 +312,6 @@ def test_what_an_lstm_keeps_is_counted_and_the_peak_is_in_its_backward_pass():
             return self.rnn(x)[0][:, -1]
 
     peak = peak_of_step(Last(), torch.zeros(2, steps, inputs), samples, cross_entropy)
-    whole = 4 * workspace(torch.Size((steps, samples, inputs)), hidden)
+    whole = 4 * lstm_workspace(torch.Size((steps, samples, inputs)), hidden)
     assert peak.step > whole, "the workspace, and inputs, outputs and gradients beside it"
     assert peak.step < 1.5 * whole

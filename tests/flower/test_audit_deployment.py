@@ -106,7 +106,7 @@ def test_the_log_says_who_joined_who_was_refused_and_what_rounds_took_and_no_sec
         hidden = secrets_of(loop)
         if Path("/proc/self/comm").exists():
             forks = started_by_fork(loop, 0)
-            assert {"fedwidth-stock", "flower-superexe"} <= set(forks), forks
+            assert {"fedwidth-forks", "flower-superexe"} <= set(forks), forks
             assert not any("flower-superexec" in words or "flwr-clientapp" in words for words in forks.values())
         revoke(loop.folder, 2)
         rounds = len(loop.lines())

@@ -59,7 +59,7 @@ def clientapp():
     note("after")
 
 programs = {{"flower-supernode": supernode, "flower-superexec": superexec, "flwr-clientapp": clientapp}}
-sys.argv = forks.fork_stock(programs)
+sys.argv = forks.start_fork_server(programs)
 programs[sys.argv[0]]()
 """
 
@@ -96,10 +96,10 @@ def test_each_program_runs_in_a_fork_of_its_own(running):
     assert supernode["words"] == ["flower-supernode", "--port", "1"]
     assert superexec["words"] == ["flower-superexec", "--parent-pid", str(process.pid)]
     assert sorted(app["words"] for app in apps) == [["flwr-clientapp", "--token", str(n)] for n in range(2)]
-    stock = superexec["parent"]
-    assert {app["parent"] for app in apps} == {stock}, "they are forks of what has run nothing"
-    assert stock not in {process.pid, superexec["pid"]}
-    assert Path(f"/proc/{stock}/comm").read_text() == "fedwidth-stock\n"
+    server = superexec["parent"]
+    assert {app["parent"] for app in apps} == {server}, "they are forks of what has run nothing"
+    assert server not in {process.pid, superexec["pid"]}
+    assert Path(f"/proc/{server}/comm").read_text() == "fedwidth-forks\n"
     assert all(app["seen"] == ["clientapp"] for app in apps), "nothing of another task"
     assert all(app["chld"] and app["int"] for app in apps), "signals as in a new process"
     assert {app["starts"] for app in apps} == {"Popen"}
@@ -109,13 +109,13 @@ def test_each_program_runs_in_a_fork_of_its_own(running):
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_stock_ends_with_the_supernode(running, number):
+def test_the_fork_server_ends_with_the_supernode(running, number):
     folder, process = running
-    stock = found(folder, "superexec")[0]["parent"]
-    assert exists(stock)
+    server = found(folder, "superexec")[0]["parent"]
+    assert exists(server)
     process.send_signal(number)
     process.wait()
-    wait_until(lambda: not exists(stock), 5)
+    wait_until(lambda: not exists(server), 5)
 
 
 def test_flower_is_imported_without_a_thread():

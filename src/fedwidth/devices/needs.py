@@ -129,9 +129,8 @@ class Costing:
             )
             optimiser = torch.optim.SGD(made.parameters(), lr=0.0, momentum=0.9)
             taken = []
-            threads = torch.get_num_threads()
             with untouched(made), ExitStack() as stack:
-                stack.callback(torch.set_num_threads, threads)
+                stack.callback(torch.set_num_threads, torch.get_num_threads())
                 torch.set_num_threads(1)
                 for _ in range(1 + TIMED_STEPS):
                     began = time.perf_counter()

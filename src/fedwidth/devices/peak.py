@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fedwidth.devices.hidden import hidden_in
+from fedwidth.devices.workspace import workspace_of
 from fedwidth.plan.isolation import call
 
 Loss = Callable[[Any], Tensor]
@@ -55,18 +55,18 @@ class Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Make the call and count what it made."""
         made = func(*args, **(kwargs or {}))
-        hidden = hidden_in(func, args)
+        workspace = workspace_of(func, args)
         tensors = [tensor for tensor in tree_leaves(made) if isinstance(tensor, Tensor)]
         for number, tensor in enumerate(tensors):
-            self._born(tensor, hidden.kept if number + 1 == len(tensors) else 0)
-        self.peak = max(self.peak, self.bytes + hidden.passing)
+            self._born(tensor, workspace.kept if number + 1 == len(tensors) else 0)
+        self.peak = max(self.peak, self.bytes + workspace.passing)
         return made
 
-    def _born(self, tensor: Tensor, hidden: int) -> None:
+    def _born(self, tensor: Tensor, workspace: int) -> None:
         storage = tensor.untyped_storage()
         if storage in self._known:
             return
-        size = storage.nbytes() + hidden
+        size = storage.nbytes() + workspace
         self._known[storage] = weakref.finalize(storage, self._gone, size)
         self.bytes += size
 

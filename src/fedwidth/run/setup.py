@@ -134,7 +134,7 @@ def set_up(
         method = replace(method, architectures=build_architectures(settings, data, objective))
     check_dtypes(made, method.architectures)
     settings = without_scaler(settings, plan)
-    _check_norms(settings, made)
+    _check_has_norms(settings, made)
     check_choice(settings, method, plan, min(capacities.enrolled(settings.devices.excluded)))
     made.to(device)
     if traits_of(method).family == SLICES and not plan.adapters:
@@ -162,7 +162,7 @@ def _name(
     return settings if objective is None else name_objective(settings, objective), method, objective
 
 
-def _check_norms(settings: Settings, model: nn.Module) -> None:
+def _check_has_norms(settings: Settings, model: nn.Module) -> None:
     """Refuse norms by capacity of a model that has none to keep."""
     if settings.server.norms == BY_CAPACITY and not norm_tensors(model):
         raise OptionError(

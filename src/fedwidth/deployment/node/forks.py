@@ -2,12 +2,13 @@
 
 A SuperNode starts a SuperExec, and that a ClientApp for every message, each a new Python that imports Flower: three
 times 90 MB of the same, and a second or two before every message. Here the process that becomes the SuperNode imports
-Flower once, before it has any threads, and forks a *stock*: a process that does nothing but fork. Whenever Flower would
-start one of its programs, the stock forks and the fork becomes that program. The memory that all of them have in common
-is there once, and no app has run in the stock: what one task leaves behind, the next does not find.
+Flower once, before it has any threads, and starts a *fork server*: a process that does nothing but fork. Whenever
+Flower would start one of its programs, the fork server forks and the fork becomes that program. The memory that all of
+them have in common is there once, and no app has run in the fork server: what one task leaves behind, the next does not
+find.
 
-The stock ends when the SuperNode does; SuperExec and ClientApps end as they always have, when who started them is gone.
-This file is copied into the devices' folders beside `supernode.py`, so it imports the standard library only.
+The fork server ends when the SuperNode does; SuperExec and ClientApps end as they always have, when who started them
+is gone. This file is copied into the devices' folders beside `supernode.py`, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STARTERS = (SUPERNODE, SUPEREXEC)
 THREADS = "OPENBLAS_NUM_THREADS"
 """The environment variable that says how many threads numpy starts when it is imported, for its matrices."""
 LOOK_SECONDS = 0.5
-"""How often the stock looks whether the SuperNode is still there."""
+"""How often the fork server looks whether the SuperNode is still there."""
 
 Programs = Mapping[str, Callable[[], object]]
 """What each program of Flower calls, by its name."""
@@ -51,8 +52,8 @@ def load_programs() -> Programs:
             os.environ[THREADS] = before
 
 
-def fork_stock(programs: Programs) -> list[str]:
-    """Fork the stock; returns the command line that this process is to run, in the SuperNode and in each later fork.
+def start_fork_server(programs: Programs) -> list[str]:
+    """Start the fork server; returns what this process is to run, in the SuperNode and in each later fork.
 
     What the processes have in common stays so: the garbage collector no longer looks at what is there now, because it
     would write to it.
@@ -65,7 +66,7 @@ def fork_stock(programs: Programs) -> list[str]:
         os.close(asked)
         command = [SUPERNODE, *sys.argv[1:]]
     else:
-        _name_process("fedwidth-stock")
+        _name_process("fedwidth-forks")
         command = _next_command(asked, supernode)
     if command[0] in STARTERS:
         _fork_instead(ask, programs)
@@ -75,7 +76,7 @@ def fork_stock(programs: Programs) -> list[str]:
 
 
 def _next_command(asked: int, supernode: int) -> list[str]:
-    """In the stock: fork for every request, until the SuperNode is gone. In each fork: return what it is to run."""
+    """In the fork server: fork for every request until the SuperNode is gone. In a fork: return what it is to run."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork has ended
@@ -96,7 +97,7 @@ def _next_command(asked: int, supernode: int) -> list[str]:
 
 
 def _fork_instead(ask: int, programs: Programs) -> None:
-    """Have the stock fork whenever this process would start one of Flower's programs in the plain way."""
+    """Have the fork server fork whenever this process would start one of Flower's programs in the plain way."""
     start = subprocess.Popen
 
     def fork_or_start(command: Any, *more: Any, **options: Any) -> Any:

@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Any
 
 if __package__:
-    from fedwidth.deployment.node.forks import SUPERNODE, fork_stock, load_programs
+    from fedwidth.deployment.node.forks import SUPERNODE, load_programs, start_fork_server
 else:  # in a device's folder, where importing fedwidth would bring in PyTorch
-    from forks import SUPERNODE, fork_stock, load_programs  # type: ignore[import-not-found,no-redef]
+    from forks import SUPERNODE, load_programs, start_fork_server  # type: ignore[import-not-found,no-redef]
 
 PULSE = "FEDWIDTH_PULSE"
 """The environment variable that holds the number of the pipe's file descriptor."""
@@ -71,7 +71,7 @@ def write_pulse(pulse: int) -> None:
 def main() -> None:
     """Run the SuperNode until it cannot connect any more, and what it starts in forks of this process."""
     programs = load_programs()
-    sys.argv = fork_stock(programs)
+    sys.argv = start_fork_server(programs)
     program, pulse = programs[sys.argv[0]], int(os.environ.pop(PULSE, -1))
     if sys.argv[0] != SUPERNODE:
         if pulse >= 0:

@@ -1,4 +1,4 @@
-"""What kernels keep or take in memory and tensors without values do not show: that of an LSTM on a processor.
+"""The workspace of a kernel: memory it takes beside its tensors, which these do not show; of an LSTM on a processor.
 
 oneDNN trains an LSTM layer (T steps, N samples, I inputs, H hidden) in one call, with a workspace of
 
@@ -22,7 +22,7 @@ GATES = 4
 _FORWARD, _BACKWARD = "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"
 
 
-class Hidden(NamedTuple):
+class Workspace(NamedTuple):
     """Bytes that a call takes beside the tensors it makes."""
 
     kept: int = 0
@@ -31,11 +31,11 @@ class Hidden(NamedTuple):
     """While it lasts."""
 
 
-NOTHING = Hidden()
+NOTHING = Workspace()
 
 
-def hidden_in(operator: Any, args: Sequence[Any]) -> Hidden:
-    """What a call of an operator hides; nothing, for most."""
+def workspace_of(operator: Any, args: Sequence[Any]) -> Workspace:
+    """What a call of an operator takes beside its tensors; nothing that is known, for most."""
     name = getattr(getattr(operator, "overloadpacket", None), "__name__", "")
     if name not in (_FORWARD, _BACKWARD):
         return NOTHING
@@ -44,15 +44,15 @@ def hidden_in(operator: Any, args: Sequence[Any]) -> Hidden:
     hidden, size = weights[0].shape[0] // GATES, inputs.element_size()
     kept = size * samples * (GATES * steps * hidden + (steps + 1) * row(hidden))
     if name == _FORWARD:
-        return Hidden(kept=kept)
+        return Workspace(kept=kept)
     copies = 2 * sum(w.numel() * w.element_size() for w in weights if isinstance(w, Tensor))
-    return Hidden(passing=workspace(inputs.shape, hidden) * size - kept + copies)
+    return Workspace(passing=lstm_workspace(inputs.shape, hidden) * size - kept + copies)
 
 
-def workspace(shape: torch.Size, hidden: int) -> int:
+def lstm_workspace(shape: torch.Size, hidden: int) -> int:
     """Numbers in the workspace of an LSTM layer with inputs of a shape [steps, samples, inputs].
 
-    >>> workspace(torch.Size((4, 128, 256)), 32)
+    >>> lstm_workspace(torch.Size((4, 128, 256)), 32)
     1208320
     """
     steps, samples, inputs = shape
