@@ -17,7 +17,6 @@ from torch import Tensor
 from fedwidth.core.cohort import CohortSum
 from fedwidth.engines.faults import error_context
 from fedwidth.engines.flat.cohorts import Cohorts, Cutter, Layouts
-from fedwidth.engines.flat.layout import SubLayout, copy_to_device
 from fedwidth.engines.flat.orders import Order, draw_orders
 from fedwidth.engines.flat.parts import PartCohort
 from fedwidth.engines.flat.pool import Pool, wait_for_all
@@ -173,18 +172,10 @@ class FlatEngine(Engine):
         if isinstance(cohort, PartCohort):
             cohort.add(update, weight, labels)
             return
-        rows = None
-        if labels is not None and trainer.plan.label_axes and len(labels) < trainer.data.classes:
-            rows = self._labelled_rows(cohort.sub, labels)
-        cohort.add_flat(update.flat, weight, rows)
+        counted = flat_task.order.counted
+        cohort.add_flat(update.flat, weight, None if counted is None else counted[cohort.sub.classes])
         cohort.add_others(update.others, weight)
         cohort.add_reports({name: update.reports[name] for name in trainer.rule.local.adds if name in update.reports})
-
-    def _labelled_rows(self, sub: SubLayout, labels: Tensor) -> Tensor:
-        """For every labelled element of the sub-model: 0 if it belongs to a class the client lacks, else 1."""
-        table = torch.zeros(self.trainer.data.classes, dtype=torch.float64)
-        table[labels] = 1.0
-        return copy_to_device(table, self.trainer.device)[sub.classes]
 
 
 def _key_of(tasks: Sequence[Task]) -> object:

@@ -33,6 +33,8 @@ class Order(NamedTuple):
     """How each sample is augmented [steps, batch, 3], or None where none is."""
     absent: Tensor | None
     """True for the classes the client lacks, on the device; None where no class is masked."""
+    counted: Tensor | None = None
+    """1 for the classes whose rows the client's update counts for and 0 for others, on the device; None: for all."""
     probes: int = 0
     """The number of batches at the beginning over which only the gradient is gathered."""
     widths: tuple[float, ...] = ()
@@ -46,13 +48,13 @@ class Order(NamedTuple):
 
 def draw_orders(trainer: Trainer, tasks: Sequence[Task], round: int) -> list[Order]:
     """The orders of a round's clients. They do not depend on the state, so they may be drawn beforehand."""
-    absent = _absent_classes(trainer, tasks)
+    absent, counted = _absent_classes(trainer, tasks), _counted_classes(trainer, tasks)
     found = []
-    for task, own in zip(tasks, absent, strict=True):
+    for task, own, counts in zip(tasks, absent, counted, strict=True):
         samples, lengths, draws = draw_order(trainer, task.client, round)
         drawn = draw_widths(trainer, task, round) if trainer.rule.local.widths is not None else ()
         widths = tuple(islice(drawn, len(lengths)))
-        found.append(Order(samples, lengths, draws, own, count_probes(trainer, task.client), widths))
+        found.append(Order(samples, lengths, draws, own, counts, count_probes(trainer, task.client), widths))
     return found
 
 
@@ -114,8 +116,26 @@ def _augmentation(order: Tensor, lengths: Sequence[int], trainer: Trainer, clien
 
 
 def _absent_classes(trainer: Trainer, tasks: Sequence[Task]) -> list[Tensor | None]:
-    """The classes each client lacks, moved to the device together."""
-    lacks = [trainer.absent(task.client, torch.device("cpu")) for task in tasks]
-    known = [each for each in lacks if each is not None]
-    moved = iter(copy_to_device(torch.stack(known), trainer.device)) if known else iter(())
-    return [None if each is None else next(moved) for each in lacks]
+    """The classes each client lacks."""
+    return _moved_together([trainer.absent(task.client, torch.device("cpu")) for task in tasks], trainer.device)
+
+
+def _counted_classes(trainer: Trainer, tasks: Sequence[Task]) -> list[Tensor | None]:
+    """The classes whose rows each client's update counts for."""
+    classes = trainer.data.classes
+    if not (trainer.settings.server.label_rows and trainer.plan.label_axes):  # then labels need not be known
+        return [None] * len(tasks)
+    found: list[Tensor | None] = []
+    for task in tasks:
+        labels = trainer.partition.labels[task.client]
+        found.append(
+            torch.zeros(classes, dtype=torch.float64).index_fill_(0, labels, 1.0) if len(labels) < classes else None
+        )
+    return _moved_together(found, trainer.device)
+
+
+def _moved_together(rows: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
+    """Rows of equal length on the device, moved there with one copy."""
+    known = [row for row in rows if row is not None]
+    moved = iter(copy_to_device(torch.stack(known), device)) if known else iter(())
+    return [None if row is None else next(moved) for row in rows]

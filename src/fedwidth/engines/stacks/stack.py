@@ -64,9 +64,8 @@ class Stack:
         self.loss_sum = torch.zeros(rows, dtype=dtype, device=self.device)
         self.rates = torch.zeros(rows, 1, dtype=dtype, device=self.device)
         self.absent = torch.zeros(rows, trainer.data.classes, dtype=torch.bool, device=self.device)
-        self.first = torch.zeros(rows, dtype=torch.long, device=self.device)
-        self.steps = torch.zeros(rows, dtype=torch.long, device=self.device)
-        self.probes = torch.zeros(rows, dtype=torch.long, device=self.device)
+        self._numbers = torch.zeros(3, rows, dtype=torch.long, device=self.device)
+        self.first, self.steps, self.probes = self._numbers
         self.sizes = torch.ones(rows, dtype=dtype, device=self.device)
         self.number = torch.zeros((), dtype=torch.long, device=self.device)
         """The number of the coming step."""
@@ -97,10 +96,8 @@ class Stack:
         self.loss_sum.zero_()
         self.number.zero_()
         self._fill(self.rates[:, 0], clients.rates)
-        self._fill(self.first, clients.first)
-        self._fill(self.steps, clients.steps)
+        self._fill(self._numbers, clients.first, clients.steps, clients.probes)
         if self.rule.probes:
-            self._fill(self.probes, clients.probes)
             self._fill(self.sizes, clients.samples)
         if self.rule.keeps_start:
             cast(Tensor, self.weights.learning_rate).copy_(self.rates)
@@ -124,10 +121,10 @@ class Stack:
         found = report_of(self.weights.map(lambda rows: rows[:clients]), self.rule, self.capacity)
         return {name: rows[0] for name, rows in found.items()}
 
-    def _fill(self, tensor: Tensor, values: Sequence[Any]) -> None:
-        """Copy values to the device; rows without a client get 0."""
-        padded = [*values, *[0] * (self.rows - len(values))]
-        tensor.copy_(copy_to_device(torch.tensor(padded, dtype=tensor.dtype), self.device))
+    def _fill(self, tensor: Tensor, *values: Sequence[Any]) -> None:
+        """Copy values of the clients to the device, one or several of each; rows without a client get 0."""
+        padded = [[*own, *[0] * (self.rows - len(own))] for own in values]
+        tensor.copy_(copy_to_device(torch.tensor(padded, dtype=tensor.dtype), self.device).view_as(tensor))
 
     def _room(self, clients: int) -> int:
         """The number of rows that take a step where so many clients do; on a GPU that of the next captured prefix."""
