@@ -60,11 +60,17 @@ def pieces(tree: Tree, cut: Callable[[Tensor], Sequence[Tensor]]) -> list[Tree]:
 
 def shapes(*trees: Tree) -> tuple[torch.Size, ...]:
     """The shapes of all tensors of some trees."""
-    return tuple(leaf.shape for tree in trees for leaf in leaves(tree))
+    found: list[torch.Size] = []
+    for tree in trees:
+        found += [tree.shape] if isinstance(tree, Tensor) else [leaf.shape for leaf in leaves(tree)]
+    return tuple(found)
 
 
 def copy_into(held: Tree, new: Tree) -> None:
     """Copy the tensors of a tree into those of another one, which keep their addresses."""
+    if isinstance(held, Tensor) and isinstance(new, Tensor):
+        held.copy_(new)
+        return
     for own, other in zip(leaves(held), leaves(new), strict=True):
         own.copy_(other)
 

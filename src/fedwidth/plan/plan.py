@@ -131,7 +131,20 @@ class Plan:
         """
         check_capacity(capacity)
         check_rounding(rounding)
-        own = self.profiles.get(float(capacity), {}) if shares is None else shares
+        if shares is not None:
+            return self._count(capacity, rounding, shares)
+        key = (capacity, isinstance(capacity, Fraction), rounding)  # a float's noise is forgiven, a fraction has none
+        if key not in self._counts:
+            self._counts[key] = self._count(capacity, rounding, self.profiles.get(float(capacity), {}))
+        return dict(self._counts[key])
+
+    @cached_property
+    def _counts(self) -> dict[tuple[float | Fraction, bool, str], dict[str, int]]:
+        """What was counted so far: every round asks for the same few capacities."""
+        return {}
+
+    def _count(self, capacity: float | Fraction, rounding: str, own: Mapping[str, float | Fraction]) -> dict[str, int]:
+        """How many units each group keeps at its own share, or at the capacity where it has none."""
         counts = {name: group.count(own.get(name, capacity), rounding) for name, group in self.groups.items()}
         for whole in dict.fromkeys(coupling.whole for coupling in self.couplings):
             parts = [coupling for coupling in self.couplings if coupling.whole == whole]

@@ -54,7 +54,7 @@ def check_units(group: Group, units: Iterable[int] | Tensor) -> Tensor:
         chosen = whole_numbers(units).cpu()
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise SelectionError(f"units of group '{group.name}' must be whole numbers, not {units!r}") from None
-    if not len(chosen):
+    if not chosen.numel():
         raise CapacityError(f"group '{group.name}' keeps no unit; at least one of its {group.size} must stay")
     ordered = np.sort(chosen.numpy())  # numpy: a third of the time of as many small operations of torch
     if ordered[0] < 0 or ordered[-1] >= group.size:
@@ -67,6 +67,8 @@ def check_units(group: Group, units: Iterable[int] | Tensor) -> Tensor:
 def whole_numbers(values: Iterable[int] | Tensor) -> Tensor:
     """Integers as a flat LongTensor; `TypeError` for others (a mask of True and False, 1.5), which would be cut."""
     tensor = values if isinstance(values, Tensor) else torch.as_tensor(list(values))
+    if tensor.dtype == torch.long and tensor.dim() == 1:
+        return tensor
     if tensor.numel() and (tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex()):
         raise TypeError(f"{tensor.dtype} are no positions")
     return tensor.flatten().long()

@@ -32,7 +32,9 @@ def describe_round(
     settings, costs = experiment.settings, experiment.costs
     worked = [*zip(tasks, report.passes, strict=True), *report.unused]
     down, up = costs.traffic([task for task, _ in worked], report.answered, round=server.round - 1)
-    answering = sum(costs.macs_of_answers(task, report.answered.get(task.client, (0, 0))[0]) for task in tasks)
+    answering = sum(
+        costs.macs_of_answers(task, report.answered[task.client][0]) for task in tasks if task.client in report.answered
+    )
     line: Line = {
         "round": server.round,
         "learning_rate": learning_rate(settings.training, server.round - 1, settings.rounds),

@@ -101,10 +101,11 @@ def fill(number: Number, value: float) -> None:
 
 def start_from(weights: Weights, values: Tensor, sent: Sequence[Mapping[str, Tensor]]) -> None:
     """Let the clients begin with these values ([n], or the first rows) and what each was sent beside them."""
-    rows = slice(len(values)) if weights.rows else slice(None)
-    weights.values[0][rows].copy_(values)
-    for start in weights.start:
-        start[rows].copy_(values)
+    rows = slice(len(values))
+    for held in (weights.values[0], *weights.start):
+        (held[rows] if weights.rows else held).copy_(values)
+    if not sent and not weights.sent:
+        return
     names = set(sent[0]) if sent else set()
     if any(set(each) != names for each in sent) or (weights.sent and set(weights.sent) != names):
         raise OptionError("a local rule must send every client the same names in every round")

@@ -143,8 +143,7 @@ class Slot:
 
     def _is_to_be_captured(self, kind: Kind) -> bool:
         """Whether steps of this kind are neither captured yet nor of too rare shapes."""
-        sizes = {size for size, width in self.graphs if width == kind[1]}
-        return kind not in self.graphs and len(sizes) < self.max_graphs
+        return kind not in self.graphs and sum(width == kind[1] for _, width in self.graphs) < self.max_graphs
 
     def why_not_capture(self, inputs: Tree, targets: Tree, width: float) -> str | None:
         """The reason why a step of this width cannot be captured, or None; the slot is of no further use."""
