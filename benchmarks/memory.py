@@ -1,12 +1,13 @@
 """Predicted and measured peak memory of training: every model in a fresh process, its growth beside `peak_of_step`.
 
-    python benchmarks/memory.py [--device cuda] [--only resnet] [--quick] [--out memory.json]
+    python benchmarks/memory.py [--device cuda [--jobs 8]] [--only resnet] [--quick] [--out memory.json]
 
 Each case trains one client for three steps as a device does (`Trainer.train`, one thread, an allocator that gives back
 what is freed; `--keep` for one that does not). On the processor the growth is that of the process's resident memory,
 from before the sub-model arrives to its highest; on a GPU it is `torch.cuda.max_memory_allocated`. The models are those
 of the catalogue and of the zoo of the tests, at sizes at which they take hundreds of megabytes. Goal where the peak
-exceeds 200 MB: within 15 % on the processor, 10 % on a GPU.
+exceeds 200 MB: within 15 % on the processor, 10 % on a GPU. A GPU counts what each process takes, so `--jobs` of them
+may run at once.
 
 The peak of the first step stands beside that of the later ones: what only the first one takes is setting up, not
 training.
@@ -20,7 +21,9 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +94,7 @@ def inputs_of(case: Case, samples: int) -> Any:
     return torch.randn(samples, *case.shape)
 
 
-def measure(name: str, capacity: float, device: str, optimiser: str, given_back: bool) -> dict[str, float]:
+def measure(name: str, capacity: float, device: str, optimiser: str, given_back: bool) -> dict[str, Any]:
     """Predict and measure one case in this process."""
     import numpy as np
     import torch
@@ -127,12 +130,18 @@ def measure(name: str, capacity: float, device: str, optimiser: str, given_back:
     trainer = Trainer(model, plan, data, partition, method("heterofl"), settings, device=where)
     task = trainer.method.assign(plan, [(0, capacity)], 0)[0]
     assert trainer.channels_last is not None  # found out by a pass of its own, which is none of the step's
-    predicted = training_memory(
-        skeleton(model, plan, task.index.counts),
-        inputs[:2],
-        batch=case.batch,
-        moments=2 if optimiser != "sgd" else 1,
-    )
+    began = time.perf_counter()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        predicted = training_memory(
+            skeleton(model, plan, task.index.counts),
+            inputs[:2],
+            batch=case.batch,
+            moments=2 if optimiser != "sgd" else 1,
+            device=where,
+            precision="float32",
+        )
+    playing = time.perf_counter() - began
     if given_back:
         give_back_memory()
     trim()
@@ -163,6 +172,8 @@ def measure(name: str, capacity: float, device: str, optimiser: str, given_back:
         "later steps": max(peaks[1:]),
         "predicted": predicted.growth,
         "seconds": seconds,
+        "seconds of the play": playing,
+        "warnings": [str(each.message) for each in warned],
         **{f"part {key}": value for key, value in predicted.parts.items()},
     }
 
@@ -208,29 +219,38 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--optimiser", default="sgd", choices=("sgd", "adam"))
     parser.add_argument("--quick", action="store_true", help="full width only")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at once, on a GPU")
     parser.add_argument("--keep", action="store_true", help="let the allocator keep what is freed, as glibc does")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.jobs < 1 or (given.jobs > 1 and given.device == "cpu"):
+        parser.error("--jobs is for a GPU: processes that share a processor's memory would disturb each other")
     sys.path.insert(0, str(TESTS))
     if given.case:
         name, capacity = given.case
         print(json.dumps(measure(name, float(capacity), given.device, given.optimiser, not given.keep)))
         return
+    command = [sys.executable, __file__, "--device", given.device, "--optimiser", given.optimiser]
+    command += ["--keep"] * given.keep
+
+    def one(case: tuple[str, float]) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        own = [*command, "--case", case[0], str(case[1])]
+        return subprocess.run(own, capture_output=True, text=True, env=environment, check=False)
+
+    wanted = {
+        (name, capacity): case
+        for name, case in cases().items()
+        if given.only in name
+        for capacity in case.capacities[: 1 if given.quick else None]
+    }
     rows: list[dict[str, Any]] = []
     print(f"{'model':24} {'width':>6} {'batch':>6} {'first':>9} {'later':>9} {'predicted':>9} {'off':>7}   (MB)")
-    for name, case in cases().items():
-        if given.only not in name:
-            continue
-        for capacity in case.capacities[: 1 if given.quick else None]:
-            command = [sys.executable, __file__, "--device", given.device, "--optimiser", given.optimiser]
-            command += ["--keep"] * given.keep
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(
-                [*command, "--case", name, str(capacity)], capture_output=True, text=True, env=environment, check=False
-            )
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for ((name, capacity), case), done in zip(wanted.items(), pool.map(one, wanted), strict=True):
             if done.returncode:
-                print(f"{name:24} {capacity:6g} failed: {done.stderr.strip().splitlines()[-1]}")
+                print(f"{name:24} {capacity:6g} failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
                 continue
             found = json.loads(done.stdout.splitlines()[-1])
             off = found["predicted"] / found["measured"] - 1
@@ -238,6 +258,8 @@ def main() -> None:
             sizes = " ".join(f"{found[key] / 1e6:9.0f}" for key in ("first step", "later steps", "predicted"))
             small = " below 200 MB" if found["measured"] < SMALLEST else ""
             print(f"{name:24} {capacity:6g} {case.batch:6} {sizes} {off:+7.1%}{small}", flush=True)
+            for warned in found["warnings"]:
+                print(f"  {warned}", flush=True)
     large = [row for row in rows if row["measured"] >= SMALLEST]
     if large:
         worst = max(large, key=lambda row: abs(row["off"]))

@@ -25,6 +25,7 @@ def fit(
     rate: Annotated[float, typer.Option("--rate", help="Multiply-adds per second of the device, e.g. 4e9.")] = 0.0,
     bandwidth: Annotated[str, typer.Option("--bandwidth", help="Bytes per second, down and up, e.g. 1MB.")] = "",
     device: Annotated[Path | None, typer.Option("--device", help="TOML file of one or several device classes.")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="--memory is that of this machine's GPU, which is asked.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Time this machine in place of a stated rate.")] = False,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Samples a step.")] = 10,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Samples a round, each as often as seen.")] = 500,
@@ -43,7 +44,9 @@ def fit(
     from fedwidth.devices.budget import DeviceClass, read_devices
 
     stated = {"memory": memory, "seconds": seconds, "upload": upload, "rate": rate, "bandwidth": bandwidth}
-    given = {name: value for name, value in stated.items() if value}
+    given: dict[str, Any] = {name: value for name, value in stated.items() if value}
+    if gpu:
+        given["gpu"] = True
     if device is not None and given:
         raise OptionError(f"{device} says what devices can spend: leave out {', '.join(f'--{name}' for name in given)}")
     if device is None and not given.keys() & {"memory", "seconds", "upload"}:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedwidth.data import Data, Partition
 from fedwidth.devices.budget import DeviceClass
@@ -63,9 +63,10 @@ def with_budgets(
     def loss(output: Any) -> Tensor:
         wanted = objective.output(output)
         rows = len(wanted) if isinstance(wanted, Tensor) else training.batch_size
-        return objective.loss(wanted, tree_map(lambda t: _of_batch(t, rows), targets))
+        where = next((leaf.device for leaf in tree_leaves(wanted) if isinstance(leaf, Tensor)), torch.device("cpu"))
+        return objective.loss(wanted, tree_map(lambda t: _of_batch(t, rows, where), targets))
 
-    work = Work(training.batch_size, seen, training.optimiser)
+    work = Work(training.batch_size, seen, training.optimiser, settings.precision)
     costing = Costing(model, plan, data.example(), work, loss=loss)
     rounding = str(method.values.get("rounding", "floor"))
     weights: dict[Fraction, float] = {}
@@ -105,5 +106,5 @@ def with_profiles(plan: Plan, devices: DeviceSettings) -> Plan:
     return replace(plan, profiles=profiles) if profiles else plan
 
 
-def _of_batch(tensor: Tensor, samples: int) -> Tensor:
-    return torch.zeros((samples, *tensor.shape[1:]), dtype=tensor.dtype)
+def _of_batch(tensor: Tensor, samples: int, where: torch.device) -> Tensor:
+    return torch.zeros((samples, *tensor.shape[1:]), dtype=tensor.dtype, device=where)

@@ -43,7 +43,7 @@ class DeviceClass:
 
     name: str
     memory: float | None = None
-    """Bytes for the whole process that trains."""
+    """Bytes for the whole process that trains; with `gpu`, of the GPU's memory."""
     seconds: float | None = None
     """For a round: receiving, training, sending."""
     upload: float | None = None
@@ -56,21 +56,30 @@ class DeviceClass:
     """Bytes that the process takes before there is a model."""
     weight: float = 1.0
     """How many such devices there are, in proportion to other classes."""
+    gpu: bool = False
+    """Whether it trains on a GPU like the one of this machine, whose kernels say what they take. Its `base` is 0, where
+    none is stated."""
 
     @classmethod
     def of(cls, name: str, table: Mapping[str, Any]) -> DeviceClass:
         """A class as a recipe or a file of devices says it."""
         allowed = [field.name for field in fields(cls) if field.name != "name"]
-        values: dict[str, float] = {}
+        values: dict[str, Any] = {}
         for key, value in table.items():
             if key not in allowed:
                 raise unknown(f"budget of device '{name}'", key, allowed)
-            if key in ("memory", "upload", "base", "bandwidth"):
+            if key == "gpu":
+                if not isinstance(value, bool):
+                    raise OptionError(f"gpu of device '{name}' must be true or false, not {value!r}")
+                values[key] = value
+            elif key in ("memory", "upload", "base", "bandwidth"):
                 values[key] = parse_size(value, f"{key} of device '{name}'")
             elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
                 raise OptionError(f"{key} of device '{name}' must be a number above 0, not {value!r}")
             else:
                 values[key] = float(value)
+        if values.get("gpu"):
+            values.setdefault("base", 0.0)
         found = cls(name, **values)
         if found.memory is None and found.seconds is None and found.upload is None:
             raise OptionError(f"device '{name}' states no budget: give memory, seconds or upload")

@@ -2,7 +2,8 @@
 
 A width fits if all of these do:
 
-    memory     base of the process + sub-model as received + sub-model + optimiser + peak of a step (`memory.py`)
+    memory     base of the process + sub-model as received + sub-model + optimiser + peak of a step (`memory.py`);
+               of a class with `gpu`, the same on this machine's GPU, without a base
     seconds    3 x multiply-adds x samples / rate  +  (bytes down + bytes up) / bandwidth
     upload     bytes of the parameters that are trained: frozen ones are not sent
 
@@ -64,8 +65,9 @@ def fit(
     """For each class of devices the widest sub-model of a model that it can train, and what that takes.
 
     The budget of one class is given by name (memory="512MB", seconds=30, upload="5MB", rate=4e9, bandwidth="1MB"), or
-    several classes as `devices`. A device sees `samples` samples a round, in batches of `batch`. `measure` times this
-    machine in place of a stated rate. The model may be on the meta device. `loss` makes one number of the model's
+    several classes as `devices`; with `gpu=True` memory is that of this machine's GPU, whose kernels are asked. A
+    device sees `samples` samples a round, in batches of `batch`. `measure` times this machine in place of a stated
+    rate. The model may be on the meta device. `loss` makes one number of the model's
     output; without it, it is cross entropy over the last axis.
 
     >>> model = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 10))

@@ -1,4 +1,7 @@
-"""What training a sub-model takes of a device's memory, part by part, before anything is trained."""
+"""What training a sub-model takes of a device's memory, part by part, before anything is trained.
+
+On a GPU it is the GPU's memory alone: that of PyTorch's tensors and workspaces, without the driver's own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
+from fedwidth.devices.kernels import block_of
 from fedwidth.devices.peak import peak_of_step
 
 RUNTIME_BASE = 250e6
@@ -31,7 +35,7 @@ class Memory:
     step: float
     """Activations, gradients and what kernels take beside, at the highest point of a step."""
     base: float = RUNTIME_BASE
-    """What the process takes without any model."""
+    """What the process takes without any model; on a GPU nothing is counted."""
 
     @property
     def growth(self) -> float:
@@ -40,7 +44,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """What the process takes."""
+        """What the process takes; on a GPU, of its memory."""
         return self.base + self.growth
 
     @property
@@ -61,19 +65,35 @@ def training_memory(
     batch: int,
     moments: int = 1,
     loss: Callable[[Any], Tensor] | None = None,
-    base: float = RUNTIME_BASE,
+    base: float | None = None,
+    device: str | torch.device = "cpu",
+    precision: str = "tf32",
 ) -> Memory:
     """What training a module takes with batches of so many samples; its values do not matter, and are forgotten.
 
     `moments` are those of the optimiser (SGD 0 or 1, Adam 2). Without a `loss` it is cross entropy over the last axis
-    of the output.
+    of the output. On a GPU (`device="cuda"`, which must be there: its kernels are asked) it is the GPU's memory, with
+    the `precision` of training (`Settings.precision`). `base` is what is taken without a model: on a processor that
+    of a process, on a GPU nothing.
     """
+    where = torch.device(device)
+    size_of = _size if where.type == "cpu" else _blocks
     held = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}.values()
-    size = sum(tensor.numel() * tensor.element_size() for tensor in held)
-    trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    peak = peak_of_step(module, example_inputs, batch, loss or cross_entropy)
-    stepping = peak.gradients + (trained if moments > 1 else 0)  # Adam's roots, beside the gradients
+    size = sum(map(size_of, held))
+    trained = sum(size_of(p) for p in module.parameters() if p.requires_grad)
+    peak = peak_of_step(module, example_inputs, batch, loss or cross_entropy, device=where, precision=precision)
+    stepping = peak.kept + peak.gradients + (trained if moments > 1 else 0)  # Adam's roots, beside the gradients
+    if base is None:
+        base = RUNTIME_BASE if where.type == "cpu" else 0.0
     return Memory(size, size, moments * trained, max(peak.step, stepping), base)
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _blocks(tensor: Tensor) -> int:
+    return block_of(_size(tensor))
 
 
 def cross_entropy(output: Any) -> Tensor:

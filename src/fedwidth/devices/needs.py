@@ -37,6 +37,8 @@ class Work:
     samples: int = 500
     """Each counted as often as it is seen."""
     optimiser: str = "sgd"
+    precision: str = "tf32"
+    """Of the arithmetic on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Costing:
         self.loss, self.measure = loss or cross_entropy, measure
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._full = count_parameters(plan, {})
-        self._memory: dict[tuple[int, ...], Memory] = {}
+        self._memory: dict[tuple[bool, tuple[int, ...]], Memory] = {}
         self._seconds: dict[tuple[int, ...], float] = {}
 
     def needs(self, counts: Mapping[str, int], device: DeviceClass) -> Needs:
@@ -86,10 +88,12 @@ class Costing:
         macs = plan.work.macs(counts)
         upload = self.upload(counts)
         download = count_bytes(plan, counts, dict(self.model.named_parameters(remove_duplicate=False)))
-        memory = self.memory(counts)
+        memory = self.memory(counts, gpu=device.gpu)
         memory = Memory(memory.received, memory.parameters, memory.optimiser, memory.step, device.base)
         seconds: float | None = None
         if self.measure:
+            if device.gpu:
+                raise OptionError(f"steps are timed on the processor: state the rate of device '{device.name}'")
             seconds = self.measured_step(counts) * math.ceil(work.samples / work.batch)
         elif device.rate:
             seconds = PASSES_OF_A_STEP * macs * work.samples / device.rate
@@ -101,15 +105,22 @@ class Costing:
         """Bytes of the parameters that are trained."""
         return count_bytes(self.plan, counts, self._trained)
 
-    def memory(self, counts: Mapping[str, int]) -> Memory:
-        """What training takes, the process apart."""
-        key = tuple(counts.values())
+    def memory(self, counts: Mapping[str, int], *, gpu: bool = False) -> Memory:
+        """What training takes, the process apart; or what it takes of this machine's GPU."""
+        key = gpu, tuple(counts.values())
         if key not in self._memory:
             work = self.work
             made = skeleton(self.model, self.plan, counts)
             moments = MOMENTS[work.optimiser]
             self._memory[key] = training_memory(
-                made, self.example, batch=work.batch, moments=moments, loss=self.loss, base=0
+                made,
+                self.example,
+                batch=work.batch,
+                moments=moments,
+                loss=self.loss,
+                base=0,
+                device="cuda" if gpu else "cpu",
+                precision=work.precision,
             )
         return self._memory[key]
 
