@@ -25,7 +25,7 @@ from fedwidth.engines.flat.tensor_layout import Shapes, TensorLayout
 from fedwidth.engines.memory import free_memory, out_of_memory
 from fedwidth.engines.slots.batches import Batches, BatchesAhead
 from fedwidth.engines.slots.making import channels_last, make_slot
-from fedwidth.engines.slots.slot import Slot
+from fedwidth.engines.slots.slot import Kind, Slot
 from fedwidth.errors import UpdateError
 from fedwidth.methods import Task
 from fedwidth.training.client import Trainer, dropout_seed
@@ -175,37 +175,40 @@ class SlotPool:
     def _train_wave(self, wave: Wave) -> list[Batches]:
         """Queue the whole training of a wave's clients, each on its slot's stream; returns their batches."""
         batches = self.batches_ahead.take([flat_task for flat_task, _ in wave])
-        work = [(flat_task, slot, own) for (flat_task, slot), own in zip(wave, batches, strict=True)]
+        work = [
+            (flat_task, slot, own, slot.kinds(own, flat_task.order.widths))
+            for (flat_task, slot), own in zip(wave, batches, strict=True)
+        ]
         # Launching a graph of hundreds of kernels keeps a processor busy for longer than narrow models need to train,
         # and happens outside Python's lock: several threads launch side by side.
         started: list[Future[None]] = []
-        at_once = all(slot.has_captured(own, flat_task.order.widths) for flat_task, slot, own in work)
+        at_once = all(slot.has_captured(kinds) for _, slot, _, kinds in work)
         try:
-            for flat_task, slot, own in work:
+            for flat_task, slot, own, kinds in work:
                 with (
                     error_context("train", flat_task.round, flat_task.task, run=flat_task.run),
                     slot.stream.queue(),
                 ):
                     _begin(flat_task, slot)
-                    slot.capture_steps(own, flat_task.order.widths)
+                    slot.capture_steps(own, kinds)
                 if at_once:
-                    started += self._launch(flat_task, slot, own)
+                    started += self._launch(flat_task, slot, own, kinds)
             if not at_once:  # capturing a graph must not meet other threads' work
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()  # what the steps before the captures took, on streams of their own
-                for flat_task, slot, own in work:
-                    started += self._launch(flat_task, slot, own)
+                for each in work:
+                    started += self._launch(*each)
         finally:
             wait(started)  # also where one has failed: the others still use their slots
         for future in started:
             future.result()
         return batches
 
-    def _launch(self, flat_task: FlatTask, slot: Slot, batches: Batches) -> list[Future[None]]:
+    def _launch(self, flat_task: FlatTask, slot: Slot, batches: Batches, kinds: Sequence[Kind]) -> list[Future[None]]:
         """Train a client, on a GPU in a thread of its own; returns what must be waited for."""
         if self._threads is not None:
-            return [self._threads.submit(_train, flat_task, slot, batches)]
-        _train(flat_task, slot, batches)
+            return [self._threads.submit(_train, flat_task, slot, batches, kinds)]
+        _train(flat_task, slot, batches, kinds)
         return []
 
     def _join(self, wave: Wave) -> None:
@@ -229,10 +232,10 @@ def _begin(flat_task: FlatTask, slot: Slot) -> None:
     slot.client.place(flat_task.trainer, flat_task.task.part, flat_task.round, flat_task.order.widths)
 
 
-def _train(flat_task: FlatTask, slot: Slot, batches: Batches) -> None:
+def _train(flat_task: FlatTask, slot: Slot, batches: Batches, kinds: Sequence[Kind]) -> None:
     """Train the client that is in a slot."""
     with error_context("train", flat_task.round, flat_task.task, run=flat_task.run):
-        slot.train_all(batches, flat_task.order.probes, flat_task.order.widths)
+        slot.train_all(batches, kinds, flat_task.order.probes)
 
 
 def _update_of(flat_task: FlatTask, slot: Slot) -> FlatUpdate:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
 
 import torch
@@ -121,25 +121,25 @@ class Slot:
         else:
             self.absent.copy_(absent)
 
-    def has_captured(self, batches: Batches, widths: Sequence[float] = ()) -> bool:
-        """Whether `capture_steps` would have nothing to do."""
-        return self.stream.cuda is None or not any(map(self._is_to_be_captured, self._kinds(batches, widths)))
+    def kinds(self, batches: Batches, widths: Sequence[float] = ()) -> list[Kind]:
+        """The kind of the step on each batch; where no widths are drawn, all train the client's own."""
+        own = widths or [self.client.capacity] * len(batches)
+        return [(shapes(*batch), width) for batch, width in zip(batches, own, strict=True)]
 
-    def capture_steps(self, batches: Batches, widths: Sequence[float] = ()) -> None:
+    def has_captured(self, kinds: Sequence[Kind]) -> bool:
+        """Whether `capture_steps` would have nothing to do."""
+        return self.stream.cuda is None or not any(map(self._is_to_be_captured, kinds))
+
+    def capture_steps(self, batches: Batches, kinds: Sequence[Kind]) -> None:
         """Capture the steps that these batches need, as far as that is worth it."""
         if self.stream.cuda is None:
             return
-        for (inputs, targets), kind in zip(batches, self._kinds(batches, widths), strict=True):
+        for (inputs, targets), kind in zip(batches, kinds, strict=True):
             if self._is_to_be_captured(kind):
                 held = mapped(torch.clone, inputs), mapped(torch.clone, targets)
                 self.client.width = kind[1]
                 with self._drawing():
                     self.graphs[kind] = (*held, self._capture(*held))
-
-    def _kinds(self, batches: Batches, widths: Sequence[float]) -> list[Kind]:
-        """The kind of the step on each batch; where no widths are drawn, all train the client's own."""
-        own = widths or [self.client.capacity] * len(batches)
-        return [(shapes(*batch), width) for batch, width in zip(batches, own, strict=True)]
 
     def _is_to_be_captured(self, kind: Kind) -> bool:
         """Whether steps of this kind are neither captured yet nor of too rare shapes."""
@@ -166,9 +166,8 @@ class Slot:
             return f"its step cannot be captured ({type(error).__name__}: {message})"
         return None
 
-    def train_all(self, batches: Batches, probes: int = 0, widths: Sequence[float] = ()) -> None:
+    def train_all(self, batches: Batches, kinds: Sequence[Kind], probes: int = 0) -> None:
         """Take one local step on each of these batches; over the first `probes` ones only the gradient is gathered."""
-        kinds = self._kinds(batches, widths)
         if probes:
             samples = sum(count(inputs) for inputs, _ in batches[:probes])
             for batch, kind in zip(batches[:probes], kinds, strict=False):
@@ -197,17 +196,17 @@ class Slot:
 
     def _train(self, batches: Batches, kinds: Sequence[Kind]) -> None:
         """Take a step on each batch, a captured one where there is one of its kind."""
+        graphs = [self.graphs.get(kind) for kind in kinds]
         with self.stream.queue():
-            for captured, steps in groupby(zip(batches, kinds, strict=True), lambda step: step[1] in self.graphs):
-                if captured:
-                    for (inputs, targets), kind in steps:
-                        held_inputs, held_targets, graph = self.graphs[kind]
-                        copy_into(held_inputs, inputs)
-                        copy_into(held_targets, targets)
-                        graph.replay()
-                else:
-                    with self._drawing():  # once for all of them: on a CPU it copies the generator's state
-                        for (inputs, targets), kind in steps:
+            for captured, steps in groupby(zip(batches, kinds, graphs, strict=True), lambda step: step[2] is not None):
+                with nullcontext() if captured else self._drawing():  # once for all: on a CPU it copies a state
+                    for (inputs, targets), kind, held in steps:
+                        if held is not None:
+                            held_inputs, held_targets, graph = held
+                            copy_into(held_inputs, inputs)
+                            copy_into(held_targets, targets)
+                            graph.replay()
+                        else:
                             self.client.width = kind[1]
                             self._step(inputs, targets)
 
