@@ -201,10 +201,12 @@ def test_two_of_twenty_that_go_backwards_are_kept_out(accuracy, case, kept_out):
 
 def test_distillation_is_measured_on_the_real_path(start, tmp_path, capsys):
     out = tmp_path / "found.json"
-    small = ["--model", "cnn", "--options", '{"widths": [8, 8]}', "--steps", "3", "--samples", "40", "--teachers", "2"]
-    start(FOLDER / "distillation.py", *small, "--batch-size", "16", "--out", str(out))
+    small = ["--model", "cnn", "--options", '{"widths": [16, 16]}', "--steps", "3", "--samples", "40"]
+    start(FOLDER / "distillation.py", *small, "--teachers", "5", "--batch-size", "16", "--out", str(out))
     found = json.loads(out.read_text())
-    assert (found["steps"], found["teachers"]) == (3, 2)
-    assert found["teachers_s"] > 0
-    assert found["whole_s"] > 0
-    assert "target: 15 s" in capsys.readouterr().out
+    assert [found[case]["steps"] for case in ("alike", "widths")] == [3, 3]
+    assert min(found[case][part] for case in ("alike", "widths") for part in ("teachers_s", "eager_s")) > 0
+    said = capsys.readouterr().out
+    assert "each of 1 students" in said
+    assert "each of 5 students" in said
+    assert "15 s on one H200" in said

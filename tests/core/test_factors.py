@@ -11,6 +11,7 @@ import fedwidth
 from fedwidth.core.factored.decomposition import (
     CHANNELS,
     SEPARABLE,
+    by_gram,
     decompose,
     from_matrices,
     hidden_layers,
@@ -157,3 +158,31 @@ def test_an_update_without_its_factors_or_with_nonsense_is_refused(plan):
     sub["2.up"] = torch.full_like(sub["2.up"], math.nan)
     with pytest.raises(fedwidth.FedwidthError, match=r"2\.weight.*not finite"):
         part.accumulator().add(fedwidth.Update(sub, part, 1.0, client=3))
+
+
+@pytest.mark.parametrize("shape", [(1, 7, 7), (2, 5, 20), (3, 20, 5), (4, 1, 9)])
+def test_a_decomposition_by_the_gram_matrix_is_that_of_singular_values(shape):
+    matrices = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrices[0, -1] = 0.0
+    left, values, right = by_gram(matrices)
+    usual = torch.linalg.svd(matrices, full_matrices=False)
+    torch.testing.assert_close(values, usual[1], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(left * values[:, None, :] @ right, matrices, rtol=1e-12, atol=1e-12)
+    kept = min(shape[1:]) - 1  # the last value of the first matrix may be 0, and its vectors any
+    best = (each[0] for each in (left[:, :, :kept], values[:, None, :kept], right[:, :kept]))
+    one, two, three = best
+    usual_best = usual[0][0, :, :kept] * usual[1][0, :kept] @ usual[2][0, :kept]
+    torch.testing.assert_close(one * two @ three, usual_best, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("reading", READINGS)
+def test_on_a_gpu_components_are_those_of_the_cpu(reading):
+    weight = torch.randn(64, 32, 3, 3, generator=torch.Generator().manual_seed(0))
+    up, down, values = (tensor.cpu() for tensor in decompose(weight.cuda(), 1, reading))
+    usual_up, usual_down, usual = decompose(weight, 1, reading)
+    torch.testing.assert_close(values, usual, rtol=1e-5, atol=1e-5)
+    for kept in (8, len(values[0])):
+        torch.testing.assert_close(
+            up[:, :, :kept] @ down[:, :kept], usual_up[:, :, :kept] @ usual_down[:, :kept], rtol=1e-4, atol=1e-4
+        )

@@ -50,6 +50,26 @@ def test_what_a_kernel_takes_passes_or_stays():
     assert aten.t.default not in asked, "views take nothing"
 
 
+def test_what_stays_is_there_before_the_next_step_begins():
+    # The highest point is the first product, with 9 MB beside its tensors. All later ones (one forward, three back)
+    # keep 1 MB each for good, which in the second step is there when the first product is made.
+    kept, passing = 1_000_000, 9_000_000
+
+    def ask(operator, args, kwargs):
+        if operator is not aten.mm.default:
+            return Answer()
+        return Answer(passing) if args[0].shape[-1] == 64 else Answer(0, kept)
+
+    def first_alone(operator, args, kwargs):
+        return ask(operator, args, kwargs)._replace(kept=0)
+
+    layers = nn.Sequential(nn.Linear(64, 256, bias=False), nn.Linear(256, 256, bias=False))
+    alone = peak_of_step(layers, torch.zeros(2, 64), 128, total, ask=first_alone)
+    found = peak_of_step(layers, torch.zeros(2, 64), 128, total, ask=ask)
+    assert found.kept == 4 * kept
+    assert found.step == alone.step + found.kept
+
+
 def test_gradients_are_added_up_in_place():
     # Where tensors have values, autograd adds a gradient to one that nobody else holds; without, it makes a third.
     block = 4 * 1024

@@ -115,7 +115,6 @@ class Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf, fresh, size in zip(leaves, new, sizes, strict=True):
             if fresh:
                 self._born(leaf, block_of(size))
-        self.bytes += answer.kept
         self.kept += answer.kept
         # Autograd adds up gradients in place, where tensors have values; if what was added to lives on, the next call
         # counts both.
@@ -204,7 +203,8 @@ def _play(
             sizes = [p.grad.untyped_storage().nbytes() for p in module.parameters() if p.grad is not None]
     if ask is None:
         return Peak(round(WORKSPACE * living.peak), sum(sizes))
-    return Peak(living.peak, sum(map(block_of, sizes)), living.kept)
+    # From the second step on, what kernels keep for good is there before the first call.
+    return Peak(living.peak + living.kept, sum(map(block_of, sizes)), living.kept)
 
 
 def _of_batch(tensor: Tensor, batch: int, where: torch.device) -> Tensor:

@@ -38,7 +38,7 @@ from fedwidth.methods.definition import (
     choice,
     count,
 )
-from fedwidth.methods.shared.distillation import MAX_ANSWERED, Lesson, divergence, teach
+from fedwidth.methods.shared.distillation import MAX_ANSWERED, Lesson, divergence, home_of, teach
 from fedwidth.methods.shared.own_models import OwnModel, first_models, own_model
 from fedwidth.methods.shared.width_models import filled, tensors_of
 from fedwidth.plan.plan import Plan
@@ -118,12 +118,14 @@ def advance(closing: Closing) -> dict[str, Tensor]:
 
 def close(closing: Closing) -> dict[str, Tensor]:
     """The server's own model, taught what all clients say."""
-    options, samples, wanted = closing.options, closing.answers()[0][SAMPLES], closing.once(labels)
+    assert closing.public is not None
+    options, wanted, home = closing.options, closing.once(labels), home_of(closing.public)
+    samples = closing.answers()[0][SAMPLES].to(home)
     generator = torch_generator(closing.seed, "distil", closing.round)
     orders = [torch.randperm(len(samples), generator=generator) for _ in range(options["epochs"])]
     batches = [batch for order in orders for batch in torch.split(order, options["batch_size"])]
     lesson = Lesson(
-        closing, [samples[batch] for batch in batches], [wanted[batch.to(wanted.device)] for batch in batches]
+        closing, [samples[batch.to(home)] for batch in batches], [wanted[batch.to(wanted.device)] for batch in batches]
     )
     student = filled(closing, GLOBAL, closing.state)
     teach(student, lesson, SGD(student.parameters(), lr=options["rate"]))

@@ -18,12 +18,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.optim import Adam
-from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from fedwidth.core.architectures import GLOBAL, Held
 from fedwidth.methods.definition import Closing, Method, above_zero, at_least_zero, choice, count
-from fedwidth.methods.shared.distillation import Best, Lesson, teach
+from fedwidth.methods.shared.distillation import Best, Lesson, adam, cosine, divergence, teach
 from fedwidth.methods.shared.width_models import (
     averages,
     choose,
@@ -53,27 +51,22 @@ def students(closing: Closing) -> dict[Held, dict[str, Tensor]]:
     models.setdefault(GLOBAL, dict(closing.state))
     says = partial(ensemble, average=options["average"], temperature=options["temperature"])
     lesson = Lesson.of(closing, teachers(closing), says, steps=options["steps"], batch_size=options["batch_size"])
+    rates = cosine(options["rate"], options["steps"])
     for held, tensors in models.items():
         student = filled(closing, held, tensors)
-        optimiser = Adam(student.parameters(), lr=options["rate"], fused=closing.device.type == "cuda")
-        schedule = CosineAnnealingLR(optimiser, options["steps"])
         best = Best(student, closing.validate, every=options["look_every"], patience=options["patience"])
         teach(
             student,
             lesson,
-            optimiser,
-            temperature=options["temperature"],
+            adam(student.parameters(), options["rate"], closing.device),
+            loss=partial(divergence, temperature=options["temperature"]),
+            rates=rates,
             clip=CLIP,
-            after=partial(_look, best, schedule),
+            after=best.look,
         )
         best.restore()
         models[held] = tensors_of(student, tensors)
     return models
-
-
-def _look(best: Best, schedule: CosineAnnealingLR, step: int) -> bool:
-    schedule.step()
-    return best.look(step)
 
 
 def close(closing: Closing) -> dict[str, Tensor]:

@@ -25,10 +25,9 @@ from torch.optim import SGD
 
 from fedwidth.core.architectures import GLOBAL, Held, held_at
 from fedwidth.methods.definition import Closing, Method, at_least_zero, count, named, under
-from fedwidth.methods.shared.distillation import Lesson
+from fedwidth.methods.shared.distillation import Lesson, teach
 from fedwidth.methods.shared.projection import choose, init, shared_names
 from fedwidth.methods.shared.width_models import all_held, filled, kept_as, teachers, tensors_of
-from fedwidth.randomness import torch_seed
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def taught(closing: Closing) -> Taught:
 
 def _teach(closing: Closing, server: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The server's model, trained on what clients say of public samples."""
-    options, data = closing.options, closing.public
+    options = closing.options
     lesson = Lesson.of(
         closing,
         teachers(closing),
@@ -132,17 +131,13 @@ def _teach(closing: Closing, server: Mapping[str, Tensor]) -> dict[str, Tensor]:
         steps=options["steps"],
         batch_size=options["batch_size"],
     )
-    assert data is not None
-    student = filled(closing, GLOBAL, server).train()
-    optimiser = SGD(student.parameters(), lr=options["rate"])
-    with torch.random.fork_rng(devices=[closing.device] if closing.device.type == "cuda" else []):
-        torch.manual_seed(torch_seed(closing.seed, "distil dropout", closing.round))
-        for batch, wanted in zip(lesson.batches, lesson.wanted, strict=True):
-            inputs, _ = data.batch(data.train, batch, train=False, device=closing.device)
-            optimiser.zero_grad(set_to_none=True)
-            logits = closing.answer(student, inputs).float()
-            loss(logits, Consensus.unpacked(wanted), options["diversity"]).backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
+    student = filled(closing, GLOBAL, server)
+    teach(
+        student,
+        lesson,
+        SGD(student.parameters(), lr=options["rate"]),
+        loss=lambda logits, said: loss(logits.float(), Consensus.unpacked(said), options["diversity"]),
+    )
     return tensors_of(student, server)
 
 

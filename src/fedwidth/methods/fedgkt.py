@@ -24,7 +24,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import Adam
 
 from fedwidth.core.answers import SAMPLES
 from fedwidth.core.architectures import GLOBAL
@@ -53,8 +52,9 @@ from fedwidth.methods.shared.boundary import (
     lower_counts,
     lower_half,
 )
-from fedwidth.methods.shared.distillation import MAX_ANSWERED
+from fedwidth.methods.shared.distillation import MAX_ANSWERED, adam
 from fedwidth.methods.shared.own_models import OwnModel, first_models, own_model
+from fedwidth.methods.shared.repeated import Repeated
 from fedwidth.methods.shared.width_models import filled, tensors_of
 from fedwidth.plan.plan import Plan
 from fedwidth.randomness import torch_generator, torch_seed
@@ -140,22 +140,29 @@ def served(closing: Closing) -> Served:
     network = filled(closing, GLOBAL, closing.state).train()
     upper = Upper(network, boundary_of(network, options["layers"]), closing.example, closing.answer)
     parameters = dict(network.named_parameters())
-    optimiser = Adam(parameters.values(), lr=options["rate"], weight_decay=DECAY, amsgrad=True)
+    optimiser = adam(parameters.values(), options["rate"], closing.device, weight_decay=DECAY, amsgrad=True)
     for name, parameter in parameters.items():
         if known := under(closing.memory, f"{MOMENT}.{name}"):
-            optimiser.state[parameter] = {kind: tensor.clone() for kind, tensor in known.items()}
+            optimiser.state[parameter] = {kind: tensor.clone().to(closing.device) for kind, tensor in known.items()}
     said = [torch.zeros_like(answer[LOGITS]) for answer in sent]
+
+    def take(features: Tensor, other: Tensor, labels: Tensor) -> Tensor:
+        optimiser.zero_grad(set_to_none=True)
+        logits: Tensor = upper(features)
+        taught = distillation(logits, other, options["temperature"])
+        plain = functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+        taught.add(plain, alpha=options["alpha"]).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        return logits.detach()
+
+    step = Repeated(take, network, optimiser, closing)
     with torch.random.fork_rng(devices=[closing.device] if closing.device.type == "cuda" else []):
         torch.manual_seed(torch_seed(closing.seed, "server dropout", closing.round))
         for client, batch in _batches(closing, [len(answer[SAMPLES]) for answer in sent]):
-            answer = {name: tensor[batch.to(tensor.device)] for name, tensor in sent[client].items() if name in _ROWS}
-            optimiser.zero_grad(set_to_none=True)
-            logits = upper(answer[FEATURES])
-            said[client][batch.to(logits.device)] = logits.detach()  # of the last epoch, in the end
-            taught = distillation(logits, answer[LOGITS], options["temperature"])
-            plain = functional.cross_entropy(logits.flatten(0, -2), answer[LABELS].flatten())
-            taught.add(plain, alpha=options["alpha"]).backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
+            rows = [sent[client][name] for name in (FEATURES, LOGITS, LABELS)]
+            logits = step(*(tensor[batch.to(tensor.device)] for tensor in rows))
+            said[client][batch.to(logits.device)] = logits  # of the last epoch, in the end
+    optimiser.zero_grad(set_to_none=True)
     if not options["published"]:
         network.eval()
         with torch.no_grad():
@@ -167,15 +174,13 @@ def served(closing: Closing) -> Served:
     return Served(network, said, moments)
 
 
-_ROWS = (FEATURES, LOGITS, LABELS)
-
-
 def _batches(closing: Closing, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
     """(place of the client, numbers of its samples) of every step: epoch by epoch, client by client."""
     generator = torch_generator(closing.seed, "server", closing.round)
     for _ in range(closing.options["epochs"]):
         for client, size in enumerate(sizes):
-            for batch in torch.split(torch.randperm(size, generator=generator), closing.options["batch_size"]):
+            order = torch.randperm(size, generator=generator).to(closing.device)
+            for batch in torch.split(order, closing.options["batch_size"]):
                 yield client, batch
 
 

@@ -74,9 +74,27 @@ def decompose(weight: Tensor, groups: int, reading: str) -> tuple[Tensor, Tensor
     known = _DECOMPOSED.setdefault(weight, {})
     if (groups, reading) not in known:
         exact = to_matrices(weight.detach(), groups, reading).double()
-        left, values, right = torch.linalg.svd(exact, full_matrices=False)
+        left, values, right = by_gram(exact) if exact.is_cuda else torch.linalg.svd(exact, full_matrices=False)
         roots = values.sqrt()
         up, down = left * roots[:, None, :], roots[:, :, None] * right
         known[groups, reading] = up.to(weight.dtype), down.to(weight.dtype), values.to(weight.dtype)
     found: tuple[Tensor, Tensor, Tensor] = known[groups, reading]
     return found
+
+
+def by_gram(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The singular value decomposition, as `torch.linalg.svd(full_matrices=False)` gives it, by the eigenvectors of the
+    smaller Gram matrix.
+
+    On a GPU it is much faster, and a sum of all components is as exact. Vectors of values below 1e-8 of the largest are
+    not those of single values: which is why it is for float64.
+    """
+    if matrices.shape[-2] > matrices.shape[-1]:
+        right, values, left = by_gram(matrices.mT)
+        return left.mT, values, right.mT
+    left = torch.linalg.eigh(matrices @ matrices.mT).eigenvectors
+    right = left.mT @ matrices
+    values, order = torch.linalg.vector_norm(right, dim=-1).sort(descending=True)
+    left = left.take_along_dim(order[..., None, :], -1)
+    right = right.take_along_dim(order[..., :, None], -2) / values.clamp(min=torch.finfo(values.dtype).tiny)[..., None]
+    return left, values, right

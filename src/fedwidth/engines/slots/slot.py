@@ -8,16 +8,15 @@ parameters are views of, instead of on a hundred tensors.
 from __future__ import annotations
 
 import random
-import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
+from fedwidth.capture import GraphStream, capture_graph, no_waiting
 from fedwidth.data.trees import Tree, copy_into, count, mapped, shapes
-from fedwidth.engines.capture import GraphStream, capture_graph
 from fedwidth.engines.flat.tensor_layout import TensorLayout
 from fedwidth.engines.flat.vectors import (
     changed_by_steps,
@@ -152,7 +151,7 @@ class Slot:
             with self._drawing():
                 self._step(inputs, targets)  # the first one may wait, to set things up
                 host = torch.random.get_rng_state(), random.getstate()
-                with _no_waiting():
+                with no_waiting():
                     self._step(inputs, targets)
             if not torch.equal(torch.random.get_rng_state(), host[0]) or random.getstate() != host[1]:
                 return "it draws at random on the processor, which a captured step would not repeat"
@@ -252,19 +251,6 @@ class Slot:
     def _drawing(self) -> AbstractContextManager[None]:
         """Within it, layers draw from the slot's generator."""
         return drawing_from(self.generator, self.device)
-
-
-@contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Within it, whatever makes the processor wait for the GPU raises an error: a captured step must not wait."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch says that this does not find everything
-        before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
 
 
 def _make_views(module: nn.Module, views: dict[str, Tensor]) -> None:

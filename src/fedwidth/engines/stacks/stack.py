@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedwidth.engines.capture import GraphStream, capture_graph
+from fedwidth.capture import GraphStream, capture_graph
 from fedwidth.engines.flat.layout import copy_to_device
 from fedwidth.engines.flat.tensor_layout import TensorLayout
 from fedwidth.engines.flat.vectors import changed_by_steps, make_vectors, reset, start_from, trained_names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fedwidth.engines.capture import GraphStream
+from fedwidth.capture import GraphStream
 from fedwidth.engines.memory import free_memory
 from fedwidth.engines.stacks.groups import GroupSegment
 from fedwidth.engines.stacks.samples import TrainingSamples

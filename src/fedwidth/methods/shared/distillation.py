@@ -8,20 +8,34 @@ samples, the student that does best on them may be kept (`Best`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from fedwidth.data.trees import Tree, leaves
 from fedwidth.errors import OptionError
 from fedwidth.methods.definition import Closing
+from fedwidth.methods.shared.repeated import Repeated
 from fedwidth.randomness import torch_generator, torch_seed
+
+if TYPE_CHECKING:
+    from fedwidth.data import Data
 
 MAX_ANSWERED = 512
 """Samples that teachers answer at a time."""
+MAX_ANSWERED_ON_GPU = 2048
+"""The same on a GPU, where narrow teachers answer faster than Python can ask them, if they and all that is said of them
+are small: of so many samples no more than these values go in and come out."""
+MAX_VALUES_IN, MAX_VALUES_OUT = 2**23, 2**28
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(logits, what is wanted of the samples) -> the loss."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +67,18 @@ class Lesson:
         while len(batches) < steps:  # shuffled anew whenever all have been used
             order = torch.randperm(samples, generator=generator)
             batches += torch.split(order[: samples // size * size], size)
-        inputs = data.train.inputs  # batches lie where the samples are: in every step the device would wait for them
-        home = inputs.device if isinstance(inputs, Tensor) else torch.device("cpu")
+        home = home_of(data)  # in every step the device would wait for batches that lie elsewhere
         batches = [batch.to(home) for batch in batches[:steps]]
         used, places = torch.unique(torch.cat(batches), return_inverse=True)
         answered = answers(closing, teachers, used, combine)
         where = torch.split(places, [len(batch) for batch in batches])
         return cls(closing, batches, [answered[numbers.to(answered.device)] for numbers in where])
+
+
+def home_of(data: Data) -> torch.device:
+    """Where the training samples are."""
+    inputs = data.train.inputs
+    return inputs.device if isinstance(inputs, Tensor) else torch.device("cpu")
 
 
 @torch.no_grad()
@@ -68,11 +87,61 @@ def answers(
 ) -> Tensor:
     """What models say of public samples together."""
     assert closing.public is not None
-    found = []
-    for batch in torch.split(samples, MAX_ANSWERED):
+    found, size, begin = [], MAX_ANSWERED, 0
+    while begin < len(samples):
+        batch = samples[begin : begin + size]
         inputs, _ = closing.public.batch(closing.public.train, batch, train=False, device=closing.device)
-        found.append(combine(torch.stack([closing.answer(model, inputs).float() for model in models])))
+        said = torch.stack([closing.answer(model, inputs).float() for model in models])
+        found.append(combine(said))
+        begin += size
+        if closing.device.type == "cuda":
+            size = _samples_at_a_time(inputs, said, len(batch))
     return torch.cat(found)
+
+
+def _samples_at_a_time(inputs: Tree, said: Tensor, samples: int) -> int:
+    """How many samples a GPU answers at a time, given some and what was said of them.
+
+    >>> _samples_at_a_time(torch.zeros(2, 3, 32, 32), torch.zeros(10, 2, 10), 2)
+    2048
+    >>> _samples_at_a_time(torch.zeros(2, 3, 224, 224), torch.zeros(10, 2, 10), 2)
+    512
+    """
+    into = MAX_VALUES_IN * samples // sum(leaf.numel() for leaf in leaves(inputs))
+    out = MAX_VALUES_OUT * samples // said.numel()
+    return max(MAX_ANSWERED, min(MAX_ANSWERED_ON_GPU, into, out))
+
+
+def adam(parameters: Iterable[Tensor], rate: float, device: torch.device, **others: Any) -> Adam:
+    """Adam for parameters on a device: on a GPU one that can be captured, whose learning rate is a tensor."""
+    if device.type != "cuda":
+        return Adam(parameters, lr=rate, **others)
+    return Adam(parameters, lr=torch.tensor(rate, device=device), fused=True, capturable=True, **others)
+
+
+def cosine(rate: float, steps: int) -> list[float]:
+    """The learning rate of every step, along a cosine.
+
+    >>> [round(rate, 6) for rate in cosine(1.0, 4)]
+    [1.0, 0.853553, 0.5, 0.146447]
+    """
+    optimiser, rates = SGD([torch.zeros(1)], lr=rate), list[float]()
+    schedule = CosineAnnealingLR(optimiser, steps)
+    for _ in range(steps):
+        rates.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        schedule.step()
+    return rates
+
+
+def divergence(logits: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
+    """KL(wanted || softmax(logits / temperature)), the mean over samples; without the factor temperature squared.
+
+    >>> round(divergence(torch.zeros(1, 2), torch.tensor([[0.622459, 0.377541]]), 1.0).item(), 6)
+    0.0303
+    """
+    own = functional.log_softmax(logits.float() / temperature, -1)
+    return functional.kl_div(own.flatten(0, -2), wanted.flatten(0, -2), reduction="batchmean")
 
 
 def teach(
@@ -80,26 +149,49 @@ def teach(
     lesson: Lesson,
     optimiser: Optimizer,
     *,
-    temperature: float = 1.0,
+    loss: Loss = divergence,
+    rates: Sequence[float] | None = None,
     clip: float | None = None,
     after: Callable[[int], bool] = lambda _: True,
 ) -> None:
-    """Train a student in place; `after` is called with the number of every step that was taken, and says whether to go
-    on."""
+    """Train a student in place, on a GPU by steps that are captured (`repeated`).
+
+    `rates` are the learning rates of the steps, where they differ: for an optimiser that `adam` made. `after` is called
+    with the number of every step that was taken, and says whether to go on.
+    """
     closing, data = lesson.closing, lesson.closing.public
     assert data is not None
+
+    def take(inputs: Tree, wanted: Tensor) -> Tensor:
+        optimiser.zero_grad(set_to_none=True)
+        found = loss(closing.answer(student, inputs), wanted)
+        found.backward()  # type: ignore[no-untyped-call]
+        if clip is not None:
+            nn.utils.clip_grad_norm_(student.parameters(), clip)
+        optimiser.step()
+        return found.detach()
+
     student.train()
+    step = Repeated(take, student, optimiser, closing)
     with torch.random.fork_rng(devices=[closing.device] if closing.device.type == "cuda" else []):
         torch.manual_seed(torch_seed(closing.seed, "distil dropout", closing.round))
-        for step, (batch, wanted) in enumerate(zip(lesson.batches, lesson.wanted, strict=True)):
+        for number, (batch, wanted) in enumerate(zip(lesson.batches, lesson.wanted, strict=True)):
             inputs, _ = data.batch(data.train, batch, train=False, device=closing.device)
-            optimiser.zero_grad(set_to_none=True)
-            divergence(closing.answer(student, inputs), wanted, temperature).backward()  # type: ignore[no-untyped-call]
-            if clip is not None:
-                nn.utils.clip_grad_norm_(student.parameters(), clip)
-            optimiser.step()
-            if not after(step):
-                return
+            if rates is not None:
+                _set_rate(optimiser, rates[number])
+            step(inputs, wanted)
+            if not after(number):
+                break
+    optimiser.zero_grad(set_to_none=True)  # gradients lie in the memory of captured steps, which others take over
+
+
+def _set_rate(optimiser: Optimizer, rate: float) -> None:
+    """Set the learning rate; a captured step reads it from a tensor."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 class Best:
@@ -127,13 +219,3 @@ class Best:
         """Make the student the best one again, if any was looked at."""
         if self._tensors:
             self.student.load_state_dict(self._tensors)
-
-
-def divergence(logits: Tensor, wanted: Tensor, temperature: float) -> Tensor:
-    """KL(wanted || softmax(logits / temperature)), the mean over samples; without the factor temperature squared.
-
-    >>> round(divergence(torch.zeros(1, 2), torch.tensor([[0.622459, 0.377541]]), 1.0).item(), 6)
-    0.0303
-    """
-    own = functional.log_softmax(logits.float() / temperature, -1)
-    return functional.kl_div(own.flatten(0, -2), wanted.flatten(0, -2), reduction="batchmean")

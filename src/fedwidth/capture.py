@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,10 +67,28 @@ def capture_graph(step: Callable[[], None], stream: GraphStream) -> torch.cuda.C
     with torch.cuda.stream(cuda), _no_garbage_collection():
         graph.capture_begin(pool=stream.memory)
         try:
-            step()
-        finally:
-            graph.capture_end()
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        except Exception:
+            with suppress(RuntimeError):  # a capture that was broken off goes on in the eyes of the allocator
+                torch._C._cuda_endAllocateToPool(cuda.device.index, stream.memory)
+            raise
     return graph
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Within it, whatever makes the processor wait for the GPU raises an error: a captured step must not wait."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says that this does not find everything
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
 
 @contextmanager
