@@ -99,10 +99,10 @@ def measure(name: str, capacity: float, device: str, optimiser: str, given_back:
     import numpy as np
     import torch
 
-    from fedwidth.config.build import set_precision
     from fedwidth.core.narrow import skeleton
     from fedwidth.data import Partition, Shares, from_tensors
     from fedwidth.devices.memory import training_memory
+    from fedwidth.gpu import set_precision
     from fedwidth.methods import method
     from fedwidth.plan import trace
     from fedwidth.settings import Settings, TrainingSettings

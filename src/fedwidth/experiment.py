@@ -21,6 +21,7 @@ from fedwidth.devices.time import Speeds
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
 from fedwidth.evaluation.evaluator import Evaluator, Measured
+from fedwidth.gpu import on_gpu
 from fedwidth.methods import Beginning, Method, Task
 from fedwidth.objectives import Objective
 from fedwidth.randomness import torch_seed
@@ -34,7 +35,6 @@ from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
 from fedwidth.training.client_memory import ClientMemory, Files
 from fedwidth.training.engine import Engine
-from fedwidth.training.gpu import on_gpu
 from fedwidth.training.round import run_round
 from fedwidth.training.rounds import Rounds
 from fedwidth.training.server.device_noise import DeviceNoise

@@ -39,14 +39,6 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def set_precision(precision: str) -> None:
-    """Choose the arithmetic of the GPU, and kernels that give the same bits every time."""
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = precision != "float32"
-    torch.backends.cuda.matmul.allow_tf32 = precision != "float32"
-
-
 def load_data(settings: Settings) -> Data:
     """The data the settings name."""
     wanted = settings.data

@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedwidth.errors import OptionError
+from fedwidth.gpu import on_gpu, with_precision
 
 BLOCK = 512
 """PyTorch hands out a GPU's memory in multiples of so many bytes."""
@@ -187,25 +188,13 @@ def asked(device: torch.device, precision: str) -> Iterator[Kernels]:
     """
     if not torch.cuda.is_available():
         raise OptionError("the memory of a GPU is asked of the GPU itself, and there is none here")
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     try:
-        rough = precision != "float32"
-        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = True, False, rough, rough
-        with torch.cuda.device(device), torch.random.fork_rng(devices=[device]):
+        with on_gpu(device), with_precision(precision), torch.random.fork_rng(devices=[device]):
             torch._C._cuda_clearCublasWorkspaces()
             yield Kernels(device)
     finally:
-        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-
-
-def forward_precision(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """A context in which forward passes have the precision of training."""
-    if device.type != "cuda" or precision != "bf16":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
 def lay_flat(module: nn.Module) -> None:

@@ -28,11 +28,11 @@ from fedwidth.devices.kernels import (
     Result,
     asked,
     block_of,
-    forward_precision,
     lay_flat,
 )
 from fedwidth.devices.workspace import workspace_of
 from fedwidth.errors import OptionError
+from fedwidth.gpu import autocast
 from fedwidth.plan.isolation import call
 
 Loss = Callable[[Any], Tensor]
@@ -196,7 +196,7 @@ def _play(
         living.know([*module.parameters(), *module.buffers()])
         with torch.enable_grad(), living:
             batch_inputs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
-            with forward_precision(where, precision):
+            with autocast(where, precision):
                 found = loss(call(module, batch_inputs))
             living.going_back = True
             found.backward()  # type: ignore[no-untyped-call]

@@ -16,12 +16,12 @@ from fedwidth.errors import OptionError
 from fedwidth.evaluation import scores
 from fedwidth.evaluation.representative import LastRound, by_capacity, representative_index
 from fedwidth.evaluation.scores import LocalScores, Score
+from fedwidth.gpu import autocast
 from fedwidth.methods import Method
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.objectives.metric import ACCURACY
 from fedwidth.plan.plan import Plan
 from fedwidth.settings import Settings
-from fedwidth.training.gpu import autocast
 from fedwidth.training.server.state import Server
 
 

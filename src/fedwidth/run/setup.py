@@ -17,7 +17,7 @@ from fedwidth.config.architectures import (
     given_architectures,
 )
 from fedwidth.config.budgets import with_budgets
-from fedwidth.config.build import build_model, find_device, load_data, public_data, set_precision, split_data
+from fedwidth.config.build import build_model, find_device, load_data, public_data, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.given import check_given, check_partition, warn_of_dealing
 from fedwidth.config.method_settings import (
@@ -35,6 +35,7 @@ from fedwidth.data import Data, Partition
 from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.correlation import correlate
 from fedwidth.errors import OptionError
+from fedwidth.gpu import set_precision
 from fedwidth.methods import Method
 from fedwidth.methods.lookup.families import SLICES, traits_of
 from fedwidth.objectives import Objective, objective_of

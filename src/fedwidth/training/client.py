@@ -22,6 +22,7 @@ from fedwidth.core.submodel import take
 from fedwidth.core.updates import Update, check_finite, weigh
 from fedwidth.data import Data, Partition
 from fedwidth.devices.capacity import Capacities
+from fedwidth.gpu import autocast
 from fedwidth.methods import Beginning, Method, Sending, Task
 from fedwidth.models import set_scaler
 from fedwidth.objectives import CLASSIFICATION, Objective
@@ -29,7 +30,6 @@ from fedwidth.plan.plan import Plan
 from fedwidth.randomness import torch_generator, torch_seed
 from fedwidth.settings import Settings
 from fedwidth.training.batches import batches, count_steps, one_epoch, order_generator
-from fedwidth.training.gpu import autocast
 from fedwidth.training.loss import absent_classes, loss_of
 from fedwidth.training.module_pass import ModulePass
 from fedwidth.training.narrower import draw_widths

@@ -17,13 +17,13 @@ from fedwidth.adapters.products import HOLDERS
 from fedwidth.core.aggregation import average_tensor
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State
+from fedwidth.gpu import autocast
 from fedwidth.methods import Closing, Method, Task
 from fedwidth.methods.lookup.secure_sums import SHELLS, segments_of
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.plan.plan import Plan
 from fedwidth.settings import PrivacySettings, SecureSettings, ServerSettings
 from fedwidth.training.engine import Report
-from fedwidth.training.gpu import autocast
 from fedwidth.training.server.clipping import clip_updates, merged
 from fedwidth.training.server.device_noise import DeviceNoise
 from fedwidth.training.server.holders import damp

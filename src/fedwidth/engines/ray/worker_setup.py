@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedwidth.config.build import set_precision
 from fedwidth.core.tensor_bytes import TensorBytes
 from fedwidth.data import Data, Partition, Shares
 from fedwidth.data.records import Split
 from fedwidth.data.trees import Tree, leaves, mapped
+from fedwidth.gpu import set_precision
 from fedwidth.methods import Reference
 from fedwidth.objectives import Objective
 from fedwidth.plan.plan import Plan

@@ -31,9 +31,9 @@ from fedwidth.engines.flat.vectors import (
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.slots.generators import drawing_from
 from fedwidth.engines.slots.narrowing import SlotPass
+from fedwidth.gpu import autocast
 from fedwidth.objectives import Objective
 from fedwidth.settings import TrainingSettings
-from fedwidth.training.gpu import autocast
 from fedwidth.training.loss import loss_of
 from fedwidth.training.rule import Rule
 from fedwidth.training.skeletons import with_channels_last

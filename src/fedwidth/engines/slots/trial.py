@@ -13,8 +13,8 @@ from fedwidth.data.records import moved
 from fedwidth.engines.flat.parts import PartCohort, PartLayout
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.slots.making import channels_last, make_slot
+from fedwidth.gpu import on_gpu
 from fedwidth.training.client import Trainer
-from fedwidth.training.gpu import on_gpu
 
 
 def try_capture(trainer: Trainer) -> str | None:

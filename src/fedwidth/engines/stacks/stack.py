@@ -23,10 +23,10 @@ from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of
 from fedwidth.engines.stacks.groups import StackClients, StackResult
 from fedwidth.engines.stacks.layers import stack_layers
 from fedwidth.engines.stacks.samples import TrainingSamples
+from fedwidth.gpu import autocast
 from fedwidth.methods import Task
 from fedwidth.models import set_scaler
 from fedwidth.training.client import Trainer
-from fedwidth.training.gpu import autocast
 from fedwidth.training.loss import Pass
 from fedwidth.training.step import report_of, take_step
 from fedwidth.training.weights import Weights

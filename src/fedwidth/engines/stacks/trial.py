@@ -13,10 +13,10 @@ from fedwidth.data.trees import mapped
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding, loss_with
 from fedwidth.engines.stacks.layers import can_stack_layers, has_stacked_layers, stack_layers
+from fedwidth.gpu import autocast
 from fedwidth.importing import one_line
 from fedwidth.plan.trace import tensors_of
 from fedwidth.training.client import Trainer
-from fedwidth.training.gpu import autocast
 from fedwidth.training.loss import Pass
 
 

@@ -22,6 +22,7 @@ from fedwidth.core.cohort import CohortSum
 from fedwidth.engines.packed.clients import RunRound
 from fedwidth.engines.packed.engine import PackedEngine
 from fedwidth.experiment import Experiment, Line, Result, Stopped
+from fedwidth.gpu import on_gpu
 from fedwidth.methods import Memory
 from fedwidth.run.lockstep.choices import Choices
 from fedwidth.run.lockstep.evaluation import LockstepEvaluation
@@ -29,7 +30,6 @@ from fedwidth.run.lockstep.packing import use_packed_engine
 from fedwidth.run.recorder import Recorder
 from fedwidth.run.start import begin
 from fedwidth.training.engine import Report
-from fedwidth.training.gpu import on_gpu
 from fedwidth.training.server.state import Server
 
 
