@@ -28,8 +28,8 @@ true one is 0, as in front of a batch norm, rounding is all there is, and it cou
 METHODS = sorted(methods())
 ENGINES = ("processes", "cuda", "vectorised")
 UNTAUGHT = (("steps", 0),)
-OTHER_PARTS = ["feddf", "fedhm", "flanc", "prism"]
-"""Methods whose clients hold factors, or models of their own, and send all of them."""
+OTHER_PARTS = ["cocofl", "feddf", "fedhm", "flanc", "prism"]
+"""Methods whose clients hold factors, models of their own, or layers of which some are frozen."""
 
 CALMER = {"zoo preresnet18": {"lr": 0.002, "batch_size": 5}, "zoo convnext": {"lr": 0.005}}
 """Training that does not blow up roundings. The serial engine itself, started one rounding away, drifts by 0.2 in 20
