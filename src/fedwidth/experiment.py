@@ -97,11 +97,10 @@ class Experiment:
         self._first_memory = self.method.first_memory(replace(beginning, state=self.first_state))
         self.unfit = self.method.left_out(self._first_memory, enrolled)
         """The capacities whose devices can train nothing, and why; they are left out of every round."""
-        if self.unfit:
-            out = [*settings.devices.excluded, *self.unfit]
-            settings = self.settings = replace(settings, devices=replace(settings.devices, excluded=out))
-            enrolled = self.capacities.enrolled(out)
-        devices = settings.devices
+        # The settings stay as they were given: a run that is resumed is compared with them.
+        devices, speeds = settings.devices, Speeds.of(settings.devices, enrolled)
+        devices = replace(devices, excluded=[*devices.excluded, *self.unfit])
+        enrolled = self.capacities.enrolled(devices.excluded)
         self.cohorts = Cohorts(self.capacities, len(self.partition), devices, settings.seed)
         self.trainer = Trainer(
             self.model,
@@ -114,7 +113,7 @@ class Experiment:
             objective=self.objective,
             public=setup.public,
         )
-        self.costs = TaskCosts(self.trainer, self.first_state, Speeds.of(devices, enrolled))
+        self.costs = TaskCosts(self.trainer, self.first_state, speeds)
         self.evaluator = Evaluator(
             self.model,
             self.plan,
