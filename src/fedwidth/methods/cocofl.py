@@ -120,7 +120,7 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index | Layers:
 METHOD = Method(
     name="cocofl",
     title="CoCoFL",
-    paper="Pfeiffer, Rapp, Henkel 2023",
+    paper="Pfeiffer et al. 2023",
     equation="Algorithm 1",
     choose=choose,
     slices=False,
