@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 import fedwidth
 from fedwidth.analysis.replay import replay
+from fedwidth.devices.memory import Memory, training_memory
 from fedwidth.methods import Beginning, Closing, Method, Task
 from fedwidth.methods.fjord import local_widths
 from fedwidth.settings import TrainingSettings
@@ -49,6 +51,8 @@ ORDER = ("fedavg", "heterofl", "fjord", "feddropout", "fedminoccurances", "fedec
 ORDER += ("fedstack", "fedbrb", "fedimportance", "fedtile", "fedmosaic", "fedprox", "scaffold")
 STEPS = {"fedprox": {"mu": 1.0}, "scaffold": {}}
 """Methods that hold everything and change the step: they are drawn by their way, with these options."""
+FROZEN, DEEP = (1.0, 3 / 4, 5 / 8, 1 / 2), 6
+"""Capacities of the devices, and layers of the network, where layers are frozen."""
 HELD = (1.0, 1 / 2, 1 / 4, 1 / 8)
 """Capacities of the devices whose tensors are drawn where these are no slices."""
 TAUGHT = {
@@ -221,6 +225,38 @@ def draw_parts(method: Method) -> str:
     for number, note in enumerate(notes):
         parts.append(_text(EDGE, height - 12 - 18 * number, note, "s"))
     return _svg(height, f"{method.title}: what devices of four sizes hold of one layer of 8 × 8 weights", parts)
+
+
+def draw_layers(method: Method) -> str:
+    """Which layers of a small network devices of four sizes train in four rounds, the first layer on the left."""
+    layers = [layer for _ in range(DEEP) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    model, example = nn.Sequential(*layers[:-1]), torch.zeros(2, 64)
+    plan, state = fedwidth.trace(model, example), fedwidth.state_of(model)
+
+    def takes(module: nn.Module) -> Memory:
+        return training_memory(module, example, batch=10)
+
+    beginning = Beginning(state, plan, FROZEN, options=method.values, model=model, takes=takes)
+    memory = method.first_memory(beginning)
+    step, high, wide = 62, 26, (SIDE - 4) / DEEP
+    height, parts = TOP + len(FROZEN) * step - 6, []
+    for row, capacity in enumerate(FROZEN):
+        top = TOP + row * step - 20
+        why = "" if method.unfit is None else method.unfit(memory, capacity)
+        runs = len(memory.get(f"runs.{capacity:g}", ()))
+        ways = "left out" if why else "all layers" if capacity == 1 else f"{runs} runs fit"
+        parts.append(_text(EDGE, top + 14, f"capacity {Fraction(capacity)}: {ways}", "b"))
+        for round in range(SHOWN):
+            part = method.select(plan, capacity=capacity, round=round, memory=memory, number=row)
+            first, stop = (0, DEEP) if part.is_whole else (part.first, part.stop)
+            left = _left(round)
+            for layer in range(DEEP):
+                fill = _shade(0.8) if first <= layer < stop else "#fff"
+                parts.append(
+                    f'<rect x="{left + layer * wide:g}" y="{top + 22:g}" width="{wide - 2:g}" height="{high}"'
+                    f' fill="{fill}" stroke="#cbd5e1"/>'
+                )
+    return _svg(height, f"{method.title}: which of {DEEP} layers devices of four sizes train in four rounds", parts)
 
 
 def draw_adapters(method: Method) -> str:
@@ -427,7 +463,10 @@ def draw_all() -> dict[str, str]:
         if name not in STEPS and name not in TAUGHT and found[name].slices and not found[name].adapters
     ]
     pictures = {f"{name}.svg": draw_method(found[name]) for name in slicing}
-    pictures |= {f"{name}.svg": draw_parts(found[name]) for name in ordered if name in TAUGHT or not found[name].slices}
+    others = [name for name in ordered if name in TAUGHT or not found[name].slices]
+    pictures |= {
+        f"{name}.svg": draw_layers(found[name]) if found[name].freezes else draw_parts(found[name]) for name in others
+    }
     pictures |= {
         f"{name}.svg": draw_steps(found[name].with_options(**STEPS[name])) for name in ordered if name in STEPS
     }

@@ -24,6 +24,7 @@ from fedwidth.evaluation.evaluator import Evaluator, Measured
 from fedwidth.gpu import on_gpu
 from fedwidth.methods import Beginning, Method, Task
 from fedwidth.objectives import Objective
+from fedwidth.objectives.played import step_memory
 from fedwidth.randomness import torch_seed
 from fedwidth.run.budget import Budget
 from fedwidth.run.metrics import Line
@@ -79,8 +80,6 @@ class Experiment:
         self.method, self.objective, self.device = setup.method, setup.objective, setup.device
         self.data, self.partition, self.capacities = setup.data, setup.partition, setup.capacities
         self.model, self.plan = setup.model, setup.plan
-        devices = settings.devices
-        self.cohorts = Cohorts(self.capacities, len(self.partition), devices, settings.seed)
         enrolled = self.capacities.enrolled(settings.devices.excluded)
         example = moved(self.data.example(), self.device)
         beginning = Beginning(
@@ -92,9 +91,17 @@ class Experiment:
             model=self.model,
             example=example,
             answer=self.objective.answer,
+            takes=step_memory(self.objective, self.data, settings.training),
         )
         self.first_state = self.method.first_state(beginning)
         self._first_memory = self.method.first_memory(replace(beginning, state=self.first_state))
+        self.unfit = self.method.left_out(self._first_memory, enrolled)
+        """The capacities whose devices can train nothing, and why; they are left out of every round."""
+        # The settings stay as they were given: a run that is resumed is compared with them.
+        devices, speeds = settings.devices, Speeds.of(settings.devices, enrolled)
+        devices = replace(devices, excluded=[*devices.excluded, *self.unfit])
+        enrolled = self.capacities.enrolled(devices.excluded)
+        self.cohorts = Cohorts(self.capacities, len(self.partition), devices, settings.seed)
         self.trainer = Trainer(
             self.model,
             self.plan,
@@ -106,7 +113,7 @@ class Experiment:
             objective=self.objective,
             public=setup.public,
         )
-        self.costs = TaskCosts(self.trainer, self.first_state, Speeds.of(devices, enrolled))
+        self.costs = TaskCosts(self.trainer, self.first_state, speeds)
         self.evaluator = Evaluator(
             self.model,
             self.plan,

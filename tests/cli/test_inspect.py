@@ -135,6 +135,7 @@ def test_methods_are_listed_by_family_with_what_they_ask_of_clients_and_server(c
     assert facts["fedavg"] == ("local training", "the whole model", False, "yes")
     assert facts["fedhm"] == ("low rank", "layers as factors", False, "no"), "products are averaged, not factors"
     assert facts["flanc"] == ("low rank", "layers as factors", False, "no"), "its clients hold no slices"
+    assert facts["cocofl"] == ("frozen layers", "the whole model", False, "no")
     assert facts["feddf"] == ("distillation", "a model of its own", True, "no")
     assert facts["fedbe"] == ("distillation", "the whole model", True, "no")
     assert found["scaffold"]["sends"] == "what it holds, and more"

@@ -6,6 +6,7 @@ state differs by more than `TOLERANCE`. Where an engine cannot train a model it 
 engine's, bit for bit.
 """
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -16,9 +17,12 @@ from torch import nn
 
 import zoo
 from fedwidth.config.read import read_settings
+from fedwidth.engines import make_engine
 from fedwidth.experiment import Experiment
 from fedwidth.methods import methods
+from fedwidth.methods.shared.layers import layers_of
 from fedwidth.models import StaticBatchNorm2d
+from fedwidth.training.round import run_round
 from small_runs import same
 
 TOLERANCE = {"sgd": 1e-13, "adam": 1e-9, "adamw": 1e-9}
@@ -28,8 +32,8 @@ true one is 0, as in front of a batch norm, rounding is all there is, and it cou
 METHODS = sorted(methods())
 ENGINES = ("processes", "cuda", "vectorised")
 UNTAUGHT = (("steps", 0),)
-OTHER_PARTS = ["feddf", "fedhm", "flanc", "prism"]
-"""Methods whose clients hold factors, or models of their own, and send all of them."""
+OTHER_PARTS = ["cocofl", "feddf", "fedhm", "flanc", "prism"]
+"""Methods whose clients hold factors, models of their own, or layers of which some are frozen."""
 
 CALMER = {"zoo preresnet18": {"lr": 0.002, "batch_size": 5}, "zoo convnext": {"lr": 0.005}}
 """Training that does not blow up roundings. The serial engine itself, started one rounding away, drifts by 0.2 in 20
@@ -113,6 +117,24 @@ def test_parts_that_are_no_slices_on_convolutions(method, model, engine):
     Without distillation: Adam blows up roundings of biases in front of a batch norm, whose true gradient is 0.
     """
     agrees(model, method, engine, rounds=3, options=UNTAUGHT if "steps" in methods()[method].options else ())
+
+
+@pytest.mark.parametrize("engine", ["cuda", "vectorised"])
+@pytest.mark.parametrize("model", ["cnn", "zoo resnet-gn", "transformer"])
+def test_any_run_of_layers(model, engine):
+    """Whatever is frozen, also where a client's memory would not allow it: layers before, after, and on both sides."""
+    run = experiment(model, "cocofl")
+    layers, states = len(layers_of(run.plan)), []
+    runs = torch.tensor([[first, min(layers, first + 2)] for first in range(layers - 1)])
+    for name in ("serial", engine):
+        made = make_engine(replace(run.trainer, settings=replace(run.settings, engine=name)))
+        server = replace(run.first_server(), memory={"runs.0.5": runs, "runs.0.25": runs})
+        for _ in range(3):
+            server, _, _ = run_round(run.rounds, server, [(0, 1.0), (1, 0.5), (2, 0.25)], made)
+        made.close()
+        states.append(server.state)
+    assert worst(run.first_state, states[0]) > 1e-3
+    assert worst(*states) <= TOLERANCE["sgd"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -74,7 +74,7 @@ def test_a_cohort_is_pairs_of_client_and_capacity():
 
 @pytest.mark.parametrize("name", [None, 3, [], {}, "", "FedRolex"])
 def test_an_unknown_method_lists_known_ones(name):
-    with pytest.raises(OptionError, match=r"unknown method .*allowed: dsfl, fed\w+, "):
+    with pytest.raises(OptionError, match=r"unknown method .*allowed: cocofl, dsfl, fed\w+, "):
         method(name)
 
 

@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import nn
 
 from fedwidth.data import Data, Partition
 from fedwidth.devices.budget import DeviceClass
@@ -20,6 +17,7 @@ from fedwidth.devices.needs import Costing, Work
 from fedwidth.errors import CapacityError, OptionError
 from fedwidth.methods import Method
 from fedwidth.objectives import Objective
+from fedwidth.objectives.played import played_loss
 from fedwidth.plan import Plan
 from fedwidth.settings import DeviceSettings, Settings
 
@@ -58,16 +56,8 @@ def with_budgets(
         return settings, plan
     mean = max(1, round(sum(map(int, partition.sizes)) / len(partition)))
     seen = training.steps * training.batch_size if training.steps else training.epochs * mean
-    targets = data.example_targets()
-
-    def loss(output: Any) -> Tensor:
-        wanted = objective.output(output)
-        rows = len(wanted) if isinstance(wanted, Tensor) else training.batch_size
-        where = next((leaf.device for leaf in tree_leaves(wanted) if isinstance(leaf, Tensor)), torch.device("cpu"))
-        return objective.loss(wanted, tree_map(lambda t: _of_batch(t, rows, where), targets))
-
     work = Work(training.batch_size, seen, training.optimiser, settings.precision)
-    costing = Costing(model, plan, data.example(), work, loss=loss)
+    costing = Costing(model, plan, data.example(), work, loss=played_loss(objective, data, training.batch_size))
     rounding = str(method.values.get("rounding", "floor"))
     weights: dict[Fraction, float] = {}
     profiles: dict[str, dict[str, float]] = {}
@@ -104,7 +94,3 @@ def with_profiles(plan: Plan, devices: DeviceSettings) -> Plan:
                 raise OptionError(f"{where} names '{pattern}', which is no width group: {', '.join(plan.groups)}")
             profiles.setdefault(capacity, {}).update(dict.fromkeys(named, float(share)))
     return replace(plan, profiles=profiles) if profiles else plan
-
-
-def _of_batch(tensor: Tensor, samples: int, where: torch.device) -> Tensor:
-    return torch.zeros((samples, *tensor.shape[1:]), dtype=tensor.dtype, device=where)

@@ -21,6 +21,9 @@ from fedwidth.plan import Plan
 
 CAPACITIES = (1, Fraction(1, 2), Fraction(1, 4), Fraction(1, 8), Fraction(1, 16))
 
+PASSES_OF_A_STEP = 3
+"""A sample costs three forward passes: one forward, and about two for the gradients."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -47,6 +50,13 @@ class Cost:
     them, and sends none of them back."""
     resent_bytes: float = 0
     """Of these, bytes that a round sends all the same, because which units of them a device holds may change."""
+    spared_macs: float = 0
+    """Of the multiply-adds of a backward pass, those that frozen layers spare."""
+
+    @property
+    def step_macs(self) -> float:
+        """Multiply-adds of training with one sample: one pass forward, and about two for the gradients."""
+        return PASSES_OF_A_STEP * self.macs - self.spared_macs
 
     @property
     def trained_bytes(self) -> float:

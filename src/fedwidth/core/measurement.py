@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedwidth.plan.isolation import at_least_two, batch_size, call
@@ -76,3 +76,25 @@ def saved_bytes(model: nn.Module, inputs: Any) -> int:
         total = sum(t.untyped_storage().nbytes() for storage, t in kept.items() if storage not in own)
         del result
     return total
+
+
+def backward_macs(make: Callable[[], nn.Module], example_inputs: Any) -> int:
+    """Multiply-adds of the backward pass of one sample; frozen layers take less, and those before all trained ones
+    none."""
+    inputs = at_least_two(example_inputs)
+    try:
+        on_meta = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, inputs)
+        return _backward_macs(make().to("meta"), on_meta)
+    except Exception:  # as in `measure`
+        return _backward_macs(make(), inputs)
+
+
+def _backward_macs(model: nn.Module, inputs: Any) -> int:
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        result = call(model.train(), inputs)
+        ends = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if not ends:  # nothing is trained
+            return 0
+        with FlopCounterMode(display=False) as counter:
+            torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
+    return int(counter.get_total_flops()) // 2 // batch_size(inputs)

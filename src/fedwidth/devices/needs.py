@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fedwidth.core.cost import count_bytes, count_parameters
+from fedwidth.core.cost import PASSES_OF_A_STEP, count_bytes, count_parameters
 from fedwidth.core.index import Index
 from fedwidth.core.narrow import narrow, skeleton
 from fedwidth.devices.budget import DeviceClass
@@ -22,8 +22,6 @@ from fedwidth.errors import OptionError
 from fedwidth.plan import Plan
 from fedwidth.plan.isolation import call, untouched
 
-PASSES_OF_A_STEP = 3
-"""A sample costs three forward passes: one forward, and about two for the gradients."""
 MOMENTS = {"sgd": 1, "adam": 2, "adamw": 2}
 """How many moments an optimiser keeps of each weight."""
 TIMED_STEPS = 3

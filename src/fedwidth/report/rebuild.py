@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,9 +19,11 @@ from fedwidth.core.cost import Cost
 from fedwidth.core.part import Part
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, load
+from fedwidth.devices.memory import Memory
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.methods import Beginning, Method
 from fedwidth.objectives import objective_of
+from fedwidth.objectives.played import step_memory
 from fedwidth.plan import Plan
 from fedwidth.report.runs import Run
 from fedwidth.run.checkpoint import NAME
@@ -43,6 +45,8 @@ class Rebuilt:
     """Inputs as the model takes them."""
     costs: dict[Hashable, Cost]
     """The costs found so far, by the size of the sub-model; runs with one model share them."""
+    takes: Callable[[nn.Module], Memory] | None = None
+    """What training a module takes of a device's memory, for methods that choose by it."""
 
     def narrows(self, capacity: float) -> bool:
         """True where the method gives a client of this capacity less than the whole model."""
@@ -58,9 +62,10 @@ class Rebuilt:
     def _part(self, capacity: float) -> Part:
         """What a client of this capacity holds, as far as size goes; which units may depend on the trained state."""
         state = state_of(self.model)
-        memory = self.method.first_memory(
-            Beginning(state, self.plan, enrolled=(1.0, capacity), options=self.method.values)
-        )
+        beginning = Beginning(state, self.plan, enrolled=(1.0, capacity), options=self.method.values)
+        if self.method.freezes:  # which layers depends on what they take
+            beginning = replace(beginning, model=self.model, takes=self.takes)
+        memory = self.method.first_memory(beginning)
         part: Part = self.method.select(self.plan, capacity=capacity, state=state, memory=memory)
         return part
 
@@ -87,9 +92,11 @@ class ModelRebuilder:
             found = self._model(settings)
             chosen = replace(method_of(settings), architectures=self._architectures(settings))
             _check_same(run, found[1])
+            data = self._load(settings)
+            takes = step_memory(objective_of(settings.objective, data), data, settings.training)
         except Exception as error:  # a model of the user's may fail in any way; the page must not
             return said(error)
-        return Rebuilt(settings, chosen, *found)
+        return Rebuilt(settings, chosen, *found, takes=takes)
 
     def _model(self, settings: Settings) -> Built:
         known = asdict(settings)

@@ -23,8 +23,6 @@ from fedwidth.training.server.state import Server
 
 NUMBER_BYTES = 8
 """What a number that is sent beside a sub-model takes."""
-PASSES_OF_A_STEP = 3
-"""A sample costs three forward passes: one forward, and about two for the gradients."""
 
 
 NOTHING_ANSWERED: Mapping[int, tuple[int, int]] = {}
@@ -57,7 +55,7 @@ class TaskCosts:
 
     def macs(self, task: Task, passes: int) -> int:
         """Multiply-adds of training with so many samples, each counted as often as it is seen."""
-        return PASSES_OF_A_STEP * int(self.of(task).macs) * passes
+        return int(self.of(task).step_macs) * passes
 
     def macs_of_answers(self, task: Task, samples: int) -> int:
         """Multiply-adds of answering for so many samples, without a gradient."""

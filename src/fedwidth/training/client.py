@@ -247,7 +247,8 @@ class Trainer:
         """Whether the model convolves, and all there are compute with their channels last in memory."""
         others = dict.fromkeys(self.method.architectures.values())
         networks = [(self.model, self.plan), *((each.filled(), each.plan) for each in others)]
-        return all(takes_channels_last(model, plan, self.data, self.device) for model, plan in networks)
+        freezes = self.method.freezes
+        return all(takes_channels_last(net, plan, self.data, self.device, freezes=freezes) for net, plan in networks)
 
 
 def weigh_client(trainer: Trainer, task: Task, steps: int) -> tuple[float, Tensor | None]:

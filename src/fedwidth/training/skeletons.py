@@ -59,8 +59,13 @@ def emptied(module: nn.Module, device: torch.device) -> nn.Module:
     return module
 
 
-def takes_channels_last(model: nn.Module, plan: Plan, data: Data, device: torch.device) -> bool:
-    """Whether the model convolves, and computes with its channels last in memory; `x.view(n, -1)` cannot."""
+def takes_channels_last(
+    model: nn.Module, plan: Plan, data: Data, device: torch.device, *, freezes: bool = False
+) -> bool:
+    """Whether the model convolves, and computes with its channels last in memory; `x.view(n, -1)` cannot.
+
+    `freezes` says that clients freeze some of its layers.
+    """
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return False
     if is_meta(model):  # a narrow one of zeros: on the meta device views of any layout seem to work
@@ -68,7 +73,7 @@ def takes_channels_last(model: nn.Module, plan: Plan, data: Data, device: torch.
         values = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(whole)[0].items()}
     else:
         whole, values = skeleton(model, plan, {}).to(device), state_of(model)
-    norms = GroupNorms()
+    norms = GroupNorms(freezes)
     with untouched(whole):
         fill(whole, values)
         inputs = moved(data.example(), device)
@@ -85,12 +90,14 @@ class GroupNorms(TorchFunctionMode):
     """Finds group norms that PyTorch 2.13 cannot train on processors with channels last: it ends the whole process in
     their backward pass where their input needs no gradient (they come first, or what comes before is frozen)."""
 
-    crash = False
+    def __init__(self, freezes: bool) -> None:
+        super().__init__()
+        self.freezes, self.crash = freezes, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at a call, and make it."""
         if func in (functional.group_norm, torch.group_norm):
-            self.crash |= args[0].dim() == 4 and not args[0].requires_grad
+            self.crash |= args[0].dim() == 4 and (self.freezes or not args[0].requires_grad)
         return func(*args, **(kwargs or {}))
 
 

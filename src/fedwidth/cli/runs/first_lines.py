@@ -48,6 +48,11 @@ def explain_memory(experiment: Experiment) -> str:
     return f"clients remember up to {sizes}, kept {where}"
 
 
+def explain_unfit(experiment: Experiment) -> list[str]:
+    """Which devices can train nothing and are left out of every round, in words: a line for each capacity."""
+    return [f"devices of capacity {capacity:g} are left out: {why}" for capacity, why in experiment.unfit.items()]
+
+
 def largest_own_model(experiment: Experiment) -> int:
     """Bytes of the largest model that a client keeps."""
     rounds, enrolled = experiment.rounds, experiment.rounds.enrolled

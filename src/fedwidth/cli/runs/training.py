@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedwidth.cli.runs.first_lines import explain_memory, explain_shares
+from fedwidth.cli.runs.first_lines import explain_memory, explain_shares, explain_unfit
 from fedwidth.cli.runs.planned_run import PlannedRun
 from fedwidth.cli.runs.progress import ProgressDisplay
 from fedwidth.engines import choose_engine
@@ -47,7 +47,7 @@ def run_one(
     """Train one run; returns its summary and the metrics of its last round."""
     tracker = make_tracker(options.track, run.title, run.settings, run.folder)
     lines = [str(choose_engine(experiment.trainer))] if run.settings.engine == "auto" else []
-    lines += filter(None, [explain_memory(experiment)])
+    lines += filter(None, [explain_memory(experiment), *explain_unfit(experiment)])
 
     def announce() -> None:
         options.say(explain_shares(experiment))

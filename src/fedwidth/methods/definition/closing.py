@@ -15,6 +15,7 @@ from fedwidth.core.answers import AnswerSum
 from fedwidth.core.architectures import Architectures
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State, put, take
+from fedwidth.devices.memory import Memory as StepMemory
 from fedwidth.methods.definition.local import Memory
 from fedwidth.methods.definition.task import Task
 from fedwidth.plan.plan import Plan
@@ -45,6 +46,9 @@ class Beginning:
     """As of `Closing`."""
     architectures: Architectures = field(default_factory=dict)
     """The method's own, which it fills in."""
+    takes: Callable[[nn.Module], StepMemory] | None = None
+    """(module) -> the memory that training it takes, with the run's batches, loss and optimiser; None where only shapes
+    are asked for. The module's values are forgotten."""
 
 
 @dataclass(frozen=True)

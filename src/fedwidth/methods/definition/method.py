@@ -78,6 +78,11 @@ class Method:
     """A function that makes what the server remembers after a round. None: its memory never changes."""
     close: Callable[[Closing], dict[str, Tensor]] | None = None
     """A function that makes the new global state. None: it is the average of the updates (FedRolex Eq. 10)."""
+    unfit: Callable[[Memory, float], str | None] | None = None
+    """A function (what the server remembers before the first round, capacity) -> why devices of this capacity can train
+    nothing, or None if they can. Those that cannot are left out of every round. None: all can."""
+    freezes: bool = False
+    """Whether clients hold layers that they do not train, and that take part in the forward pass."""
     uploads: str = ""
     """What a client sends, in words, where that is not what it holds."""
     collect: str = "sums"
@@ -264,6 +269,14 @@ class Method:
             return {}
         beginning = replace(beginning, architectures=self.architectures)
         return checked_memory(self.name, "init", self.init(beginning))
+
+    def left_out(self, memory: Memory, enrolled: Sequence[float]) -> dict[float, str]:
+        """The enrolled capacities whose devices can train nothing, and why; refused where all are."""
+        asked = {} if self.unfit is None else {each: self.unfit(memory, each) for each in enrolled}
+        found = {capacity: why for capacity, why in asked.items() if why is not None}
+        if found and len(found) == len(enrolled):
+            raise OptionError(f"no device can train with {self.title}: {found[max(found)]}")
+        return found
 
     def finish(self, closing: Closing) -> dict[str, Tensor]:
         """The new global state after a round."""

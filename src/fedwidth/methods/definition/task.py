@@ -41,8 +41,10 @@ class Task:
 
     @property
     def width(self) -> float:
-        """The share of its network's width that the client trains: an architecture of its own is trained whole."""
-        return self.capacity if self._architecture is None else 1.0
+        """The share of its network's width that the client trains: an architecture of its own, and layers of the whole
+        model, are as wide as they are."""
+        full = self._architecture is not None or getattr(self.part, "full_width", False)
+        return 1.0 if full else self.capacity
 
     def plan(self, plan: Plan) -> Plan:
         """The plan of the network that the client trains, given that of the run's model."""

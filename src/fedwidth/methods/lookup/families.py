@@ -11,11 +11,12 @@ from fedwidth.methods.definition import Method
 from fedwidth.methods.lookup.secure_sums import SHELLS, segments_of, why_not_secure
 
 SLICES, RULES, LOW_RANK, DISTILLATION = "partial training", "local training", "low rank", "distillation"
-ADAPTERS = "adapters"
+ADAPTERS, FROZEN = "adapters", "frozen layers"
 HOLDS = {
     SLICES: "a slice of the model",
     RULES: "the whole model",
     LOW_RANK: "layers as factors",
+    FROZEN: "the whole model",
     DISTILLATION: "a model of its own",
     ADAPTERS: "units of adapters",
 }
@@ -44,6 +45,8 @@ def traits_of(method: Method) -> Traits:
         family = ADAPTERS
     elif method.public or answers:
         family = DISTILLATION
+    elif method.freezes:
+        family = FROZEN
     elif not method.slices:
         family = LOW_RANK
     else:
