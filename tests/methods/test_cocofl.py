@@ -111,10 +111,13 @@ def test_the_budget_is_what_heterofl_takes_and_frozen_weights_are_held_once():
     assert found.optimiser == 4 * (16 * 10 + 10)
 
 
-def test_one_round_of_two_clients_that_train_different_layers():
-    """Client 0 (weight 1) trains the last layer and sets it to 1, client 1 (weight 3) the last two and sets them to 5:
-    the last is (1 + 3 x 5) / 4 = 4, the middle 5, the first as it was."""
-    state = fedwidth.state_of(net())
+@pytest.mark.parametrize(("average", "middle"), [("all", 3 / 4 * 5 + 1 / 4 * 9), ("holders", 5.0)])
+def test_one_round_of_two_clients_that_train_different_layers(average, middle):
+    """All weights are 9. Client 0 (weight 1) trains the last layer and sets it to 1, client 1 (weight 3) the last two
+    and sets them to 5: the last is (1 + 3 x 5) / 4 = 4. The middle moves by 3/4 of the way from 9 to 5, which is 6, or
+    is 5 where only holders count; the first is as it was."""
+    method = fedwidth.method("cocofl", average=average)
+    state = {name: torch.full_like(tensor, 9.0) for name, tensor in fedwidth.state_of(net()).items()}
     sums, tasks = [], []
     for client, (first, value, weight) in enumerate(((2, 1.0, 1.0), (1, 5.0, 3.0))):
         part = Layers.of(PLAN, first, 3)
@@ -122,9 +125,9 @@ def test_one_round_of_two_clients_that_train_different_layers():
         tasks.append(Task(client, 0.5, part, client))
         sums.append(part.accumulator())
         sums[-1].add(fedwidth.Update(sub, part, weight))
-    new = COCOFL.finish(Closing(state, sums, PLAN, tasks=tasks, options=COCOFL.values))
+    new = method.finish(Closing(state, sums, PLAN, tasks=tasks, options=method.values))
     assert all(set(new[name].unique().tolist()) == {4.0} for name in LAST)
-    assert all(set(new[name].unique().tolist()) == {5.0} for name in MIDDLE)
+    assert all(set(new[name].unique().tolist()) == {middle} for name in MIDDLE)
     assert all(torch.equal(new[name], state[name]) for name in FIRST)
 
 

@@ -8,7 +8,10 @@ means the same for both:
     run fits   :  M(model, run trained) - frozen weights  <=  budget(c)
 
 because frozen weights stay as they were received and are held once. A client draws one of the longest runs that fit,
-anew in every round. The server averages each tensor over the clients that trained it (FedRolex Eq. 10).
+anew in every round. The server averages each tensor over the clients that trained it, and moves towards that average
+by their share of the round's weight (Algorithm 2), as if the others had sent it back unchanged:
+
+    tensor  <-  tensor + share (mean over those who trained it - tensor)
 
 The paper's frozen layers compute in eight bits, with their norms folded in; here they compute as all others do.
 """
@@ -24,7 +27,7 @@ from torch import Tensor
 
 from fedwidth.core.index import Index
 from fedwidth.core.narrow import skeleton
-from fedwidth.methods.definition import Beginning, Memory, Method, Moment
+from fedwidth.methods.definition import Beginning, Closing, Memory, Method, Moment, choice
 from fedwidth.methods.shared.layers import Layers, freeze, layers_of
 from fedwidth.plan.plan import Plan
 from fedwidth.randomness import numpy_generator
@@ -117,16 +120,35 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index | Layers:
     return Index.whole(plan) if stop - first == len(layers_of(plan)) else Layers.of(plan, first, stop)
 
 
+def close(closing: Closing) -> dict[str, Tensor]:
+    """The new state; parameters move by the share of those who trained them, unless holders alone are asked for."""
+    average = closing.average()
+    if closing.options["average"] == "holders":
+        return average
+    plan, everyone = closing.plan, sum(cohort.total_weight for cohort in closing.sums)
+    for name in (name for name in average if name in plan.parameters and name not in plan.tied):
+        trained = sum(cohort.total_weight for cohort in closing.sums if name in cohort.mean)
+        if 0 < trained < everyone:
+            average[name] = torch.lerp(closing.state[name], average[name], trained / everyone)
+    return average | {name: average[first] for name, first in plan.tied.items() if name in average}
+
+
 METHOD = Method(
     name="cocofl",
     title="CoCoFL",
     paper="Pfeiffer et al. 2023",
-    equation="Algorithm 1",
+    equation="Algorithm 2",
     choose=choose,
+    options={
+        "average": choice(
+            "all", "holders", help="over all clients of a round, as published, or over those who trained a layer"
+        )
+    },
     slices=False,
     reads=("memory",),
     freezes=True,
     uploads="the layers it trains",
     init=init,
+    close=close,
     unfit=unfit,
 )
