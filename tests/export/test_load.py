@@ -40,11 +40,13 @@ def test_a_loaded_model_scores_what_the_run_reported_at_its_width(name):
         assert accuracy(fedwidth.load(folder, capacity)) == reported["capacity_accuracy"][f"{capacity:g}"]
 
 
-@pytest.mark.parametrize("name", ["fedhm", "flanc", "prism"])
+@pytest.mark.parametrize("name", ["fedhm", "flanc", "prism", "cocofl"])
 def test_parts_that_are_no_slices_are_loaded_too(name):
     folder = finished(f"method.name={name}")
     reported = summary(folder)["capacity_accuracy"]
-    assert accuracy(fedwidth.load(folder, "1/4")) == reported["0.25"]
+    model = fedwidth.load(folder, "1/4")
+    assert accuracy(model) == reported["0.25"]
+    assert all(parameter.requires_grad for parameter in model.parameters()), "also what clients froze"
 
 
 def test_the_narrow_model_is_narrow_and_its_norms_have_statistics():

@@ -199,7 +199,12 @@ def _other_part(
     cohort = list(zip(line["clients"], line["capacities"], strict=True))
     last = LastRound(server.round - 1, cohort, settings.seed, server.memory, server.state, server.clients)
     part: Part = representative_index(method, plan, capacity, last)
-    return part.module(whole, plan)
+    made = part.module(whole, plan)
+    own = dict(whole.named_parameters())
+    for name, parameter in made.named_parameters():  # what clients froze for a round can be trained by who loads it
+        if name in own:
+            parameter.requires_grad_(own[name].requires_grad)
+    return made
 
 
 def fill_all(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
