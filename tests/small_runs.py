@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from fedwidth.config.read import read_settings
 from fedwidth.data import Data, Partition, Shares, from_tensors
+from fedwidth.experiment import Experiment, Stopped
 from fedwidth.methods import Task, method
 from fedwidth.models import Scaler
 from fedwidth.plan import trace
 from fedwidth.run.checkpoint import NAME
+from fedwidth.run.recorder import Result
 from fedwidth.settings import Settings
 from fedwidth.training.client import Trainer
 
@@ -101,3 +104,12 @@ def trainer_of(model: nn.Module, data: Data, partition: Partition, *changes: str
 def task_of(trainer: Trainer, *, client: int = 0, capacity: float = 1.0, round: int = 0) -> Task:
     """The task of one client alone in its round."""
     return trainer.method.assign(trainer.plan, [(client, capacity)], round)[0]
+
+
+def whole_and_resumed(settings: Settings, folder: Path) -> tuple[Result, Result]:
+    """A run from its beginning to its end, and one that is stopped after its second round and then goes on."""
+    whole = Experiment(settings).run(folder / "whole")
+    calls = iter((False, True))
+    with pytest.raises(Stopped):
+        Experiment(settings).run(folder / "parts", stop=lambda: next(calls))
+    return whole, Experiment(settings).run(folder / "parts", resume=True)

@@ -7,9 +7,9 @@ from torch import nn
 import fedwidth
 from fedwidth.core.factored.decomposition import CHANNELS, SEPARABLE, hidden_layers, matrix_shape
 from fedwidth.core.factored.factors import Factors
-from fedwidth.experiment import Experiment, Stopped
+from fedwidth.experiment import Experiment
 from fedwidth.methods import Beginning, methods
-from small_runs import same, small
+from small_runs import same, small, whole_and_resumed
 
 NAMES = ["fedhm", "prism", "flanc", "feddf", "fedbe"]
 LAYERS = "model.options={hidden=[16,16]}"
@@ -23,11 +23,7 @@ def settings_of(name, *changes):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(name, tmp_path):
     settings = settings_of(name, "rounds=4")
-    whole = Experiment(settings).run(tmp_path / "whole")
-    calls = iter((False, True))
-    with pytest.raises(Stopped):
-        Experiment(settings).run(tmp_path / "parts", stop=lambda: next(calls))
-    resumed = Experiment(settings).run(tmp_path / "parts", resume=True)
+    whole, resumed = whole_and_resumed(settings, tmp_path)
     assert same(dict(whole.server.state), dict(resumed.server.state))
     assert same(dict(whole.server.memory), dict(resumed.server.memory))
 

@@ -8,12 +8,12 @@ import fedwidth
 from fedwidth.core.index import Index
 from fedwidth.core.narrow import skeleton
 from fedwidth.devices.memory import Memory
-from fedwidth.experiment import Experiment, Stopped
+from fedwidth.experiment import Experiment
 from fedwidth.methods import Beginning, Closing, Task
 from fedwidth.methods.cocofl import longest_runs
 from fedwidth.methods.shared.layers import Layers, layers_of
 from fedwidth.objectives.played import step_memory
-from small_runs import same, small
+from small_runs import same, small, whole_and_resumed
 
 COCOFL = fedwidth.method("cocofl")
 CAPACITIES = (1.0, 0.5, 0.25)
@@ -209,11 +209,7 @@ def test_devices_without_the_memory_are_left_out_of_a_run():
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path):
     settings = small("method.name=cocofl", *SMALL, "devices.capacities=a1-b1-e1", "rounds=4")
-    whole = Experiment(settings).run(tmp_path / "whole")
-    calls = iter((False, True))
-    with pytest.raises(Stopped):
-        Experiment(settings).run(tmp_path / "parts", stop=lambda: next(calls))
-    resumed = Experiment(settings).run(tmp_path / "parts", resume=True)
+    whole, resumed = whole_and_resumed(settings, tmp_path)
     assert same(dict(whole.server.state), dict(resumed.server.state))
 
 

@@ -10,10 +10,9 @@ from torch import nn
 
 import fedwidth
 from fedwidth.errors import SelectionError
-from fedwidth.experiment import Experiment, Stopped
 from fedwidth.methods import Closing, method
 from fedwidth.methods.fedecover import draw
-from small_runs import same, small
+from small_runs import same, small, whole_and_resumed
 
 SIX = fedwidth.trace(nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 3)), torch.randn(2, 2))
 (GROUP,) = SIX.groups
@@ -94,10 +93,6 @@ def test_a_memory_of_another_model_is_refused():
 
 def test_what_is_unused_outlasts_a_stop(tmp_path):
     settings = small("method.name=fedecover", "rounds=4")
-    whole = Experiment(settings).run(tmp_path / "whole")
-    calls = iter((False, True))
-    with pytest.raises(Stopped):
-        Experiment(settings).run(tmp_path / "parts", stop=lambda: next(calls))
-    resumed = Experiment(settings).run(tmp_path / "parts", resume=True)
+    whole, resumed = whole_and_resumed(settings, tmp_path)
     assert same(dict(whole.server.state), dict(resumed.server.state))
     assert same(dict(whole.server.memory), dict(resumed.server.memory))

@@ -121,7 +121,11 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index | Layers:
 
 
 def close(closing: Closing) -> dict[str, Tensor]:
-    """The new state; parameters move by the share of those who trained them, unless holders alone are asked for."""
+    """The new state; parameters move by the share of those who trained them, unless holders alone are asked for.
+
+    Shares are of whole tensors: unlike with `server.holders_exponent`, rows of classes that a client lacks are counted
+    as trained.
+    """
     average = closing.average()
     if closing.options["average"] == "holders":
         return average

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedwidth.data import Data
 from fedwidth.devices.memory import Memory, training_memory
+from fedwidth.devices.needs import MOMENTS
 from fedwidth.objectives.objective import Objective
 from fedwidth.settings import TrainingSettings
 
@@ -33,7 +34,8 @@ def step_memory(objective: Objective, data: Data, training: TrainingSettings) ->
 
     The module's values are forgotten. Plain SGD keeps no moments.
     """
-    moments = 2 if training.optimiser != "sgd" else int(training.momentum > 0)
+    plain = training.optimiser == "sgd" and not training.momentum
+    moments = 0 if plain else MOMENTS[training.optimiser]
     loss, example = played_loss(objective, data, training.batch_size), data.example()
 
     def takes(module: nn.Module) -> Memory:

@@ -51,8 +51,8 @@ class Strategy(FedAvg):
     Args:
         model: The app's own model at full width; its weights are not used where `start` is given others.
         example: Inputs that the model takes, as of `fedwidth.trace`.
-        method: A method by name, or one made by `fedwidth.method`. Every method works that needs no memory of clients,
-            CoCoFL apart.
+        method: A method by name, or one made by `fedwidth.method`. Every method works that needs no memory of clients
+            and does not choose by what training takes of a device's memory.
         options: The options of a method that is given by name.
         server: Settings of the server by name, as in `[server]` of a recipe: `{"optimiser": "fedadam", "lr": 0.03}`.
             Clients weigh what their `num-examples` say, unless `weighting` says otherwise.
