@@ -11,11 +11,11 @@ from fedwidth.core.architectures import Held, held_at
 from fedwidth.core.part import WidthPart
 from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError, StateError
-from fedwidth.experiment import Experiment, Stopped
+from fedwidth.experiment import Experiment
 from fedwidth.methods import methods, under
 from fedwidth.methods.shared.width_models import averages, teachers
 from fedwidth.training.round import run_round
-from small_runs import contents, same, small
+from small_runs import contents, same, small, whole_and_resumed
 
 SEVERAL = [name for name, method in methods().items() if method.several]
 OTHERS = [name for name in methods() if name not in SEVERAL]
@@ -60,12 +60,7 @@ def test_which_model_a_client_holds():
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(name, tmp_path):
-    settings = settings_of(name, "rounds=4")
-    Experiment(settings).run(tmp_path / "whole")
-    calls = iter((False, True))
-    with pytest.raises(Stopped):
-        Experiment(settings).run(tmp_path / "parts", stop=lambda: next(calls))
-    Experiment(settings).run(tmp_path / "parts", resume=True)
+    whole_and_resumed(settings_of(name, "rounds=4"), tmp_path)
     assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
 
 
