@@ -112,7 +112,7 @@ played: list[str] = []
 def gpu_is_played(monkeypatch):
     """A stream, captures and generators as a GPU has them, on the CPU."""
     stream = SimpleNamespace(cuda=SimpleNamespace(device=torch.device("cpu")), queue=nullcontext, join=lambda: None)
-    monkeypatch.setattr(Graphs, "of", classmethod(lambda cls, closing: cls(stream)))
+    monkeypatch.setattr(Graphs, "on", classmethod(lambda cls, device: cls(stream)))
     monkeypatch.setattr(repeated, "no_waiting", nullcontext)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.random.get_rng_state())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: torch.random.set_rng_state(state))
@@ -188,6 +188,23 @@ def test_a_student_may_be_looked_at_between_steps_and_stop_early():
     seen = []
     taught(lesson_of(), after=lambda step: seen.append(step) or step < 6)
     assert seen == list(range(7))
+
+
+def test_clients_repeat_steps_of_their_rule_as_the_server_does(request):
+    """Three epochs of three batches: of the second round's ten clients, and of the server in both rounds."""
+    changes = [
+        "method.name=dsfl",
+        "method.options={epochs=3, batch_size=16, samples=48}",
+        "data.public=0.1",
+        "rounds=2",
+    ]
+    usual = Experiment(small(*changes)).run().server
+    request.getfixturevalue("gpu_is_played")
+    found = Experiment(small(*changes)).run().server
+    assert same(usual.state, found.state)
+    assert same(dict(usual.memory), dict(found.memory))
+    per_round = small(*changes).devices.per_round
+    assert played.count("replay") == (9 - 2) * (per_round + 2)
 
 
 @pytest.fixture

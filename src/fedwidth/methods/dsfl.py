@@ -17,6 +17,7 @@ averaging (ERA). That is what clients are taught in the next round, and what the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,13 +77,20 @@ def before(client: ClientPass) -> int:
     options, network, generator = client.options, client.network(), client.generator("distil")
     samples, labels = client.given[TAUGHT].cpu(), client.given[LABELS]
     optimiser = SGD(network.parameters(), lr=options["rate"])
+
+    def take(inputs: Any, wanted: Tensor) -> Tensor:
+        optimiser.zero_grad(set_to_none=True)
+        found = divergence(client.logits(inputs), wanted)
+        found.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        return found.detach()
+
+    step = client.repeated(take, optimiser)
     for _ in range(options["epochs"]):
         order = torch.from_numpy(generator.permutation(len(samples)))
         for batch in torch.split(order, options["batch_size"]):
-            optimiser.zero_grad(set_to_none=True)
-            logits = client.logits(client.public_inputs(samples[batch]))
-            divergence(logits, labels[batch.to(labels.device)], 1.0).backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
+            step(client.public_inputs(samples[batch]), labels[batch.to(labels.device)])
+    optimiser.zero_grad(set_to_none=True)
     return int(options["epochs"]) * len(samples)
 
 

@@ -54,7 +54,7 @@ from fedwidth.methods.shared.boundary import (
 )
 from fedwidth.methods.shared.distillation import MAX_ANSWERED, adam
 from fedwidth.methods.shared.own_models import OwnModel, first_models, own_model
-from fedwidth.methods.shared.repeated import Repeated
+from fedwidth.methods.shared.repeated import Graphs, Repeated
 from fedwidth.methods.shared.width_models import filled, tensors_of
 from fedwidth.plan.plan import Plan
 from fedwidth.randomness import torch_generator, torch_seed
@@ -155,7 +155,7 @@ def served(closing: Closing) -> Served:
         optimiser.step()
         return logits.detach()
 
-    step = Repeated(take, network, optimiser, closing)
+    step = Repeated(take, network, optimiser, closing.once(Graphs.of))
     with torch.random.fork_rng(devices=[closing.device] if closing.device.type == "cuda" else []):
         torch.manual_seed(torch_seed(closing.seed, "server dropout", closing.round))
         for client, batch in _batches(closing, [len(answer[SAMPLES]) for answer in sent]):

@@ -24,6 +24,7 @@ from fedwidth.data import Data, Partition
 from fedwidth.devices.capacity import Capacities
 from fedwidth.gpu import autocast
 from fedwidth.methods import Beginning, Method, Sending, Task
+from fedwidth.methods.shared.repeated import Graphs
 from fedwidth.models import set_scaler
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.plan.plan import Plan
@@ -104,7 +105,8 @@ class Trainer:
             _seed_device(self.device, dropout_seed(seed, round, task.client))
             everyone = torch.arange(len(samples))
             if self.rule.local.before is not None:
-                passes += self.rule.local.before(pass_)
+                with autocast(self.device, self.settings.precision):
+                    passes += self.rule.local.before(pass_)
             if self.rule.probes:
                 for batch in batches(everyone, one_epoch(settings), order_generator(seed, round, task.client)):
                     weights.rate, weights.share = 0.0, len(batch) / len(samples)
@@ -236,6 +238,11 @@ class Trainer:
             made = make_skeleton(part, self.model, self.plan, device=self.device, channels_last=self.channels_last)
             self._skeletons[part.size] = made
         return self._skeletons[part.size].train()
+
+    @cached_property
+    def graphs(self) -> Graphs:
+        """Steps of the rule's own that are captured, of one client at a time."""
+        return Graphs.on(self.device)
 
     @cached_property
     def channels_last(self) -> bool:

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fedwidth.methods import ClientPass
 from fedwidth.objectives import Objective
 from fedwidth.training.rule import Rule
+
+NO_PLACES = torch.zeros(0, dtype=torch.long)
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Pass:
     """What the client was given as it is, by name."""
     rate: float = field(default=0.0, kw_only=True)
     """The learning rate of the round."""
-    places: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long), kw_only=True)
+    places: Tensor = field(default_factory=lambda: NO_PLACES, kw_only=True)
     """The places of the samples of the batch at hand among the client's own."""
 
     width: float = field(init=False)
@@ -61,6 +64,10 @@ class Pass:
     def network(self) -> nn.Module:
         """The module that holds the client's sub-model."""
         return self.module
+
+    def repeated(self, step: Callable[..., Tensor], optimiser: Optimizer) -> Callable[..., Tensor]:
+        """Only clients that train one at a time take steps of the rule's own."""
+        raise NotImplementedError("a rule that takes steps of its own must not be called steady")
 
     def public_inputs(self, samples: Tensor) -> Any:
         """Only clients that train one at a time look at public samples."""

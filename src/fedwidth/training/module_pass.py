@@ -5,13 +5,16 @@ It knows the client and the round, so a loss may draw from the client's own rand
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fedwidth.methods import Task
+from fedwidth.methods.shared.repeated import Repeated
 from fedwidth.models import set_scaler
 from fedwidth.randomness import numpy_generator
 from fedwidth.training.loss import Pass
@@ -46,6 +49,10 @@ class ModulePass(Pass):
         known = (module, absent, mask, options, capacity, trainer.objective, module)
         given = {name: tensor.to(trainer.device) for name, tensor in task.given.items()}
         return cls(*known, trainer, task, round, *found, given=given)
+
+    def repeated(self, step: Callable[..., Tensor], optimiser: Optimizer) -> Callable[..., Tensor]:
+        """The same step, to be taken many times: on a GPU it is captured."""
+        return Repeated(step, self.module, optimiser, self.trainer.graphs)
 
     def public_inputs(self, samples: Tensor) -> Any:
         """The inputs of public samples, on the client's device."""

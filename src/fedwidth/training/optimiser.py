@@ -73,7 +73,7 @@ def optimise(weights: Weights, used: list[int], settings: TrainingSettings) -> N
         _apply("add_", size, 1e-8)
         _apply("addcdiv_", values, first, size, value=-(rate / _bias(weights.steps, 0.9)))
         return
-    _apply("mul_", size, _bias(weights.steps, 0.999) ** -0.5)
+    _apply("mul_", size, _bias(weights.steps, 0.999).rsqrt())
     _apply("add_", size, 1e-8)
     moves = _quotients(first, size)
     _apply("mul_", moves, rate / _bias(weights.steps, 0.9))

@@ -160,17 +160,17 @@ def average_flat(state: FlatState, sums: Sequence[FlatSum], layout: Layout) -> F
 
 @dataclass(frozen=True)
 class Positions:
-    """Elements of a vector by their positions."""
+    """Elements of a vector by their positions, which differ: one dimension of them, or several."""
 
     positions: Tensor
 
     def take(self, full: Tensor) -> Tensor:
         """A copy of the elements at these positions."""
-        return full[self.positions]
+        return full.index_select(0, self.positions.view(-1)).view(self.positions.shape)
 
     def put(self, full: Tensor, part: Tensor) -> None:
         """Write the elements at these positions."""
-        full[self.positions] = part
+        full.scatter_(0, self.positions.view(-1), part.view(-1))
 
 
 def _add_weight(cohort: FlatSum, after: Tensor) -> Weight:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedwidth.engines.flat.layout import Layout, SubLayout
+from fedwidth.engines.flat.layout import Layout, SubLayout, copy_to_device
 from fedwidth.engines.flat.sums import check_rows
 from fedwidth.engines.flat.tasks import Size, size_of
 from fedwidth.engines.memory import run_within_memory
@@ -91,7 +91,7 @@ class PackedStacks:
             stacked.append((updates, groups))
         self.pool.train_groups([group for _, groups in stacked for group in groups], lambda: self._work_ahead(coming))
         for updates, groups in stacked:
-            steps = torch.tensor([client.steps for client in updates.clients], device=self.device)
+            steps = copy_to_device(torch.tensor([client.steps for client in updates.clients]), self.device)
             sums = torch.cat([group.losses for group in groups])
             for client, loss in zip(updates.clients, (sums / steps).tolist(), strict=True):
                 losses[client.run][client.position] = loss
@@ -123,13 +123,13 @@ class PackedStacks:
         indexes = {client.task.index.key: client.task.index for client in clients}
         number = {key: nth for nth, key in enumerate(indexes)}
         positions = sub.positions_of(list(indexes.values()))
-        which = torch.tensor([number[client.task.index.key] for client in clients], device=self.device)
-        runs = torch.tensor([client.run for client in clients], device=self.device)
+        places = [[number[client.task.index.key], client.run] for client in clients]
+        which, runs = copy_to_device(torch.tensor(places), self.device).unbind(1)
         rows = flats.new_empty(len(clients), sub.size)
         each = max(1, MAX_GATHERED // sub.size)
         for start in range(0, len(clients), each):
             span = slice(start, start + each)
-            gathered = positions[which[span]] + runs[span, None] * flats.shape[1]
+            gathered = positions.index_select(0, which[span]) + runs[span, None] * flats.shape[1]
             torch.index_select(flats.view(-1), 0, gathered.view(-1), out=rows[span].view(-1))
         labels = None
         if any(round.trainer.settings.server.label_rows for round in rounds) and self._layout.plan.label_axes:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedwidth.core.aggregation import RoundSums, add_share, blend_into
 from fedwidth.core.running_mean import Weight, interpolate, ratio
-from fedwidth.engines.flat.layout import FlatState, SubLayout
+from fedwidth.engines.flat.layout import FlatState, SubLayout, copy_to_device
 from fedwidth.engines.flat.sums import FlatSum, Positions, average_flat
 from fedwidth.engines.packed.clients import PackedClient
 from fedwidth.methods import Task
@@ -135,10 +135,11 @@ def _blend(stack: StackedUpdates, cohorts: Sequence[_Cohort]) -> None:
     """Make the first row of every cohort its mean: second clients of all cohorts at once, then third ones."""
     for nth in range(1, max((len(cohort.rows) for cohort in cohorts), default=0)):
         here = [cohort for cohort in cohorts if nth < len(cohort.rows)]
-        mean = stack.rows[_row_numbers(stack, [cohort.rows[0] for cohort in here])]
+        first, others = _row_numbers(stack, [[cohort.rows[0], cohort.rows[nth]] for cohort in here]).unbind(1)
+        mean = stack.rows.index_select(0, first)
         shares = _weights_by_row(stack, [cohort.shares[nth - 1] for cohort in here])
-        interpolate(mean, stack.rows[_row_numbers(stack, [cohort.rows[nth] for cohort in here])], shares)
-        stack.rows[_row_numbers(stack, [cohort.rows[0] for cohort in here])] = mean
+        interpolate(mean, stack.rows.index_select(0, others), shares)
+        stack.rows.index_copy_(0, first, mean)
 
 
 def _average_into(flats: Tensor, total: Tensor, stack: StackedUpdates, cohorts: Sequence[_Cohort]) -> None:
@@ -146,10 +147,11 @@ def _average_into(flats: Tensor, total: Tensor, stack: StackedUpdates, cohorts: 
     if not cohorts:
         return
     rows = _row_numbers(stack, [cohort.rows[0] for cohort in cohorts])
-    positions = stack.positions[stack.which[rows]] + stack.runs[rows, None] * flats.shape[1]
+    which, runs = stack.which.index_select(0, rows), stack.runs.index_select(0, rows)
+    positions = stack.positions.index_select(0, which) + runs[:, None] * flats.shape[1]
     weights = _weights_by_row(stack, [cohort.total for cohort in cohorts])
     add = partial(add_share, weight=weights)
-    blend_into(flats.view(-1), total.view(-1), stack.rows[rows], Positions(positions), add)
+    blend_into(flats.view(-1), total.view(-1), stack.rows.index_select(0, rows), Positions(positions), add)
 
 
 def _sum_of(cohort: _Cohort, stack: StackedUpdates) -> FlatSum:
@@ -165,14 +167,15 @@ def _sum_of(cohort: _Cohort, stack: StackedUpdates) -> FlatSum:
     return one
 
 
-def _row_numbers(stack: StackedUpdates, rows: list[int]) -> Tensor:
+def _row_numbers(stack: StackedUpdates, rows: Sequence[int | Sequence[int]]) -> Tensor:
     """Numbers of rows as a tensor on the device."""
-    return torch.tensor(rows, device=stack.rows.device)
+    return copy_to_device(torch.tensor(rows), stack.rows.device)
 
 
 def _weights_by_row(stack: StackedUpdates, weights: Sequence[Weight]) -> Tensor:
     """The weights of several rows: [rows, 1], or [rows, n] where they differ by class."""
     device = stack.rows.device
     if stack.labels is None:
-        return torch.tensor(weights, dtype=torch.float64, device=device)[:, None]
-    return torch.stack([torch.as_tensor(weight) for weight in weights]).to(device)[:, stack.labels]
+        return copy_to_device(torch.tensor(weights, dtype=torch.float64), device)[:, None]
+    tables = copy_to_device(torch.stack([torch.as_tensor(weight) for weight in weights]), device)
+    return tables.index_select(1, stack.labels)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fedwidth.errors import OptionError
 from fedwidth.plan.plan import Plan
@@ -89,6 +90,12 @@ class ClientPass(Protocol):
 
     def network(self) -> nn.Module:
         """The client's own module, for losses that look at its weights."""
+
+    def repeated(self, step: Callable[..., Tensor], optimiser: Optimizer) -> Callable[..., Tensor]:
+        """The same step, which trains the client's own module, to be taken many times: on a GPU it is captured.
+
+        It is called with a batch, returns one tensor and asks nothing of the numbers it computes.
+        """
 
     def public_inputs(self, samples: Tensor) -> Any:
         """The inputs of public samples, by their numbers."""

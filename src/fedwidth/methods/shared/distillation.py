@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from fedwidth.data.trees import Tree, leaves
 from fedwidth.errors import OptionError
 from fedwidth.methods.definition import Closing
-from fedwidth.methods.shared.repeated import Repeated
+from fedwidth.methods.shared.repeated import Graphs, Repeated
 from fedwidth.randomness import torch_generator, torch_seed
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def teach(
         return found.detach()
 
     student.train()
-    step = Repeated(take, student, optimiser, closing)
+    step = Repeated(take, student, optimiser, closing.once(Graphs.of))
     with torch.random.fork_rng(devices=[closing.device] if closing.device.type == "cuda" else []):
         torch.manual_seed(torch_seed(closing.seed, "distil dropout", closing.round))
         for number, (batch, wanted) in enumerate(zip(lesson.batches, lesson.wanted, strict=True)):

@@ -1,4 +1,4 @@
-"""A step of the server's own training, taken many times on batches of the same shapes.
+"""A step of a method's own training, on the server or a client, taken many times on batches of the same shapes.
 
 Narrow networks compute faster than Python can ask for their kernels. On a GPU the first two steps on batches of a shape
 are taken as they are; the third one is captured, and it and all after it are replayed: the same kernels on the same
@@ -31,7 +31,7 @@ Step = Callable[..., Tensor]
 
 @dataclass
 class Graphs:
-    """The stream and the memory of all steps that are captured at the end of one round.
+    """The stream and the memory of steps that are captured, on the server at the end of one round.
 
     Networks that are trained one after the other need the memory only one at a time, so they share it. It is theirs as
     long as one of its graphs is there: the last one is kept.
@@ -42,10 +42,15 @@ class Graphs:
 
     @classmethod
     def of(cls, closing: Closing) -> Graphs:
-        """None yet; the memory that those of earlier rounds had is given back."""
-        if closing.device.type == "cuda":
+        """Those of a round's server."""
+        return cls.on(closing.device)
+
+    @classmethod
+    def on(cls, device: torch.device) -> Graphs:
+        """None yet; the memory that earlier ones had is given back."""
+        if device.type == "cuda":
             torch.cuda.empty_cache()
-        return cls(_stream_on(closing.device).with_new_memory())
+        return cls(_stream_on(device).with_new_memory())
 
     def capture(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """A graph of a step, which is not taken by that. Where it fails, it has changed nothing."""
@@ -81,10 +86,9 @@ class Captured(NamedTuple):
 class Repeated:
     """A step that trains a network with an optimiser, to be called with one batch after the other."""
 
-    def __init__(self, step: Step, network: nn.Module, optimiser: Optimizer, closing: Closing) -> None:
+    def __init__(self, step: Step, network: nn.Module, optimiser: Optimizer, graphs: Graphs) -> None:
         """The optimiser must be one that can be captured, its learning rate a number that stays or a tensor."""
-        self.step, self.network, self.optimiser = step, network, optimiser
-        self.graphs = closing.once(Graphs.of)
+        self.step, self.network, self.optimiser, self.graphs = step, network, optimiser, graphs
         self.captures = self.graphs.stream.cuda is not None
         """Whether steps are captured, as far as is known."""
         self._captured: dict[Hashable, Captured] = {}
