@@ -315,15 +315,18 @@ RUNS = {
 
 
 @needs_gpu
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("method", RUNS)
-def test_on_a_gpu_every_method_that_trains_on_the_server_replays(monkeypatch, method):
+def test_on_a_gpu_every_method_that_trains_on_the_server_replays(monkeypatch, method, precision):
     changes = [f"method.name={method}", f"method.options={RUNS[method]}", "rounds=2", "model.options={hidden=[8, 8]}"]
-    changes += ["device=cuda", "precision=float32"] + ["data.public=0.1"] * (method != "fedgkt")
+    changes += ["device=cuda", f"precision={precision}"] + ["data.public=0.1"] * (method != "fedgkt")
     replays = replays_of(monkeypatch)
     one, two = (Experiment(small(*changes)).run().server for _ in range(2))
     assert same(one.state, two.state)
     assert same(dict(one.memory), dict(two.memory))
     assert len(replays) >= 2 * 2 * 5
+    if precision == "bf16":  # the same kernels, but what they round may be one digit apart
+        return
     monkeypatch.setattr(repeated, "MAX_GRAPHS", 0)
     replays.clear()
     usual = Experiment(small(*changes)).run().server

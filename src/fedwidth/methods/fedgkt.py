@@ -146,9 +146,13 @@ def served(closing: Closing) -> Served:
             optimiser.state[parameter] = {kind: tensor.clone().to(closing.device) for kind, tensor in known.items()}
     said = [torch.zeros_like(answer[LOGITS]) for answer in sent]
 
+    def says(features: Tensor) -> Tensor:
+        answered: Tensor = upper(features)
+        return answered.to(features.dtype)  # where the server computes in half precision
+
     def take(features: Tensor, other: Tensor, labels: Tensor) -> Tensor:
         optimiser.zero_grad(set_to_none=True)
-        logits: Tensor = upper(features)
+        logits = says(features)
         taught = distillation(logits, other, options["temperature"])
         plain = functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
         taught.add(plain, alpha=options["alpha"]).backward()  # type: ignore[no-untyped-call]
@@ -167,7 +171,7 @@ def served(closing: Closing) -> Served:
         network.eval()
         with torch.no_grad():
             said = [
-                torch.cat([upper(batch) for batch in torch.split(answer[FEATURES], MAX_ANSWERED)]) for answer in sent
+                torch.cat([says(batch) for batch in torch.split(answer[FEATURES], MAX_ANSWERED)]) for answer in sent
             ]
     kept = {name: optimiser.state[parameter] for name, parameter in parameters.items() if parameter in optimiser.state}
     moments = {f"{MOMENT}.{name}.{kind}": tensor for name, each in kept.items() for kind, tensor in each.items()}
