@@ -54,13 +54,14 @@ def _rows(progress: JobProgress) -> Iterator[tuple[list[str], Measured]]:
         many = Measured(progress.runs[0].settings, {})
         yield [f"`{job.name}`", job.asks, _recipes(job), "", "", "", job.answer], many
         return
+    names = {run.label: run.settings.name or run.label for run in progress.runs}
     for label in labels:
         mine = [record for record in progress.records if record.label == label]
         accuracies = {record.seed: 100 * record.final_accuracy for record in mine}
         row = [
             f"`{job.name}`",
             job.asks,
-            label,
+            names.get(label, label),
             over_seeds(100 * record.final_accuracy for record in mine),
             over_seeds(100 * record.best_accuracy for record in mine),
             ", ".join(str(record.seed) for record in mine),

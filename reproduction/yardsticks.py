@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedwidth.analysis.difference import correct
 from fedwidth.analysis.wording import over_seeds
-from fedwidth.analysis.yardsticks import KINDS, Accuracies, find_gain, yardstick_key, yardsticks
+from fedwidth.analysis.yardsticks import KINDS, TO_BEAT, Accuracies, find_gain, yardstick_key, yardsticks
 from fedwidth.config.schema import build
 from fedwidth.reproduce.records import Record
 from fedwidth.settings import Settings
@@ -45,11 +45,19 @@ class Yardsticks:
         if not kinds:
             return [], [[] for _ in rows]
         corrected = iter(correct([gain.difference for gain in gains if gain]))
-        said = [f"{next(corrected)} over {gain.kind}" if gain else "–" for gain in gains]
+        said = [
+            f"{next(corrected)} over {gain.kind}{self._lacks(row, each)}" if gain else "–"
+            for row, each, gain in zip(rows, found, gains, strict=True)
+        ]
         cells = [[over_seeds(each[kind].values()) if kind in each else "–" for kind in kinds] for each in found]
         if not any(gains):
             return kinds, cells
         return [*kinds, "gain"], [[*mine, gain] for mine, gain in zip(cells, said, strict=True)]
+
+    def _lacks(self, row: Measured, found: Mapping[str, Accuracies]) -> str:
+        """Which of the yardsticks to beat were not run: the gain over the best of all may be smaller."""
+        left = [kind for kind in yardsticks(row.settings) if kind in TO_BEAT and kind not in found]
+        return f"; {' and '.join(left)} not run" if left else ""
 
     def _of(self, row: Measured) -> Mapping[str, Accuracies]:
         """The accuracies of a run's yardsticks, by kind, over the seeds of the run."""

@@ -46,8 +46,10 @@ def write_benchmark(page: str, records: Sequence[Record]) -> str:
 
 
 def tuning_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
-    """The trials of a data set."""
-    return tuning_table(find_trials(f"benchmark/{name}-tuning", records), titles)
+    """The trials of a data set, in which there are smallest models of two sizes."""
+    smallest = titles["smallest"]
+    named = titles | {"smallest": f"{smallest}, 1/16", "quarter": f"{smallest}, 1/4"}
+    return tuning_table(find_trials(f"benchmark/{name}-tuning", records), named)
 
 
 def gains_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:

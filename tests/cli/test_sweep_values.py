@@ -80,3 +80,19 @@ def test_mistakes_are_one_line_before_anything_is_written(over, message, tmp_pat
     (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
     assert message in said
     assert not (tmp_path / "out").exists()
+
+
+def test_all_runs_of_a_sweep_give_up_the_same_public_data(tmp_path):
+    """Otherwise the method that needs some would be compared on less data of its clients' own."""
+    recipe, out = write_recipe(tmp_path), tmp_path / "out"
+    command = ["sweep", recipe, "--out", str(out), *ONE, "--over", "method.name=fedrolex,feddf"]
+    assert run_command(command) == 0
+    kept = [read_settings(out / run["folder"] / "config.toml").main.data.public for run in runs_of(out)]
+    assert kept == [0.1, 0.1]
+
+
+def test_a_setting_is_swept_over_once(tmp_path, capsys):
+    command = ["sweep", write_recipe(tmp_path), "--out", str(tmp_path / "out"), "--over", "rounds=1,2", "--over"]
+    assert run_command([*command, "rounds=3"]) == 2
+    assert "--over names rounds twice: give all its values in one, rounds=a,b,c" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

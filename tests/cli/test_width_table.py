@@ -29,3 +29,20 @@ def test_each_width_has_a_column_and_its_mean_over_seeds(tmp_path, capsys):
 def test_where_only_the_whole_model_was_measured_there_is_no_such_table(tmp_path, capsys):
     assert run_command(["run", write_recipe(tmp_path), "--seeds", "1,2", "--out", str(tmp_path / "runs")]) == 0
     assert "at each width" not in capsys.readouterr().out
+
+
+def test_models_that_stay_with_clients_are_told_from_sub_models(tmp_path, capsys):
+    recipe = write_recipe(tmp_path, "evaluation.capacities = [1, 0.25]\n")
+    changes = ["--set", "method.name=dsfl", "--set", "rounds=3", "--set", "method.options={samples=20}"]
+    assert run_command(["run", recipe, *changes, "--out", str(tmp_path / "runs")]) == 0
+    said = capsys.readouterr().out
+    assert "DS-FL: at each width the model of the first client of that size, which stays with it." in said
+
+
+def test_the_table_says_which_devices_a_method_left_out(tmp_path, capsys):
+    changes = ["--set", "method.name=cocofl", "--set", "rounds=1", "--only", "fedrolex"]
+    assert run_command(["run", *changes, "--out", str(tmp_path / "runs")]) == 0
+    assert "1, 0.5 of a1-b1-c1-d1-e1" in capsys.readouterr().out
+    left_out = json.loads((tmp_path / "runs" / "summary.json").read_text())["left_out"]
+    assert list(left_out) == ["0.25", "0.125", "0.0625"]
+    assert "capacity 0.25 has 226,738" in left_out["0.25"]

@@ -195,3 +195,40 @@ def test_figure_3_goes_from_all_small_to_all_large():
     runs = read_settings("fedrolex/figure3-cifar10").runs
     shares = [Capacities.parse(run.settings.devices.capacities).shares(100)[0] for run in runs if "high" in run.label]
     assert shares == list(range(0, 101, 10))
+
+
+class TestNames:
+    """What tables call a run whose method was changed from outside."""
+
+    RECIPE = """
+name = "FedRolex"
+label = "main"
+[[compare]]
+label = "other"
+name = "Federated Dropout"
+method.name = "feddropout"
+[[compare]]
+label = "third"
+method.name = "heterofl"
+"""
+
+    def names(self, *changes, **options):
+        return [run.settings.name for run in read_settings(self.RECIPE, changes, **options).runs]
+
+    def test_they_are_the_recipes_where_the_method_is(self):
+        assert self.names("rounds=3") == ["FedRolex", "Federated Dropout", "third"]
+        assert self.names("method.options.rounding=ceil") == ["FedRolex", "Federated Dropout", "third"]
+
+    def test_another_method_is_called_by_its_own_name(self):
+        assert self.names("method.name=fedgkt", only="main") == ["FedGKT"]
+        assert self.names("method.name=feddropout", only="other") == ["Federated Dropout"]
+
+    def test_a_local_rule_is_part_of_the_name(self):
+        assert self.names("local.name=fedprox", only="main") == [method("fedrolex", local="fedprox").title]
+
+    def test_names_that_become_the_same_are_told_apart_by_labels(self):
+        changed = self.names("method.name=fedcover")
+        assert changed == ["FedCover (main)", "FedCover (other)", "FedCover (third)"]
+
+    def test_a_name_that_was_given_too_stays(self):
+        assert self.names("method.name=fedcover", "name=mine", only="main") == ["mine"]

@@ -13,7 +13,7 @@ import typer
 
 from fedwidth.cli import options
 from fedwidth.cli.options import parse_seeds, with_data, with_engine
-from fedwidth.errors import OptionError
+from fedwidth.errors import FedwidthError, OptionError
 
 MAX_VALUE = 40
 """Characters of a value that a title shows."""
@@ -43,6 +43,7 @@ def sweep(
     from fedwidth.cli.runs.all_runs import run_all
     from fedwidth.cli.runs.planned_run import PlannedRun, folder_names
     from fedwidth.config.read import read_settings
+    from fedwidth.config.recipe import alike
     from fedwidth.run.about import About
 
     if not over:
@@ -52,6 +53,8 @@ def sweep(
     folder = out or Path("runs") / "sweep"
     grid = list(product(*(choices for _, choices in axes)))
     keys = [key for key, _ in axes]
+    if twice := next((key for key in keys if keys.count(key) > 1), ""):
+        raise OptionError(f"--over names {twice} twice: give all its values in one, {twice}=a,b,c")
     titles = _cell_titles(keys, grid)
     wanted, title = {}, ""
     for values, name in zip(grid, titles, strict=True):
@@ -59,6 +62,8 @@ def sweep(
         found = read_settings(recipe or "quickstart", [*changes, *pairs], only=only, main=True)
         title = found.title
         wanted[" ".join(pairs)] = (name, replace(found.main, name=name))
+    given = alike([settings for _, settings in wanted.values()])
+    wanted = {label: (name, own) for (label, (name, _)), own in zip(wanted.items(), given, strict=True)}
     labels = list(wanted)
     if len(labels) < len(grid):
         raise OptionError("two of the runs are the same: give each value once")
@@ -108,6 +113,16 @@ def _split(text: str) -> list[str]:
     return [*values, text[start:].strip()]
 
 
+def _method_title(name: str) -> str:
+    """What tables call a method; its name where there is none, which is said when the settings are read."""
+    from fedwidth.methods import method
+
+    try:
+        return method(name).title
+    except FedwidthError:
+        return name
+
+
 def _cell_titles(keys: Sequence[str], grid: Iterable[Sequence[str]]) -> list[str]:
     """A name for each combination of a sweep, as one would say it.
 
@@ -122,15 +137,12 @@ def _cell_titles(keys: Sequence[str], grid: Iterable[Sequence[str]]) -> list[str
     >>> _cell_titles(["devices.capacities"], [[each] for each in lists])
     ['capacities [1,1,1,1,1,1,1,1,…1,1,1,0.5]', 'capacities [1,1,1,1,1,1,1,1,…1,1,1,0.5] (2)']
     """
-    from fedwidth.methods import methods
-
     short = [key.rpartition(".")[2] for key in keys]
     words = [key if short.count(last) > 1 else last for key, last in zip(keys, short, strict=True)]
-    known = methods()
 
     def say(key: str, word: str, value: str) -> str:
         if key == "method.name":
-            return known[value].title if value in known else value
+            return _method_title(value)
         return f"{word} {value if len(value) <= MAX_VALUE else f'{value[:17]}…{value[-10:]}'}"
 
     said: Counter[str] = Counter()

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from fedwidth.config.document import Document, change_all, overlay, tables_of, text_of
 from fedwidth.config.grid import cells_of
@@ -129,14 +130,16 @@ def read_recipe(document: Document, changes: Sequence[Document] = (), *, only: s
         entries = [entry for entry in entries if entry[0] in chosen]
         if main and len(entries) > 1:
             raise OptionError(f"--only '{only}' stands for {len(entries)} runs of the recipe, and here for one alone")
-    return Recipe(title, _alike(tuple(_variant(base, *entry, changes, paper) for entry in entries)), yardsticks)
+    runs = [_variant(base, *entry, changes, paper) for entry in entries]
+    given = alike([run.settings for run in runs])
+    return Recipe(
+        title, _told_apart([replace(run, settings=own) for run, own in zip(runs, given, strict=True)]), yardsticks
+    )
 
 
-def _alike(runs: tuple[Variant, ...]) -> tuple[Variant, ...]:
-    """Where one run needs data of the server's own and the recipe is silent, all give up the same share of theirs."""
-    if not any(_needs_public(run.settings) for run in runs):
-        return runs
-    return tuple(replace(run, settings=with_public(run.settings)) for run in runs)
+def alike(runs: Sequence[Settings]) -> list[Settings]:
+    """Where one run needs data of the server's own and nobody said how much, all give up the same share of theirs."""
+    return [with_public(run) for run in runs] if any(map(_needs_public, runs)) else list(runs)
 
 
 def _needs_public(settings: Settings) -> bool:
@@ -175,17 +178,48 @@ def _matching(labels: Sequence[str], patterns: Sequence[str]) -> set[str]:
 def _variant(base: Document, label: str, entry: Document | None, changes: Sequence[Document], main: Paper) -> Variant:
     """The main run, or a further one: the base with the entry's settings; name and published number are its own."""
     if entry is None:
-        settings = _settings(change_all(base, changes))
+        settings = _changed(base, changes)
         return Variant(label, settings if settings.answers else replace(settings, answers=str(main)), main)
     own = {"name": label, "answers": ""} | {k: value for k, value in entry.items() if k not in ("label", "paper")}
     published = entry.get("paper", {})
     try:
         shared = {"table": main.table, "best": main.best}
         paper = build(Paper, {**shared, **published} if isinstance(published, Mapping) else published, "paper.")
-        settings = _settings(change_all(overlay(base, own), changes))
+        settings = _changed(overlay(base, own), changes)
     except OptionError as error:
         raise OptionError(f"run '{label}': {error}") from None
     return Variant(label, settings if settings.answers else replace(settings, answers=str(paper)), paper)
+
+
+def _changed(document: Document, changes: Sequence[Document]) -> Settings:
+    """The settings of a document with changes. A name that was given for another method does not stay."""
+    after = change_all(document, changes)
+    settings = _settings(after)
+    if any("name" in change for change in changes) or all(
+        _names(document, section) == _names(after, section) for section in ("method", "local")
+    ):
+        return settings
+    try:
+        return replace(settings, name=method_of(settings).title)
+    except OptionError:  # what is wrong with it is said once the settings are checked
+        return settings
+
+
+def _names(document: Document, section: str) -> Any:
+    """The method or local rule that a document names."""
+    return document.get(section, {}).get("name", keys()[f"{section}.name"].default)
+
+
+def _told_apart(runs: Sequence[Variant]) -> tuple[Variant, ...]:
+    """The runs, with their labels added to names that changes have made the same."""
+    names = [run.settings.name for run in runs]
+    twice = {name for name in names if name and names.count(name) > 1}
+    return tuple(
+        replace(run, settings=replace(run.settings, name=f"{run.settings.name} ({run.label})"))
+        if run.settings.name in twice
+        else run
+        for run in runs
+    )
 
 
 def _settings(document: Document) -> Settings:

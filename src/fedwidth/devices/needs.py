@@ -159,7 +159,7 @@ def exceeded(needs: Needs, device: DeviceClass) -> str:
         if needs.seconds is None:
             raise OptionError(
                 f"device '{device.name}' has {device.seconds:g} s, but nothing says how fast it is: state its rate"
-                " (multiply-adds per second) or bandwidth, or measure this machine"
+                " (multiply-adds per second, --rate) or bandwidth (--bandwidth), or measure this machine (--measure)"
             )
         if needs.seconds > device.seconds:
             return "seconds"

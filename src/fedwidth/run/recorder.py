@@ -150,6 +150,8 @@ class Recorder:
                 "the privacy budget was spent before a round could be saved: give a larger privacy.epsilon"
             )
         summary = summarise(experiment.settings, self.lines)
+        if experiment.unfit:
+            summary["left_out"] = {str(float(capacity)): why for capacity, why in experiment.unfit.items()}
         if experiment.budget is not None:
             summary |= {"rounds": server.round, "privacy": experiment.budget.facts(server, last=self.last_round)}
         kept = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ def print_results(
         rows.append(
             [
                 mine[0][0].title,
-                _devices(settings),
+                _devices(settings, mine[0][1].get("left_out", {})),
                 *_cells([summary for _, summary in mine], validated=validated),
                 show_mebibytes(statistics.mean(summary["bytes_up"] for _, summary in mine)),
                 *([_device_time(mine)] if timed else []),
@@ -178,11 +178,11 @@ def _spread(label: str, mine: Sequence[tuple[PlannedRun, Summary]]) -> dict[str,
     return row
 
 
-def _devices(settings: Settings) -> str:
-    """Which devices take part and what they train, in a few letters."""
+def _devices(settings: Settings, left_out: Iterable[str]) -> str:
+    """Which devices take part and what they train, in a few letters; the method may have left some out."""
     devices = settings.devices
-    if devices.excluded:
-        enrolled = Capacities.parse(devices.capacities).enrolled(devices.excluded)
+    if without := [*devices.excluded, *map(float, left_out)]:
+        enrolled = Capacities.parse(devices.capacities).enrolled(without)
         return f"{', '.join(f'{value:g}' for value in enrolled)} of {describe_mix(devices.capacities)}"
     if settings.method.name == "fedavg":
         return f"all {settings.model.width:g}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedwidth.analysis.wording import over_seeds
 from fedwidth.cli.tables import print_table
+from fedwidth.config.method_settings import method_of
 from fedwidth.objectives.metric import Measure
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
         known = [[own.scaled(widths[width]) for widths in runs if width in widths] for width in columns]
         rows.append([mine[0][0].title, *(over_seeds(values, metric=own) if values else "–" for values in known)])
     print_table(["run", *columns], rows, title=f"{metric.title} at each width{metric.unit}")
+    shown = [mine[0][0] for mine in by_label.values()]
+    if keeping := [run.title for run in shown if "own" in method_of(run.settings).reads]:
+        print(f"{', '.join(keeping)}: at each width the model of the first client of that size, which stays with it.")
 
 
 def mean_at_widths(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
