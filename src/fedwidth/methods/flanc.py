@@ -105,7 +105,8 @@ def start(beginning: Beginning) -> dict[str, Tensor]:
 def whole_model(memory: Memory, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The full-width model out of the memory; other names of a tensor follow it."""
     bases, tensors = under(memory, BASIS), under(memory, f"{WIDTH}.1")
-    found = {n: compose(b, tensors[coefficient_name(n)]) for n, b in bases.items()}
+    # In double: a GPU may round what it multiplies in single precision (TF32).
+    found = {n: compose(b.double(), tensors[coefficient_name(n)].double()) for n, b in bases.items()}
     return {name: found.get(name, tensors.get(name, tensor)).to(tensor) for name, tensor in state.items()}
 
 
