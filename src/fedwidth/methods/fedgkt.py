@@ -112,12 +112,13 @@ def answers(client: ClientPass) -> dict[str, Tensor]:
     """Features, logits and labels of all samples of the client, and its weights before the boundary."""
     network, places = client.network(), torch.arange(client.number_of_samples())
     boundary = boundary_of(network, client.options["layers"])
+    dtype = next(network.parameters()).dtype  # passes may be in half precision
     found: dict[str, list[Tensor]] = {FEATURES: [], LOGITS: [], LABELS: []}
     met: list[str] = []
     for batch in in_batches(places, MAX_ANSWERED):
         inputs, targets = client.own_samples(batch)
         met, features, logits = lower_half(network, boundary, partial(client.logits, inputs))
-        for name, tensor in ((FEATURES, features), (LOGITS, logits), (LABELS, targets)):
+        for name, tensor in ((FEATURES, features.to(dtype)), (LOGITS, logits.to(dtype)), (LABELS, targets)):
             found[name].append(tensor)
     own = dict([*network.named_parameters(), *network.named_buffers()])
     lower = {name: own[name].detach().clone() for name in met}

@@ -105,8 +105,7 @@ class Trainer:
             _seed_device(self.device, dropout_seed(seed, round, task.client))
             everyone = torch.arange(len(samples))
             if self.rule.local.before is not None:
-                with autocast(self.device, self.settings.precision):
-                    passes += self.rule.local.before(pass_)
+                passes += self.rule.local.before(pass_)
             if self.rule.probes:
                 for batch in batches(everyone, one_epoch(settings), order_generator(seed, round, task.client)):
                     weights.rate, weights.share = 0.0, len(batch) / len(samples)
