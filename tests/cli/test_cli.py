@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ import torch
 import fedwidth
 from fedwidth.cli.entry import run_command
 from fedwidth.data.sets.mnist import FILES
+from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.run.tracking import tracker as tracking
 from small_runs import contents, small, write_recipe
@@ -166,6 +168,16 @@ class TestBadSettings:
         assert run_command(["sweep", recipe, "--out", "out", "--over", "engine=serial,cuda"]) == 2
         assert "engine is cuda" in one_line(capsys)
         assert not (tmp_path / "out").exists()
+
+    def test_worker_processes_with_a_gpu(self, recipe, capsys, tmp_path):
+        assert run_command(["run", recipe, "--out", "out", "--engine", "processes", "--set", "device=cuda:0"]) == 2
+        said = (
+            "engine is processes, whose workers train on the CPU, but device is cuda:0: set device=cpu, or engine=auto"
+        )
+        assert said in one_line(capsys)
+        assert not (tmp_path / "out").exists()
+        with pytest.raises(OptionError, match="whose workers train on the CPU"):
+            Experiment(replace(small("engine=processes"), device="cuda"))
 
     def test_a_tracker_that_refuses(self, recipe, monkeypatch, capsys):
         def refuse(*_):

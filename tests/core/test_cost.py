@@ -9,6 +9,7 @@ from torch import nn
 import fedwidth
 from fedwidth import models
 from fedwidth.core.cost import CAPACITIES, average, capacity_for, cost
+from fedwidth.core.measurement import backward_macs, measure
 from fedwidth.errors import CapacityError, OptionError
 
 MIB = 2**20
@@ -119,6 +120,18 @@ def test_tied_weights_count_once():
     full, half = cost(model, fedwidth.trace(model, tokens), tokens, [1, 0.5])
     assert (full.parameters, half.parameters) == (7 * 4, 7 * 2)
     assert (full.bytes, half.macs) == (4 * 7 * 4, 5 * 2 * 7)
+
+
+def test_a_model_that_is_run_for_real_gets_its_inputs_on_its_own_device():
+    """The meta device stands for one that the inputs are not on."""
+
+    def refused():
+        raise RuntimeError
+
+    made = iter([refused, lambda: nn.Linear(3, 2, device="meta")])
+    inputs = torch.zeros(2, 3)
+    assert measure(refused, lambda: nn.Linear(3, 2, device="meta"), inputs).macs == 6
+    assert backward_macs(lambda: next(made)(), inputs) == 6
 
 
 def test_a_model_that_looks_at_its_values_is_run_for_real():

@@ -1,5 +1,7 @@
 """CoCoFL: which runs of layers fit a budget, and what a round makes of them, by hand; FedAvg as a special case."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -198,6 +200,22 @@ def test_layers_that_nobody_trains_keep_their_bits_in_a_run():
     changed = {name for name, tensor in result.server.state.items() if not torch.equal(tensor, run.first_state[name])}
     assert changed == {"classifier.weight", "classifier.bias"}
     assert result.metrics[0]["bytes_up"] == 6 * 4 * (16 * 10 + 10)
+
+
+def test_clients_that_train_different_layers_take_turns_in_one_module():
+    """Which parameters are trained is set for each of them: they train as in a module of their own, bit for bit."""
+    run = Experiment(small("method.name=cocofl", *SMALL))
+    layers = layers_of(run.plan)
+    for client, (first, stop) in enumerate(((2, 3), (0, 1), (1, 3), (0, 2))):
+        task = Task(client, 0.5, Layers.of(run.plan, first, stop), client)
+        sub = task.part.cut(run.first_state, run.plan)
+        alone = replace(run.trainer, _skeletons={}).train(sub, task, 0).update.sub
+        found = run.trainer.train(sub, task, 0).update.sub
+        assert same(alone, found)
+        changed = {name for name, tensor in found.items() if not torch.equal(tensor, sub[name])}
+        assert changed == {name for layer in layers[first:stop] for name in layer}
+    (module,) = run.trainer._skeletons.values()
+    assert all(parameter.grad is None for parameter in module.parameters() if not parameter.requires_grad)
 
 
 def test_devices_without_the_memory_are_left_out_of_a_run():

@@ -61,6 +61,11 @@ def check_settings(settings: Settings, method: Method | None = None, objective: 
         raise OptionError("model.fresh names tensors that are not read from model.weights, which is empty")
     if not _DEVICE.fullmatch(settings.device):
         raise OptionError(f"device must be cpu, cuda or cuda:N, not '{settings.device}'")
+    if settings.engine == "processes" and settings.device != "cpu":
+        raise OptionError(
+            f"engine is processes, whose workers train on the CPU, but device is {settings.device}: set device=cpu, or"
+            " engine=auto, serial, vectorised or cuda"
+        )
     check_devices(settings, settings.data.clients)
     _check_names(settings)
     if objective is None:

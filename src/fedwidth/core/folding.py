@@ -40,6 +40,8 @@ def fold(state: Mapping[str, Tensor], index: Index) -> dict[str, Tensor]:
             continue
         weight, (down, up) = state[adapter.weight], (state[name].detach() for name in (adapter.down, adapter.up))
         outside = outside.to(weight.device)
-        change = adapter.product(up.index_select(1, outside), down.index_select(0, outside), tuple(weight.shape))
+        # In double: a GPU may round what it multiplies in single precision (TF32).
+        rows, columns = down.index_select(0, outside).double(), up.index_select(1, outside).double()
+        change = adapter.product(columns, rows, tuple(weight.shape))
         found[adapter.weight] = weight.detach() + change.to(weight.dtype)
     return found

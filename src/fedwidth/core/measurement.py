@@ -33,10 +33,21 @@ def measure(empty: Callable[[], nn.Module], filled: Callable[[], nn.Module], exa
     """Measure the module that `empty` makes, whose values do not matter; where they do, the one that `filled` makes."""
     inputs = at_least_two(example_inputs)
     try:
-        on_meta = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, inputs)
+        on_meta = moved(inputs, "meta")
         return measure_pass(empty().to("meta"), on_meta)
     except Exception:  # a model that looks at its values cannot run without them
-        return measure_pass(filled(), inputs)
+        made = filled()
+        return measure_pass(made, moved(inputs, device_of(made)))
+
+
+def moved(inputs: Any, device: torch.device | str) -> Any:
+    """The inputs on a device."""
+    return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the module's tensors are, which need not be where those of a run are."""
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
 
 
 def measure_pass(model: nn.Module, inputs: Any) -> Measured:
@@ -83,10 +94,11 @@ def backward_macs(make: Callable[[], nn.Module], example_inputs: Any) -> int:
     none."""
     inputs = at_least_two(example_inputs)
     try:
-        on_meta = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, inputs)
+        on_meta = moved(inputs, "meta")
         return _backward_macs(make().to("meta"), on_meta)
     except Exception:  # as in `measure`
-        return _backward_macs(make(), inputs)
+        made = make()
+        return _backward_macs(made, moved(inputs, device_of(made)))
 
 
 def _backward_macs(model: nn.Module, inputs: Any) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.data import IGNORE, Data, Partition, Split
+from fedwidth.data.batches import in_batches
 from fedwidth.data.trees import leaves
 from fedwidth.errors import DataError
 from fedwidth.models import StaticBatchNorm2d, collect_statistics, forget_statistics
@@ -212,9 +213,5 @@ def _all(split: Split) -> Tensor:
 def _batches(
     data: Data, split: Split, size: int, device: torch.device, samples: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    number = len(samples)
-    starts = list(range(0, number, size))
-    if len(starts) > 1 and number % size == 1:
-        starts.pop()  # one sample alone has no batch statistics: it goes with the batch before
-    for start, end in zip(starts, [*starts[1:], number], strict=True):
-        yield data.batch(split, samples[start:end], device=device)
+    for batch in in_batches(samples, size):
+        yield data.batch(split, batch, device=device)

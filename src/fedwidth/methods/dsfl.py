@@ -25,6 +25,7 @@ from torch.optim import SGD
 
 from fedwidth.core.answers import SAMPLES
 from fedwidth.core.architectures import GLOBAL
+from fedwidth.data.batches import in_batches
 from fedwidth.methods.definition import (
     Beginning,
     ClientPass,
@@ -88,7 +89,7 @@ def before(client: ClientPass) -> int:
     step = client.repeated(take, optimiser)
     for _ in range(options["epochs"]):
         order = torch.from_numpy(generator.permutation(len(samples)))
-        for batch in torch.split(order, options["batch_size"]):
+        for batch in in_batches(order, options["batch_size"]):
             step(client.public_inputs(samples[batch]), labels[batch.to(labels.device)])
     optimiser.zero_grad(set_to_none=True)
     return int(options["epochs"]) * len(samples)
@@ -97,7 +98,7 @@ def before(client: ClientPass) -> int:
 def answers(client: ClientPass) -> dict[str, Tensor]:
     """The numbers of the public samples, and the probabilities that the client's model gives for them."""
     samples = client.given[SAMPLES].cpu()
-    batches = torch.split(samples, MAX_ANSWERED)
+    batches = in_batches(samples, MAX_ANSWERED)
     found = [torch.softmax(client.logits(client.public_inputs(batch)).float(), -1) for batch in batches]
     return {SAMPLES: samples, PROBABILITIES: torch.cat(found)}
 
@@ -131,7 +132,7 @@ def close(closing: Closing) -> dict[str, Tensor]:
     samples = closing.answers()[0][SAMPLES].to(home)
     generator = torch_generator(closing.seed, "distil", closing.round)
     orders = [torch.randperm(len(samples), generator=generator) for _ in range(options["epochs"])]
-    batches = [batch for order in orders for batch in torch.split(order, options["batch_size"])]
+    batches = [batch for order in orders for batch in in_batches(order, options["batch_size"])]
     lesson = Lesson(
         closing, [samples[batch.to(home)] for batch in batches], [wanted[batch.to(wanted.device)] for batch in batches]
     )

@@ -58,17 +58,20 @@ def draw(closing: Closing, mean: Mapping[str, Tensor], generator: np.random.Gene
 def dirichlet_sample(models: Tensor, shares: np.ndarray, gamma: np.ndarray) -> Tensor:
     """The mean of clients' models [clients, …], weighed by their shares times what was drawn for them, gamma."""
     weights = gamma * shares
-    found: Tensor = torch.tensordot(torch.tensor(weights / weights.sum()).to(models), models, 1)
+    return weighed(models, weights / weights.sum())
+
+
+def weighed(models: Tensor, shares: np.ndarray) -> Tensor:
+    """The sum of models [clients, …] times their shares, in double: a GPU may round products in single (TF32)."""
+    found: Tensor = torch.tensordot(torch.tensor(shares, dtype=torch.float64, device=models.device), models.double(), 1)
     return found
 
 
 def paper_sample(models: Tensor, shares: np.ndarray, start: Tensor, noise: Tensor) -> Tensor:
     """mu + sigma * noise, with the weighted mean and variance of clients' models [clients, …]."""
     del start
-    weights = torch.tensor(shares, dtype=models.dtype, device=models.device)
-    mean = torch.tensordot(weights, models, 1)
-    found: Tensor = mean + torch.tensordot(weights, (models - mean).square(), 1).sqrt() * noise
-    return found
+    mean = weighed(models, shares)
+    return mean + weighed((models - mean).square(), shares).sqrt() * noise
 
 
 def published_sample(models: Tensor, shares: np.ndarray, start: Tensor, noise: Tensor) -> Tensor:

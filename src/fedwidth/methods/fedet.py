@@ -105,7 +105,8 @@ def taught(closing: Closing) -> Taught:
         for one, task in zip(closing.sums, closing.tasks, strict=True)
     ]
     common = [{full: own[name] for full, name in shared_names(held, plan).items() if name in own} for held, own in sent]
-    server = dict(closing.state) | mean_of(common, list(common[0]))
+    means = mean_of(common, list(common[0]))
+    server = dict(closing.state) | {name: mean.to(closing.state[name]) for name, mean in means.items()}
     if closing.options["steps"]:
         server = _teach(closing, server)
     models: dict[Held, Mapping[str, Tensor]] = {}

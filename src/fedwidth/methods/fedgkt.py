@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from fedwidth.core.answers import SAMPLES
 from fedwidth.core.architectures import GLOBAL
+from fedwidth.data.batches import in_batches
 from fedwidth.methods.definition import (
     Beginning,
     ClientPass,
@@ -111,12 +112,13 @@ def answers(client: ClientPass) -> dict[str, Tensor]:
     """Features, logits and labels of all samples of the client, and its weights before the boundary."""
     network, places = client.network(), torch.arange(client.number_of_samples())
     boundary = boundary_of(network, client.options["layers"])
+    dtype = next(network.parameters()).dtype  # passes may be in half precision
     found: dict[str, list[Tensor]] = {FEATURES: [], LOGITS: [], LABELS: []}
     met: list[str] = []
-    for batch in torch.split(places, MAX_ANSWERED):
+    for batch in in_batches(places, MAX_ANSWERED):
         inputs, targets = client.own_samples(batch)
         met, features, logits = lower_half(network, boundary, partial(client.logits, inputs))
-        for name, tensor in ((FEATURES, features), (LOGITS, logits), (LABELS, targets)):
+        for name, tensor in ((FEATURES, features.to(dtype)), (LOGITS, logits.to(dtype)), (LABELS, targets)):
             found[name].append(tensor)
     own = dict([*network.named_parameters(), *network.named_buffers()])
     lower = {name: own[name].detach().clone() for name in met}
@@ -170,9 +172,7 @@ def served(closing: Closing) -> Served:
     if not options["published"]:
         network.eval()
         with torch.no_grad():
-            said = [
-                torch.cat([says(batch) for batch in torch.split(answer[FEATURES], MAX_ANSWERED)]) for answer in sent
-            ]
+            said = [torch.cat([says(batch) for batch in in_batches(answer[FEATURES], MAX_ANSWERED)]) for answer in sent]
     kept = {name: optimiser.state[parameter] for name, parameter in parameters.items() if parameter in optimiser.state}
     moments = {f"{MOMENT}.{name}.{kind}": tensor for name, each in kept.items() for kind, tensor in each.items()}
     return Served(network, said, moments)
@@ -184,7 +184,7 @@ def _batches(closing: Closing, sizes: Sequence[int]) -> Iterator[tuple[int, Tens
     for _ in range(closing.options["epochs"]):
         for client, size in enumerate(sizes):
             order = torch.randperm(size, generator=generator).to(closing.device)
-            for batch in torch.split(order, closing.options["batch_size"]):
+            for batch in in_batches(order, closing.options["batch_size"]):
                 yield client, batch
 
 

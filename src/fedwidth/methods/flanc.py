@@ -25,7 +25,7 @@ from fedwidth.core.architectures import Held
 from fedwidth.core.factored.composed_layer import ComposedLayer, compose, orthogonal, skewness
 from fedwidth.core.factored.composition import Composition, CompositionSum, basis_name, coefficient_name
 from fedwidth.core.factored.decomposition import hidden_layers
-from fedwidth.core.running_mean import interpolated
+from fedwidth.core.running_mean import accumulable, interpolated
 from fedwidth.core.submodel import extract
 from fedwidth.errors import OptionError
 from fedwidth.methods.definition import (
@@ -105,7 +105,8 @@ def start(beginning: Beginning) -> dict[str, Tensor]:
 def whole_model(memory: Memory, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The full-width model out of the memory; other names of a tensor follow it."""
     bases, tensors = under(memory, BASIS), under(memory, f"{WIDTH}.1")
-    found = {n: compose(b, tensors[coefficient_name(n)]) for n, b in bases.items()}
+    # In double: a GPU may round what it multiplies in single precision (TF32).
+    found = {n: compose(b.double(), tensors[coefficient_name(n)].double()) for n, b in bases.items()}
     return {name: found.get(name, tensors.get(name, tensor)).to(tensor) for name, tensor in state.items()}
 
 
@@ -144,7 +145,7 @@ def renewed(closing: Closing) -> dict[str, Tensor]:
             new = torch.where(held > 0, mean, old) if isinstance(held, Tensor) else mean
             memory[f"{prefix}.{name}"] = in_dtype_of(new, old)
     for weight, old in under(closing.memory, BASIS).items():
-        mean, total = old, 0.0
+        mean, total = accumulable(old), 0.0
         for cohort in sums:
             total += cohort.total_weight
             mean = interpolated(mean, cohort.mean[basis_name(weight)], cohort.total_weight / total)

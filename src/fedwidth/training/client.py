@@ -80,7 +80,7 @@ class Trainer:
         settings, seed = self.settings.training, self.settings.seed
         module = self.skeleton(task.part)
         tensors = fill(module, sub)
-        self._let_rest(module, round)
+        self._let_rest(module, task.part, round)
         if settings.scaler:
             set_scaler(module, task.width)
         rate, samples = learning_rate(settings, round, self.settings.rounds), self.partition[task.client]
@@ -105,8 +105,7 @@ class Trainer:
             _seed_device(self.device, dropout_seed(seed, round, task.client))
             everyone = torch.arange(len(samples))
             if self.rule.local.before is not None:
-                with autocast(self.device, self.settings.precision):
-                    passes += self.rule.local.before(pass_)
+                passes += self.rule.local.before(pass_)
             if self.rule.probes:
                 for batch in batches(everyone, one_epoch(settings), order_generator(seed, round, task.client)):
                     weights.rate, weights.share = 0.0, len(batch) / len(samples)
@@ -133,13 +132,16 @@ class Trainer:
         update = Update(own, task.part, weight, labels=rows, client=task.client, reports=reports)
         return Trained(update, passes, float(losses) / steps, kept)
 
-    def _let_rest(self, module: nn.Module, round: int) -> None:
-        """Train in this round the parameters that the model trains, but for those that the rule lets rest."""
-        if self.rule.local.rests is None:
+    def _let_rest(self, module: nn.Module, part: Part, round: int) -> None:
+        """Train the parameters that the model trains, but for those that the part, or in this round the rule, lets
+        rest."""
+        rests, trained = self.rule.local.rests, getattr(part, "trained", None)
+        if rests is None and trained is None:
             return
-        resting = self.rule.local.rests(self.plan, round)
+        names = self.trained if trained is None else self.trained & trained(self.plan)
+        resting = frozenset() if rests is None else rests(self.plan, round)
         for name, parameter in module.named_parameters():
-            parameter.requires_grad_(name in self.trained and name not in resting)
+            parameter.requires_grad_(name in names and name not in resting).grad = None
 
     def _answered(self, pass_: ModulePass, tensors: State, weight: float, passes: int, loss: float) -> Trained:
         """What a client sends whose model stays with it: its answers."""
@@ -234,10 +236,11 @@ class Trainer:
 
     def skeleton(self, part: Part) -> nn.Module:
         """The module of a part's size, in training mode; made once and refilled for every client."""
-        if part.size not in self._skeletons:
+        size: Hashable = getattr(part, "one_module", None) or part.size
+        if size not in self._skeletons:
             made = make_skeleton(part, self.model, self.plan, device=self.device, channels_last=self.channels_last)
-            self._skeletons[part.size] = made
-        return self._skeletons[part.size].train()
+            self._skeletons[size] = made
+        return self._skeletons[size].train()
 
     @cached_property
     def graphs(self) -> Graphs:

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedwidth.gpu import autocast
 from fedwidth.methods import Task
 from fedwidth.methods.shared.repeated import Repeated
 from fedwidth.models import set_scaler
@@ -49,6 +50,11 @@ class ModulePass(Pass):
         known = (module, absent, mask, options, capacity, trainer.objective, module)
         given = {name: tensor.to(trainer.device) for name, tensor in task.given.items()}
         return cls(*known, trainer, task, round, *found, given=given)
+
+    def logits(self, inputs: Any) -> Any:
+        """What counts of the model's answer, in the precision of the settings."""
+        with autocast(self.trainer.device, self.trainer.settings.precision):  # not for the backward pass
+            return super().logits(inputs)
 
     def repeated(self, step: Callable[..., Tensor], optimiser: Optimizer) -> Callable[..., Tensor]:
         """The same step, to be taken many times: on a GPU it is captured."""

@@ -8,13 +8,15 @@ import torch
 from torch import nn
 
 from fedwidth.config.read import read_settings
+from fedwidth.core.aggregation import finalise
 from fedwidth.data import load
 from fedwidth.engines import FlatEngine
 from fedwidth.engines.slots.making import make_slot
 from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.errors import ClientError
 from fedwidth.experiment import Experiment, build_model
-from small_runs import same
+from fedwidth.training.engine import RoundRequest
+from small_runs import same, small
 
 CHANGES = ["rounds=2", "evaluation.every=2", "engine=cuda", "devices.dynamic=true", "training.batch_size=20"]
 CHANGES += ["model.options={widths=[4,8]}", "devices.capacities=a1-b1", "slots=4", "training.steps=2"]
@@ -112,6 +114,27 @@ def test_out_of_memory_goes_on_with_fewer_slots_and_the_same_result(monkeypatch,
     assert [m.rpartition(", ")[2] for m in messages] == left
     assert all(m.startswith("out of memory on cpu: the cuda engine goes on with fewer slots") for m in messages)
     assert is_reference(found)
+
+
+def test_slots_of_sizes_that_were_not_used_for_longest_are_let_go_of(monkeypatch):
+    """Rounds of one client each, with 1, 1/2, 1/4, 1/2 and 1 of the model: two sizes are kept, and no bit changes."""
+    experiment = Experiment(small("rounds=5", "engine=cuda", "devices.per_round=1"))
+
+    def trained(pool):
+        engine, state, alive = FlatEngine(experiment.trainer, pool), experiment.first_state, []
+        for round, capacity in enumerate((1.0, 0.5, 0.25, 0.5, 1.0)):
+            tasks = experiment.method.assign(experiment.plan, [(round, capacity)], round)
+            sums, _ = engine.train_round(RoundRequest(state, tasks, round))
+            state = finalise(state, sums, experiment.plan)
+            alive.append([size[0] for size in pool._slots])
+        return state, alive
+
+    all_kept, alive = trained(SlotPool(experiment.trainer))
+    assert alive[-1] == [0.25, 0.5, 1.0]
+    monkeypatch.setattr("fedwidth.engines.slots.pool.MAX_SIZES", 2)
+    found, alive = trained(SlotPool(experiment.trainer))
+    assert alive == [[1.0], [1.0, 0.5], [0.5, 0.25], [0.25, 0.5], [0.5, 1.0]]
+    assert same(all_kept, found)
 
 
 class NoRoomToStart(FlatEngine):

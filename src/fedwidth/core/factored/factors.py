@@ -105,7 +105,9 @@ class Factors:
             up, down = (sub.get(name) for name in factor_names(weight))
             if up is None or down is None:
                 raise StateError(f"the sub-model lacks the factors of '{weight}'")
-            whole[weight] = from_matrices(up @ down, plan.shapes[weight], self.reading)
+            # In double, as they were decomposed: a GPU may round what it multiplies in single precision (TF32).
+            product = (up.double() @ down.double()).to(up.dtype)
+            whole[weight] = from_matrices(product, plan.shapes[weight], self.reading)
         factors = {name for weight in self.components for name in factor_names(weight)}
         return whole | {name: tensor for name, tensor in sub.items() if name not in factors}
 

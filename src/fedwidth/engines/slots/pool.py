@@ -33,6 +33,10 @@ from fedwidth.training.client import Trainer, dropout_seed
 LAUNCH_THREADS = 10
 """The number of threads that launch captured steps."""
 
+MAX_SIZES = 16
+"""The number of sizes whose slots are kept for later rounds, each with a captured step and the memory of its
+activations: clients of CoCoFL may train any of many runs of layers."""
+
 Wave = list[tuple[FlatTask, Slot]]
 """Clients that train at the same time, each with its slot."""
 
@@ -129,6 +133,7 @@ class SlotPool:
 
     def _assign_slots(self, flat_tasks: Sequence[FlatTask]) -> Iterator[tuple[FlatTask, Slot]]:
         """The tasks in order, each with a slot of its size, until a size has no free slot left."""
+        self._let_go_of_oldest({flat_task.size for flat_task in flat_tasks})
         used: dict[Size, int] = {}
         for number, flat_task in enumerate(flat_tasks):
             taken = used.get(flat_task.size, 0)
@@ -140,13 +145,25 @@ class SlotPool:
 
     def _slot(self, flat_task: FlatTask, number: int, used: dict[Size, int]) -> Slot:
         """The slot with this number among those of a task's size, made if it is not there yet."""
-        slots = self._slots.setdefault(flat_task.size, [])
+        slots = self._slots[flat_task.size] = self._slots.pop(flat_task.size, [])  # sizes used last come last
         self._wanted = max(self._wanted, number + 1)
         if number == len(slots):
             self._make_room(used)
             task = flat_task.task
             slots.append(self._make_slot(self.trainer, task.part, flat_task.sub, task.width))
         return slots[number]
+
+    def _let_go_of_oldest(self, needed: set[Size]) -> None:
+        """Let go of the slots of other sizes that were not used for longest, if there would be too many sizes."""
+        others = [size for size in self._slots if size not in needed]
+        oldest = others[: max(0, len(others) + len(needed) - MAX_SIZES)]
+
+        def release() -> None:
+            for size in oldest:
+                del self._slots[size]
+
+        if oldest:
+            free_memory(self.device, release)
 
     def _make_room(self, used: dict[Size, int]) -> None:
         """Let go of the slots that the wave does not use, if there may be no more slots than there are."""

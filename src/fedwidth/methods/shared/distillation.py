@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from fedwidth.data.batches import batch_end
 from fedwidth.data.trees import Tree, leaves
 from fedwidth.errors import OptionError
 from fedwidth.methods.definition import Closing
@@ -89,11 +90,11 @@ def answers(
     assert closing.public is not None
     found, size, begin = [], MAX_ANSWERED, 0
     while begin < len(samples):
-        batch = samples[begin : begin + size]
+        batch = samples[begin : (end := batch_end(begin, size, len(samples)))]
         inputs, _ = closing.public.batch(closing.public.train, batch, train=False, device=closing.device)
         said = torch.stack([closing.answer(model, inputs).float() for model in models])
         found.append(combine(said))
-        begin += size
+        begin = end
         if closing.device.type == "cuda":
             size = _samples_at_a_time(inputs, said, len(batch))
     return torch.cat(found)

@@ -64,6 +64,8 @@ class Layers:
 
     full_width: ClassVar[bool] = True
     """Its layers are as wide as the model's, whatever the client's capacity."""
+    one_module: ClassVar[str] = "layers"
+    """Modules differ in what is trained alone: whoever sets that for every client needs one for all, by this name."""
     plan: Plan | None = field(repr=False)
     """None in worker processes, which have a plan of their own."""
     first: int
