@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 class Part(Protocol):
     """What a client trains: it is cut out of the global state, and what becomes of it is added up with others like it.
 
-    A part that goes to worker processes is pickled.
+    A part that goes to worker processes is pickled. Besides what follows it may have
+
+        full_width        True where its layers are as wide as the model's, whatever the client's capacity
+        trained(plan)     the names of the tensors that are trained, where others rest
+        one_module        a name for all parts that differ in that alone, so that they can take turns in one module
     """
 
     @property
