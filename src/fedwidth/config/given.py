@@ -1,9 +1,16 @@
-"""What a run was given in Python: each thing of the right kind, and one fit for the other."""
+"""What a run was given in Python: each thing of the right kind, one fit for the other, and how it is written down.
+
+What only the program has that gave it stands in config.toml, under the key `given`, by the name it has there: such a
+config is no recipe until its settings name these things, and who reads it is told so.
+"""
 
 from __future__ import annotations
 
+import tomllib
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -11,6 +18,7 @@ from torch import nn
 from fedwidth.data import Data, Partition
 from fedwidth.errors import DataError, OptionError
 from fedwidth.methods import Method
+from fedwidth.methods.lookup.by_name import UNNAMED
 from fedwidth.objectives import Objective
 from fedwidth.settings import Settings
 
@@ -23,6 +31,20 @@ KINDS: dict[str, tuple[Any, str]] = {
     "public": (Data, "fedwidth.data.Data"),
 }
 """What may be given, of which type, and how one comes by it."""
+
+GIVEN = "given"
+"""The key of config.toml under which it is written down."""
+
+NAMED_BY = {
+    "model": "model.name=package.module:factory",
+    "models": "models=[{name='package.module:factory', capacities=[…]}]",
+    "data": "data.name=package.module:function",
+    "partition": "data.partition=natural (with data that says whose each sample is)",
+    "public": "data.public_name=package.module:function",
+    "method": "method.name=package.module:METHOD",
+    "objective": "objective.name=package.module:OBJECTIVE",
+}
+"""What only a program may have, and the setting that names it in a recipe instead."""
 
 
 def check_given(settings: object, **given: object) -> None:
@@ -59,6 +81,71 @@ def warn_of_dealing(settings: Settings, data: Data) -> None:
             " samples anew: set it to 'natural' to leave them where they are",
             stacklevel=4,
         )
+
+
+def without_name(settings: Settings, **given: Any) -> dict[str, str]:
+    """What of the things given these settings do not name, with the name each has in its program."""
+    found = {name: _title(thing) for name, thing in given.items() if thing is not None}
+    for name, wanted in (("method", settings.method.name), ("objective", settings.objective.name)):
+        module, _, own = wanted.partition(":")
+        if module in (UNNAMED, "__main__"):  # which is another module for every program
+            found[name] = own
+    return found
+
+
+def read_given(config: Path) -> dict[str, str]:
+    """What the run of this config.toml was given; nothing where it does not say."""
+    try:
+        return given_in(tomllib.loads(config.read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # what is wrong with it, who reads the settings says
+        return {}
+
+
+def given_in(document: Mapping[str, Any]) -> dict[str, str]:
+    """What the run of a parsed config.toml was given."""
+    found = document.get(GIVEN, {})
+    if not isinstance(found, Mapping) or not found.keys() <= NAMED_BY.keys():
+        raise OptionError(
+            f"{GIVEN} is where a run says what it was given in Python: a table of {', '.join(NAMED_BY)}, not {found!r}"
+        )
+    return {name: str(title) for name, title in found.items()}
+
+
+def refuse_given(document: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse the config of a run that was given something in Python, unless changes name all of it."""
+    given = {name: title for name, title in given_in(document).items() if not _is_named(name, changes)}
+    if given:
+        ways = ", ".join(NAMED_BY[name] for name in given)
+        raise OptionError(
+            f"{describe_given(given)}, and its settings do not say what only that program has: run it there, or name it"
+            f" in a recipe or with --set: {ways}"
+        )
+
+
+def describe_given(given: Mapping[str, str]) -> str:
+    """What a run was given, as the beginning of a sentence.
+
+    >>> describe_given({"model": "Net", "data": "tensors"})
+    'the model (Net) and data (tensors) of this run were given in Python'
+    """
+    listed = " and ".join(f"{name} ({title})" for name, title in given.items())
+    return f"the {listed.replace(' and ', ', ', len(given) - 2)} of this run {_were(given)} given in Python"
+
+
+def _were(given: Mapping[str, str]) -> str:
+    return "was" if len(given) == 1 and not {"models", "data"} & given.keys() else "were"
+
+
+def _is_named(name: str, changes: Sequence[Mapping[str, Any]]) -> bool:
+    section, _, key = NAMED_BY[name].partition("=")[0].partition(".")
+    return any(section in change and (not key or key in change[section]) for change in changes)
+
+
+def _title(thing: Any) -> str:
+    """The name of a thing: its own, or that of its class; of several, all."""
+    if isinstance(thing, Mapping):
+        return ", ".join(_title(each) for each in thing.values())
+    return type(thing).__name__ if isinstance(thing, nn.Module) else str(thing.name)
 
 
 def _kind(thing: object) -> str:

@@ -139,7 +139,7 @@ def find_about(folders: Sequence[Path]) -> tuple[Path, About]:
 
 def _settings(run: Run) -> Settings | None:
     try:
-        return build(Settings, run.config)
+        return build(Settings, run.settings)
     except FedwidthError:
         return None
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedwidth import files
+from fedwidth.config.given import describe_given, read_given
 from fedwidth.config.influence import BUDGET, influences
 from fedwidth.config.read import read_config
 from fedwidth.config.schema import shown
@@ -48,8 +49,13 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
         yield
 
 
-def check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder in which this run may not begin, go on or replace another; writes nothing."""
+def check_folder(
+    folder: Path, settings: Settings, *, resume: bool, overwrite: bool, given: Collection[str] = ()
+) -> None:
+    """Refuse a folder in which this run may not begin, go on or replace another; writes nothing.
+
+    `given` is what this run was given in Python.
+    """
     if resume and overwrite:
         raise OptionError("--resume goes on with a run and --overwrite replaces it: give one of them")
     for above in (folder, *folder.parents):
@@ -61,7 +67,7 @@ def check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: b
         with locked(folder):  # one that is being written to is refused here already
             pass
     if resume:
-        check_same(folder, settings)
+        check_same(folder, settings, given)
         lines_done(folder, rounds_done(folder))
     elif not overwrite and holds_run(folder):
         raise OptionError(f"{folder} holds a run already; give --resume, --overwrite or another --out")
@@ -72,8 +78,8 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in FILES)
 
 
-def check_same(folder: Path, settings: Settings) -> None:
-    """Refuse to go on with a run that was started with other settings, naming the first few."""
+def check_same(folder: Path, settings: Settings, given: Collection[str] = ()) -> None:
+    """Refuse to go on with a run that was started with other settings, or that was given what this one is not."""
     path = folder / CONFIG
     if not path.exists():
         if holds_run(folder):
@@ -83,6 +89,9 @@ def check_same(folder: Path, settings: Settings) -> None:
         there = influences(asdict(read_config(path)), without=BUDGET)
     except OptionError as error:
         raise StateError(f"{path} was written by another version of fedwidth or changed: {error}") from None
+    if lacking := {name: title for name, title in read_given(path).items() if name not in given}:
+        again = ", ".join(f"{name}=…" for name in lacking)
+        raise StateError(f"{folder} cannot go on so: {describe_given(lacking)}; give again Experiment(…, {again})")
     here = influences(asdict(settings), without=BUDGET)
     differences = [
         f"{key} is {shown(there[key])} there and {shown(here[key])} now"
