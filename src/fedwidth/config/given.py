@@ -13,6 +13,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedwidth.data import Data, Partition
@@ -66,10 +67,24 @@ def check_given(settings: object, **given: object) -> None:
 
 def check_partition(partition: Partition, data: Data) -> None:
     """Refuse a partition of other samples than the data's."""
-    if len(partition.targets) != len(data.train):
+    tested = partition.test_split(data)
+    _check_samples("training", len(partition.targets), len(data.train))
+    _check_samples("training", partition.train.owners, len(data.train))
+    _check_samples("test", partition.test.owners or None, len(tested))  # of none, nobody has any
+    for which, shares, split in (("training", partition.train, data.train), ("test", partition.test, tested)):
+        numbers = shares.samples if len(shares.samples) else torch.zeros(1)
+        low, high = int(numbers.min()), int(numbers.max())
+        if low < 0 or high >= len(split):
+            raise DataError(
+                f"the partition has {which} samples from {low} to {high}, but those of the data are numbered from 0 to"
+                f" {len(split) - 1}"
+            )
+
+
+def _check_samples(which: str, shared: int | None, there: int) -> None:
+    if shared is not None and shared != there:
         raise DataError(
-            f"the partition is of {len(partition.targets)} training samples, but the data has {len(data.train)}:"
-            " make it of the same data"
+            f"the partition is of {shared} {which} samples, but the data has {there}: make it of the same data"
         )
 
 
