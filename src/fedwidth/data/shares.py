@@ -50,6 +50,10 @@ class Shares:
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return cls(torch.from_numpy(order.astype(np.int64)), torch.from_numpy(offsets.astype(np.int64)), len(owner))
 
+    def __repr__(self) -> str:
+        """In one line: its tensors are not for reading."""
+        return f"Shares({len(self.samples)} samples, {len(self)} clients)"
+
     def __len__(self) -> int:
         return int(self.offsets.shape[0]) - 1
 

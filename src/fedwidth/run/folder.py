@@ -29,6 +29,8 @@ LOCK, GROUP_LOCK, SERVE_LOCK = files.LOCK, ".runs.lock", ".serve.lock"
 """The locks: of one run, of a folder that holds several, and of a deployment, from its start to its end."""
 HISTORY = "history"
 """The folder of earlier checkpoints in the folder of a run."""
+COMMAND, PYTHON = ("--resume", "--overwrite", "--out"), ("resume=True", "overwrite=True", "out")
+"""How one goes on with a run, replaces it and names its folder: on the command line, and in Python."""
 
 
 class InUse(OptionError):
@@ -43,26 +45,33 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(files.locked(folder / name))
         except BlockingIOError:
-            raise InUse(f"another run is writing to {folder}; wait for it or give another --out") from None
+            raise InUse(f"another run is writing to {folder}; wait for it or give another folder") from None
         except OSError as error:
             raise OptionError(f"cannot use {folder} as output folder: {error.strerror or error}") from error
         yield
 
 
 def check_folder(
-    folder: Path, settings: Settings, *, resume: bool, overwrite: bool, given: Collection[str] = ()
+    folder: Path,
+    settings: Settings,
+    *,
+    resume: bool,
+    overwrite: bool,
+    given: Collection[str] = (),
+    words: tuple[str, str, str] = COMMAND,
 ) -> None:
     """Refuse a folder in which this run may not begin, go on or replace another; writes nothing.
 
-    `given` is what this run was given in Python.
+    `given` is what this run was given in Python; `words` is how the user asks for what messages name.
     """
+    go_on, replace, out = words
     if resume and overwrite:
-        raise OptionError("--resume goes on with a run and --overwrite replaces it: give one of them")
+        raise OptionError(f"{go_on} goes on with a run and {replace} replaces it: give one of them")
     for above in (folder, *folder.parents):
         if above.is_dir():
             break
         if above.exists() or above.is_symlink():
-            raise OptionError(f"{above} is a file; give a folder as --out")
+            raise OptionError(f"{above} is a file; give a folder as {out}")
     if (folder / LOCK).exists():
         with locked(folder):  # one that is being written to is refused here already
             pass
@@ -70,7 +79,7 @@ def check_folder(
         check_same(folder, settings, given)
         lines_done(folder, rounds_done(folder))
     elif not overwrite and holds_run(folder):
-        raise OptionError(f"{folder} holds a run already; give --resume, --overwrite or another --out")
+        raise OptionError(f"{folder} holds a run already; give {go_on}, {replace} or another {out}")
 
 
 def holds_run(folder: Path) -> bool:
