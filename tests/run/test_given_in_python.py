@@ -18,6 +18,7 @@ from fedwidth.experiment import Experiment, Stopped
 from fedwidth.export import export_run
 from fedwidth.methods import Method, fedavg
 from fedwidth.objectives import OBJECTIVES
+from fedwidth.report import write_report
 from fedwidth.report.describe import describe
 from fedwidth.report.entries import group_runs
 from fedwidth.report.rebuild import ModelRebuilder
@@ -97,6 +98,7 @@ def test_a_method_or_objective_that_only_the_program_has(name, tmp_path):
     aim = replace(OBJECTIVES["classification"], name="own")
     Experiment(settings("rounds=1"), **{name: own if name == "method" else aim}).run(tmp_path)
     assert written(tmp_path)["given"] == {name: "own"}
+    assert write_report([tmp_path], tmp_path / "report.html").exists()
     message = rf"the {name} \(own\) of this run was given in Python.*{name}.name=package.module:{name.upper()}"
     with pytest.raises(OptionError, match=message):
         read_settings(tmp_path / CONFIG)
