@@ -16,6 +16,7 @@ Public are the names below (`__all__`), and what the pages under docs/reference/
     fedwidth.devices       capacities, and how they go with the data
     fedwidth.analysis      which weights a method trains, what an accuracy took
     fedwidth.report        reports and figures
+    fedwidth.export        files of a run's model
     fedwidth.flower        a Strategy and three functions for a Flower app of one's own
     fedwidth.errors        what is raised
 

@@ -51,7 +51,8 @@ class Experiment:
     `model` (which is copied), `data`, `partition`, `method` and `objective` may be your own; otherwise the settings
     name them.
     `public` is data of the server's own, for methods that close a round with it; `models` are networks that clients of
-    some capacities hold in place of widths of the run's model, by capacity.
+    some capacities hold in place of widths of the run's model, by capacity. `named` says that data and partition are
+    those the settings name, made before: what is your own is written down as such, and no recipe.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Experiment:
         objective: Objective | str | None = None,
         public: Data | None = None,
         models: Mapping[float, nn.Module] | None = None,
+        named: bool = False,
     ) -> None:
         setup = set_up(
             settings,
@@ -75,11 +77,14 @@ class Experiment:
             objective=objective,
             public=public,
             models=models,
+            named=named,
         )
         self.settings = settings = setup.settings
         self.method, self.objective, self.device = setup.method, setup.objective, setup.device
         self.data, self.partition, self.capacities = setup.data, setup.partition, setup.capacities
         self.model, self.plan = setup.model, setup.plan
+        self.given = setup.given
+        """What the run was given in Python that its settings do not name."""
         enrolled = self.capacities.enrolled(settings.devices.excluded)
         example = moved(self.data.example(), self.device)
         beginning = Beginning(

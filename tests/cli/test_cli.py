@@ -332,7 +332,7 @@ class TestOutputFolder:
         before = contents(tmp_path / "out")
         capsys.readouterr()
         assert run_command(["run", recipe, "--out", "out", "--set", "seed=2"]) == 2
-        assert "holds a run already" in one_line(capsys)
+        assert "holds a run already; give --resume, --overwrite or another --out" in one_line(capsys)
         assert run_command(["run", recipe, "--out", "out", "--set", "seed=2", "--resume"]) == 2
         assert "seed is 1 there and 2 now" in one_line(capsys)
         assert contents(tmp_path / "out") == before

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedwidth.data import from_clients, from_tensors, make_partition
+from fedwidth.data import Partition, Shares, from_clients, from_tensors, make_partition
 from fedwidth.errors import FedwidthError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import DataSettings, DeviceSettings, Settings
@@ -22,6 +22,15 @@ SETTINGS = Settings(rounds=1, data=DataSettings(clients=4), devices=DeviceSettin
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def by_hand(train, targets, test=None) -> Partition:
+    """Samples of one client."""
+    shares = [Shares.of([0 for _ in samples], 1) for samples in (train, test or train)]
+    return Partition("by hand", *shares, targets)
+
+
+NOTHING = Shares.of([], 1), Y
 
 
 @pytest.mark.parametrize(
@@ -38,6 +47,12 @@ def network() -> nn.Module:
         (
             {"partition": make_partition(from_tensors(X[:30], Y[:30], X, Y), "iid", clients=4)},
             "the partition is of 30 training samples, but the data has 60",
+        ),
+        ({"partition": by_hand(range(50), Y)}, "the partition is of 50 training samples, but the data has 60"),
+        ({"partition": by_hand(range(60), Y, range(70))}, "the partition is of 70 test samples, but the data has 60"),
+        (
+            {"partition": Partition("mine", Shares(torch.tensor([0, 60]), torch.tensor([0, 2])), *NOTHING)},
+            "the partition has training samples from 0 to 60, but those of the data are numbered from 0 to 59",
         ),
         ({"settings": {"rounds": 1}}, "settings must be fedwidth.settings.Settings, not a dict"),
         ({"settings": replace(SETTINGS, data="digits")}, r"settings.data must be DataSettings\(…\), not a str"),

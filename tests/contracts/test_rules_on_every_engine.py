@@ -239,7 +239,7 @@ def test_a_method_without_a_name_is_resumed_by_its_program_alone(tmp_path):
     assert same(whole, Experiment(settings, method=mine).run(tmp_path / "run", resume=True).server.state)
     from fedwidth.config.read import read_settings
 
-    with pytest.raises(OptionError, match="method 'mine' was made in a program and has no name"):
+    with pytest.raises(OptionError, match=r"the method \(mine\) of this run was given in Python"):
         read_settings(tmp_path / "run" / "config.toml")
 
 

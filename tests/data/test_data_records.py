@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from fedwidth.data import IGNORE, Split, Transform, from_dataset, from_tensors
+from fedwidth.data import IGNORE, Split, Transform, from_dataset, from_tensors, make_partition
 from fedwidth.errors import DataError, OptionError
 
 X, Y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -111,3 +111,12 @@ def test_bad_tensors(change: dict[str, object], message: str) -> None:
 def test_unknown_kind() -> None:
     with pytest.raises(OptionError, match="did you mean 'images'"):
         from_tensors(X, Y, X, Y, kind="image")  # type: ignore[arg-type]
+
+
+def test_data_and_who_has_it_are_printed_in_one_line() -> None:
+    data = from_tensors(X, Y, X, Y, name="mine", train_users=Y)
+    assert repr(data) == "Data('mine', tensors [4], 6 training and 6 test samples, 3 classes)"
+    assert repr(data.train) == "Split(6 samples, each with its user)"
+    split = make_partition(data, "natural")
+    assert repr(split.train) == "Shares(6 samples, 3 clients)"
+    assert len(repr(split)) < 150

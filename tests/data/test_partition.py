@@ -9,9 +9,9 @@ from data_fixtures import labelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.data import Data, Partition, from_tensors, load, make_partition
+from fedwidth.data import Data, Partition, Shares, from_tensors, load, make_partition
 from fedwidth.data.ownership import proportional
-from fedwidth.errors import DataError, OptionError
+from fedwidth.errors import DataError, FedwidthError, OptionError
 
 CIFAR_SHAPED = labelled([label for label in range(10) for _ in range(5000)], [k % 10 for k in range(10_000)])
 
@@ -296,3 +296,37 @@ def test_indexing() -> None:
     for wrong in (-1, 3):
         with pytest.raises(IndexError):
             partition[wrong]
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor, lambda owner: np.array(owner, np.uint8), np.array])
+def test_owners_are_a_list_a_tensor_or_an_array(kind):
+    shares = Shares.of(kind([1, 0, 2, 1]), 3)
+    assert [share.tolist() for share in shares] == [[1], [0, 3], [2]]
+    assert Shares.of([], 3).sizes.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("owner", "clients", "message"),
+    [
+        (np.arange(120) % 7, 4, r"sample 6 is with client 6, but 4 clients are numbered from 0 to 3 \(a negative"),
+        ([0.0, 1.0], 2, "owners must be whole numbers, one client for each sample, .* not a list of shape .* float64"),
+        ([True, False], 2, "owners must be whole numbers"),
+        (torch.zeros(2, 2, dtype=torch.long), 2, r"owners must be whole numbers.* not a Tensor of shape \[2, 2\]"),
+        ([[0], [0, 1]], 2, "owners must be whole numbers.* not a list$"),
+        ("0011", 2, "owners must be whole numbers.* not a str"),
+        ([0, 1], 0, "clients must be a whole number from 1 on, not 0"),
+        ([0, 1], 2.0, "clients must be a whole number from 1 on, not 2.0"),
+    ],
+)
+def test_owners_that_are_none_are_refused(owner, clients, message):
+    with pytest.raises(FedwidthError, match=message):
+        Shares.of(owner, clients)
+
+
+def test_a_partition_has_the_same_clients_for_training_and_test_samples():
+    three, two = Shares.of([0, 1, 2], 3), Shares.of([0, 1], 2)
+    with pytest.raises(DataError, match="are with 3 clients and the test samples with 2: they must be the same"):
+        Partition("by hand", three, two, torch.tensor([0, 1, 1]))
+    with pytest.raises(DataError, match=r"test of a partition must be Shares, as Shares.of\(.* not a list"):
+        Partition("by hand", three, [[0], [1], [2]], torch.tensor([0, 1, 1]))
+    assert Partition("by hand", three, three, [0, 1, 1]).labels[2].tolist() == [1]

@@ -110,7 +110,11 @@ def test_a_model_that_was_given_in_python_is_given_again(tmp_path):
     own = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     settings = read_settings("rounds=1", ["data.clients=3", "devices.per_round=2", "engine=serial"]).main
     result = Experiment(settings, model=own, data=from_tensors(x, y, x, y)).run(tmp_path / "run")
-    with pytest.raises(StateError, match="give it here too"):
+    with pytest.raises(StateError, match=r"was given in Python: give it again, as fedwidth.load\(…, model=…\)"):
+        fedwidth.load(tmp_path / "run")
+    lines = (tmp_path / "run" / CONFIG).read_text().splitlines(keepends=True)
+    (tmp_path / "run" / CONFIG).write_text("".join(line for line in lines if not line.startswith("given")))
+    with pytest.raises(StateError, match="was given in Python, give it again"):  # a folder of an earlier version
         fedwidth.load(tmp_path / "run")
     again = fedwidth.load(tmp_path / "run", model=own)
     assert torch.equal(again(x), result.model(x))

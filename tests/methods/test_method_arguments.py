@@ -11,7 +11,7 @@ import torch
 
 from fedwidth.core.index import Index
 from fedwidth.errors import CapacityError, OptionError, PlanError, SelectionError
-from fedwidth.methods import Closing, Local, Task, method, methods
+from fedwidth.methods import Closing, Local, Method, Option, Task, method, methods, per_group
 from hand_plans import heads_plan, mlp_plan, random_state
 
 METHODS = sorted(name for name, method in methods().items() if method.slices)
@@ -173,3 +173,47 @@ def test_what_clients_are_given_must_be_tensors():
     odd = replace(method("dsfl"), local=replace(method("dsfl").local, gives=lambda memory, at: {"samples": [1, 2]}))
     with pytest.raises(OptionError, match="gives of dsfl must return tensors by name, not a list as 'samples'"):
         odd.send([Task(0, 1.0, None, 0)], {}, {}, plan=mlp_plan(), round=0, seed=0, clients=1)
+
+
+def own(units, **more):
+    """A method of one's own that keeps these units."""
+    return Method("mine", "Mine", "-", "-", choose=per_group(units), **more).with_options()
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_a_choice_keeps_as_many_units_as_it_is_told(kept):
+    mine = own(lambda size, asked, at: torch.arange(kept))
+    with pytest.raises(SelectionError, match=rf"^mine keeps {kept} units of group 'a', but 4 were asked for"):
+        mine.select(mlp_plan(), capacity=0.5)
+
+
+@pytest.mark.parametrize(
+    ("what", "look"),
+    [
+        ("state", lambda at: at.state["a.weight"]),
+        ("state", lambda at: at.state.get("a.weight")),
+        ("memory", lambda at: at.memory["seen"]),
+        ("own", lambda at: at.own[0]),
+    ],
+)
+def test_a_choice_that_looks_at_what_it_does_not_read_is_told_to_say_so(what, look):
+    mine = own(lambda size, kept, at: look(at)[:kept])
+    message = rf"^mine cannot choose .*: at.{what} is there only for .* says so, Method\(…, reads=\(\"{what}\",\)\)$"
+    with pytest.raises(OptionError, match=message):
+        mine.select(mlp_plan(), capacity=0.5, state=random_state(mlp_plan()))
+
+
+def test_other_errors_of_a_choice_are_its_own():
+    with pytest.raises(TypeError, match="'NoneType' object"):
+        own(lambda size, kept, at: at.options.get("none")[0], reads=("state",)).select(
+            mlp_plan(), capacity=0.5, state={}
+        )
+    with pytest.raises(KeyError, match="seen"):
+        own(lambda size, kept, at: at.memory["seen"], reads=("memory",)).select(mlp_plan(), capacity=0.5)
+
+
+def test_a_value_that_an_options_check_fails_on_is_not_allowed():
+    strength = Option(0.1, "a number of at least 0", lambda value: value >= 0, "how much")
+    mine = Method("mine", "Mine", "-", "-", choose=per_group(lambda *_: None), options={"strength": strength})
+    with pytest.raises(OptionError, match="^mine option strength must be a number of at least 0, not 'x'$"):
+        mine.with_options(strength="x")

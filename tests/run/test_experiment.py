@@ -1,6 +1,7 @@
 """Whole runs: costs by hand, one seed one result, every method at full width, and what is refused."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -371,3 +372,9 @@ def test_excluded_capacities_take_part_in_no_round_and_a_round_may_be_empty():
     empty = next(line for line in result.metrics if not line["clients"])
     assert empty["train_loss"] is None
     assert empty["bytes_up"] == 0
+
+
+def test_a_result_is_printed_in_one_line():
+    result = Experiment(small("rounds=2")).run()
+    assert re.fullmatch(r"Result\(2 rounds, accuracy \d+\.\d\d %\)", repr(result))
+    assert re.fullmatch(r"Server\(round=2, \d tensors\)", repr(result.server))

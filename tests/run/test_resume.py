@@ -232,7 +232,7 @@ class TestFolder:
 
     def test_a_folder_with_a_run_is_refused(self, tmp_path):
         run(tmp_path / "run")
-        with pytest.raises(OptionError, match="holds a run already; give --resume, --overwrite or another --out"):
+        with pytest.raises(OptionError, match="holds a run already; give resume=True, overwrite=True or another out"):
             run(tmp_path / "run", "seed=2")
 
     @pytest.mark.parametrize("inside", ["", "deep/er"])

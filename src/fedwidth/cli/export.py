@@ -31,17 +31,17 @@ def export_model(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> None:
     """Write the trained model of a run, at some width and ready to use, as a file for other programs and devices."""
-    from fedwidth.export.adapters import APART, MERGED, check_way, merged, write_apart
-    from fedwidth.export.formats import check_target, export
-    from fedwidth.export.load import take
+    from fedwidth.export import export_run
 
-    check_way(adapters, form, out, overwrite=overwrite)
-    check_target(out, form, overwrite=overwrite or adapters == APART)
-    taken = take(run, capacity)
-    if adapters == APART:
-        written = write_apart(taken, out)
-    else:
-        taken = merged(taken) if adapters == MERGED else taken
-        written = export(taken, form, out, batch=batch, training=training, overwrite=overwrite)
+    written = export_run(
+        run,
+        out,
+        capacity=capacity,
+        form=form,
+        batch=batch,
+        training=training,
+        adapters=adapters,
+        overwrite=overwrite,
+    )
     for path in written:
         print(path)

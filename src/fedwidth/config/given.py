@@ -1,16 +1,25 @@
-"""What a run was given in Python: each thing of the right kind, and one fit for the other."""
+"""What a run was given in Python: each thing of the right kind, one fit for the other, and how it is written down.
+
+What only the program has that gave it stands in config.toml, under the key `given`, by the name it has there: such a
+config is no recipe until its settings name these things, and who reads it is told so.
+"""
 
 from __future__ import annotations
 
+import tomllib
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedwidth.data import Data, Partition
 from fedwidth.errors import DataError, OptionError
 from fedwidth.methods import Method
+from fedwidth.methods.lookup.by_name import UNNAMED
 from fedwidth.objectives import Objective
 from fedwidth.settings import Settings
 
@@ -23,6 +32,20 @@ KINDS: dict[str, tuple[Any, str]] = {
     "public": (Data, "fedwidth.data.Data"),
 }
 """What may be given, of which type, and how one comes by it."""
+
+GIVEN = "given"
+"""The key of config.toml under which it is written down."""
+
+NAMED_BY = {
+    "model": "model.name=package.module:factory",
+    "models": "models=[{name='package.module:factory', capacities=[…]}]",
+    "data": "data.name=package.module:function",
+    "partition": "data.partition=natural (with data that says whose each sample is)",
+    "public": "data.public_name=package.module:function",
+    "method": "method.name=package.module:METHOD",
+    "objective": "objective.name=package.module:OBJECTIVE",
+}
+"""What only a program may have, and the setting that names it in a recipe instead."""
 
 
 def check_given(settings: object, **given: object) -> None:
@@ -44,10 +67,24 @@ def check_given(settings: object, **given: object) -> None:
 
 def check_partition(partition: Partition, data: Data) -> None:
     """Refuse a partition of other samples than the data's."""
-    if len(partition.targets) != len(data.train):
+    tested = partition.test_split(data)
+    _check_samples("training", len(partition.targets), len(data.train))
+    _check_samples("training", partition.train.owners, len(data.train))
+    _check_samples("test", partition.test.owners or None, len(tested))  # of none, nobody has any
+    for which, shares, split in (("training", partition.train, data.train), ("test", partition.test, tested)):
+        numbers = shares.samples if len(shares.samples) else torch.zeros(1)
+        low, high = int(numbers.min()), int(numbers.max())
+        if low < 0 or high >= len(split):
+            raise DataError(
+                f"the partition has {which} samples from {low} to {high}, but those of the data are numbered from 0 to"
+                f" {len(split) - 1}"
+            )
+
+
+def _check_samples(which: str, shared: int | None, there: int) -> None:
+    if shared is not None and shared != there:
         raise DataError(
-            f"the partition is of {len(partition.targets)} training samples, but the data has {len(data.train)}:"
-            " make it of the same data"
+            f"the partition is of {shared} {which} samples, but the data has {there}: make it of the same data"
         )
 
 
@@ -59,6 +96,71 @@ def warn_of_dealing(settings: Settings, data: Data) -> None:
             " samples anew: set it to 'natural' to leave them where they are",
             stacklevel=4,
         )
+
+
+def without_name(settings: Settings, **given: Any) -> dict[str, str]:
+    """What of the things given these settings do not name, with the name each has in its program."""
+    found = {name: _title(thing) for name, thing in given.items() if thing is not None}
+    for name, wanted in (("method", settings.method.name), ("objective", settings.objective.name)):
+        module, _, own = wanted.partition(":")
+        if module in (UNNAMED, "__main__"):  # which is another module for every program
+            found[name] = own
+    return found
+
+
+def read_given(config: Path) -> dict[str, str]:
+    """What the run of this config.toml was given; nothing where it does not say."""
+    try:
+        return given_in(tomllib.loads(config.read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # what is wrong with it, who reads the settings says
+        return {}
+
+
+def given_in(document: Mapping[str, Any]) -> dict[str, str]:
+    """What the run of a parsed config.toml was given."""
+    found = document.get(GIVEN, {})
+    if not isinstance(found, Mapping) or not found.keys() <= NAMED_BY.keys():
+        raise OptionError(
+            f"{GIVEN} is where a run says what it was given in Python: a table of {', '.join(NAMED_BY)}, not {found!r}"
+        )
+    return {name: str(title) for name, title in found.items()}
+
+
+def refuse_given(document: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse the config of a run that was given something in Python, unless changes name all of it."""
+    given = {name: title for name, title in given_in(document).items() if not _is_named(name, changes)}
+    if given:
+        ways = ", ".join(NAMED_BY[name] for name in given)
+        raise OptionError(
+            f"{describe_given(given)}, and its settings do not say what only that program has: run it there, or name it"
+            f" in a recipe or with --set: {ways}"
+        )
+
+
+def describe_given(given: Mapping[str, str]) -> str:
+    """What a run was given, as the beginning of a sentence.
+
+    >>> describe_given({"model": "Net", "data": "tensors"})
+    'the model (Net) and data (tensors) of this run were given in Python'
+    """
+    listed = " and ".join(f"{name} ({title})" for name, title in given.items())
+    return f"the {listed.replace(' and ', ', ', len(given) - 2)} of this run {_were(given)} given in Python"
+
+
+def _were(given: Mapping[str, str]) -> str:
+    return "was" if len(given) == 1 and not {"models", "data"} & given.keys() else "were"
+
+
+def _is_named(name: str, changes: Sequence[Mapping[str, Any]]) -> bool:
+    section, _, key = NAMED_BY[name].partition("=")[0].partition(".")
+    return any(section in change and (not key or key in change[section]) for change in changes)
+
+
+def _title(thing: Any) -> str:
+    """The name of a thing: its own, or that of its class; of several, all."""
+    if isinstance(thing, Mapping):
+        return ", ".join(_title(each) for each in thing.values())
+    return type(thing).__name__ if isinstance(thing, nn.Module) else str(thing.name)
 
 
 def _kind(thing: object) -> str:

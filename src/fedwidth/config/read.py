@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.config.check import check_settings
+from fedwidth.config.given import refuse_given
 from fedwidth.config.recipe import Recipe, read_recipe
 from fedwidth.config.schema import Key, keys
 from fedwidth.errors import OptionError, unknown
@@ -27,7 +28,9 @@ def read_settings(source: str | Path, overrides: Sequence[str] = (), *, only: st
     >>> recipe.main.rounds, recipe.main.training.lr, recipe.main.method.name
     (20, 0.5, 'heterofl')
     """
-    recipe = read_recipe(_parse(source), [parse_override(text) for text in overrides], only=only, main=main)
+    document, changes = _parse(source), [parse_override(text) for text in overrides]
+    refuse_given(document, changes)
+    recipe = read_recipe(document, changes, only=only, main=main)
     for run in recipe.runs:
         try:
             check_settings(run.settings)

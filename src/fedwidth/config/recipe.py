@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from fedwidth.config.document import Document, change_all, overlay, tables_of, text_of
+from fedwidth.config.given import GIVEN
 from fedwidth.config.grid import cells_of
 from fedwidth.config.method_settings import method_of, with_needs, with_public
 from fedwidth.config.private_settings import with_privacy
@@ -107,7 +108,7 @@ def read_recipe(document: Document, changes: Sequence[Document] = (), *, only: s
     With `only`, it is the runs with this label (see `Recipe.only`), with `main` the main run alone: changes need not
     make sense for the others, which are not read.
     """
-    base = {name: value for name, value in document.items() if name not in RECIPE_KEYS}
+    base = {name: value for name, value in document.items() if name not in (*RECIPE_KEYS, GIVEN)}
     title, yardsticks = text_of(document, "title", ""), document.get("yardsticks", False)
     paper = build(Paper, document.get("paper", {}), "paper.")
     names = [part.name for part in fields(Settings)]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from fedwidth.config.given import GIVEN
 from fedwidth.config.recipe import RECIPE_KEYS
 from fedwidth.config.schema import keys, sections
 from fedwidth.errors import OptionError
@@ -16,15 +17,18 @@ from fedwidth.settings import Settings
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
-def settings_toml(settings: Settings) -> str:
+def settings_toml(settings: Settings, given: Mapping[str, str] | None = None) -> str:
     """All settings as TOML; `read_settings` of it gives equal settings.
+
+    What a run was `given` in Python comes first: `read_settings` refuses that, because no settings name it.
 
     >>> from fedwidth.config.read import read_settings
     >>> read_settings(settings_toml(Settings())).main == Settings()
     True
     """
     everything = asdict(settings)
-    lines = [f"{name} = {_toml(name, value)}" for name, value in everything.items() if name not in sections()]
+    lines = [f"{GIVEN} = {_toml(GIVEN, given)}"] if given else []
+    lines += [f"{name} = {_toml(name, value)}" for name, value in everything.items() if name not in sections()]
     for section in sections():
         lines += ["", f"[{section}]"]
         lines += [f"{name} = {_toml(f'{section}.{name}', value)}" for name, value in everything[section].items()]

@@ -36,6 +36,10 @@ class Split:
     targets: Any
     users: Tensor | None = None
 
+    def __repr__(self) -> str:
+        """In one line: its tensors are not for reading."""
+        return f"Split({len(self)} samples{', each with its user' if self.users is not None else ''})"
+
     def __len__(self) -> int:
         return len(self.inputs) if isinstance(self.inputs, Column) else count(self.inputs)
 
@@ -84,6 +88,13 @@ class Data:
     kind: Kind = "tensors"
     transform: Transform = AS_STORED
     vocabulary: tuple[str, ...] | None = None
+
+    def __repr__(self) -> str:
+        """In one line: its tensors are not for reading."""
+        return (
+            f"Data('{self.name}', {self.kind} {list(self.shape)}, {len(self.train)} training and {len(self.test)} test"
+            f" samples, {self.classes} classes)"
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

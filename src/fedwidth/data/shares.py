@@ -6,6 +6,7 @@ Partition  the shares of the training set, the matching test shares, and which l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedwidth.data.records import IGNORE, Data, Split
-from fedwidth.errors import DataError
+from fedwidth.errors import DataError, whole_number
 
 MAX_KNOWN = 2_000
 """The number of clients whose labels are remembered."""
@@ -32,14 +33,26 @@ class Shares:
 
     samples: Tensor
     offsets: Tensor
+    owners: int | None = None
+    """How many samples there were to share, those that nobody has included; None where that is not known."""
 
     @classmethod
-    def of(cls, owner: np.ndarray, clients: int) -> Shares:
+    def of(cls, owner: np.ndarray | Tensor | Sequence[int], clients: int) -> Shares:
         """The shares in which sample i is with client `owner[i]`, or with nobody where that is negative."""
+        owner, clients = _whole(owner), whole_number("clients", clients, least=1)
+        if len(owner) and owner.max() >= clients:
+            raise DataError(
+                f"sample {owner.argmax()} is with client {owner.max()}, but {clients} clients are numbered from 0 to"
+                f" {clients - 1} (a negative number is nobody)"
+            )
         counts = np.bincount(owner[owner >= 0], minlength=clients)
         order = np.argsort(owner, kind="stable")[len(owner) - int(counts.sum()) :]
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        return cls(torch.from_numpy(order.astype(np.int64)), torch.from_numpy(offsets.astype(np.int64)))
+        return cls(torch.from_numpy(order.astype(np.int64)), torch.from_numpy(offsets.astype(np.int64)), len(owner))
+
+    def __repr__(self) -> str:
+        """In one line: its tensors are not for reading."""
+        return f"Shares({len(self.samples)} samples, {len(self)} clients)"
 
     def __len__(self) -> int:
         return int(self.offsets.shape[0]) - 1
@@ -59,6 +72,21 @@ class Shares:
     def sizes(self) -> Tensor:
         """The number of samples that each client has."""
         return self.offsets.diff()
+
+
+def _whole(owner: Any) -> np.ndarray:
+    """The owner of each sample as an array of whole numbers; what cannot be one is refused."""
+    try:
+        found = np.asarray(owner.detach().cpu() if isinstance(owner, Tensor) else owner)
+    except (TypeError, ValueError):  # lists of different lengths
+        found = np.empty((), object)
+    if found.ndim != 1 or (found.dtype.kind not in "iu" and len(found)):
+        shape = f" of shape {list(found.shape)} and type {found.dtype}" if found.dtype != object else ""
+        raise DataError(
+            "owners must be whole numbers, one client for each sample, as an array, a tensor or a list, not a"
+            f" {type(owner).__name__}{shape}"
+        )
+    return found.astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +129,19 @@ class Partition:
     """Training samples that no client has, which the server holds without their labels."""
 
     def __post_init__(self) -> None:
+        for which, shares in (("train", self.train), ("test", self.test)):
+            if not isinstance(shares, Shares):
+                raise DataError(
+                    f"{which} of a partition must be Shares, as Shares.of(owner, clients) makes them, not a"
+                    f" {type(shares).__name__}"
+                )
+        if len(self.train) != len(self.test):
+            raise DataError(
+                f"the training samples of a partition are with {len(self.train)} clients and the test samples with"
+                f" {len(self.test)}: they must be the same clients"
+            )
+        if isinstance(self.targets, list | np.ndarray):
+            object.__setattr__(self, "targets", torch.as_tensor(self.targets))
         if isinstance(self.targets, Tensor) and (self.targets.is_floating_point() or self.targets.dtype == torch.bool):
             object.__setattr__(self, "targets", torch.empty(len(self.targets), 0, dtype=torch.long))
         empty = torch.nonzero(self.train.sizes == 0)

@@ -81,7 +81,7 @@ def _serve(
     if (reason := why_not_elsewhere(method_of(settings), "flower", adapted=settings.adapter.rank > 0)) is not None:
         raise OptionError(reason)
     data, partition = load_parts(settings, config.load, None)
-    experiment = Experiment(settings, data=data, partition=partition)
+    experiment = Experiment(settings, data=data, partition=partition, named=True)
     experiment.costs.memory_travels = experiment.costs.frozen_travels = True
 
     enrolment = EnrolmentFolder(Path(config.enrolled), each_file=True) if config.enrolled else None

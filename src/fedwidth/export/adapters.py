@@ -23,7 +23,7 @@ def check_way(way: str, form: str, out: Path, *, overwrite: bool) -> None:
     if way == APART and form != "safetensors":
         raise OptionError(f"adapters apart from their model are a folder of safetensors, not {form}")
     if way == APART and out.exists() and not overwrite:
-        raise OptionError(f"{out} is there already; give --overwrite or another --out")
+        raise OptionError(f"{out} is there already; give --overwrite (in Python overwrite=True) or another --out")
 
 
 def merged(taken: Taken) -> Taken:

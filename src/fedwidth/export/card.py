@@ -16,7 +16,7 @@ from fedwidth.core.cost import Cost, cost_of
 from fedwidth.data.trees import Tree, describe
 from fedwidth.errors import FedwidthError
 from fedwidth.evaluation import scores
-from fedwidth.export.load import Taken
+from fedwidth.export.load import Taken, model_of
 from fedwidth.methods import methods
 from fedwidth.objectives.metric import Measure
 
@@ -61,11 +61,13 @@ def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:
     shown = str(Fraction(taken.capacity).limit_denominator(1000))
     known = methods().get(settings.method.name)
     paper = f" ({known.paper})" if known else ""
+    name, options = model_of(taken)
+    partition = taken.given.get("partition", settings.data.partition)
     rows = [
-        ("model", f"`{settings.model.name}`" + (f" {settings.model.options}" if settings.model.options else "")),
+        ("model", f"`{name}`" + (f" {options}" if options else "")),
         ("width", f"{shown} of the run's model, {found.share:.2%} of its parameters"),
         ("method", f"{known.title if known else settings.method.name}{paper}"),
-        ("data", f"{taken.facts['name']}, {settings.data.clients} clients, partition {settings.data.partition}"),
+        ("data", f"{taken.facts['name']}, {settings.data.clients} clients, partition {partition}"),
         ("rounds", f"{taken.round}, seed {settings.seed}"),
         ("quality", f"{quality.text} ({quality.source})"),
         ("parameters", f"{found.parameters:,.0f}"),
@@ -75,7 +77,7 @@ def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:
         ("format", form),
         ("made by", f"fedwidth {fedwidth.__version__}"),
     ]
-    lines = [f"# {settings.name or settings.model.name}, width {shown}", "", "| | |", "| --- | --- |"]
+    lines = [f"# {settings.name or name}, width {shown}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in rows]
     for note in notes:
         lines += ["", note]

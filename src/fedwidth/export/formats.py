@@ -124,7 +124,7 @@ def check_target(out: Path, form: str, *, overwrite: bool) -> None:
         raise OptionError(f"--out is {out}, but there is no folder {out.parent}")
     for path in (out, *_beside(out, form)):
         if path.exists() and not overwrite:
-            raise OptionError(f"{path} is there already; give --overwrite or another --out")
+            raise OptionError(f"{path} is there already; give --overwrite (in Python overwrite=True) or another --out")
 
 
 def export(

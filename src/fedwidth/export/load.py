@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedwidth.config.architectures import build_architectures
 from fedwidth.config.build import build_model, plan_model
+from fedwidth.config.given import read_given
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.read import read_config
 from fedwidth.core.narrow import skeleton, with_buffers
@@ -38,6 +39,9 @@ from fedwidth.run.folder import CONFIG, read_metrics
 from fedwidth.run.weights.ready_models import ReadyModels, part_of, read_models, ready_part, static
 from fedwidth.settings import Settings
 from fedwidth.training.skeletons import fill
+
+AGAIN = "give it again, as fedwidth.load(…, model=…), or fedwidth.export.export_run(…, model=…) for a file"
+"""How what was given in Python is given again; a command cannot."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class Taken:
     round: int
     """After so many rounds."""
     folder: Path
+    given: Mapping[str, str] = field(default_factory=dict)
+    """What the run was given in Python, with the names there."""
 
 
 def load(
@@ -99,11 +105,16 @@ def take(
     if not (folder / checkpoint.NAME).is_file():
         raise StateError(f"{folder} holds no trained model: there is no {checkpoint.NAME} in it")
     settings = replace(read_config(folder / CONFIG), device="cpu")
+    given = read_given(folder / CONFIG)
+    if model is None:
+        refuse_without(given, "model", str(folder))
     round = checkpoint.rounds_done(folder)
     ready = read_models(folder, round=round)
     if ready is not None and (width == 1 or width in ready.tensors):
-        return _take_ready(folder, settings, width, ready, model)
-    return _take_collecting(folder, settings, width, model, data)
+        return replace(_take_ready(folder, settings, width, ready, model), given=given)
+    if data is None:
+        refuse_without(given, "data", str(folder))
+    return replace(_take_collecting(folder, settings, width, model, data), given=given)
 
 
 def _take_ready(
@@ -171,6 +182,18 @@ def _take_collecting(
     )
 
 
+def model_of(taken: Taken) -> tuple[str, Mapping[str, Any]]:
+    """The name and the options of the run's model; one that was given in Python has the name of its class."""
+    named = taken.settings.model
+    return (taken.given["model"], {}) if "model" in taken.given else (named.name, named.options)
+
+
+def refuse_without(given: Mapping[str, str], name: str, source: str) -> None:
+    """Refuse to do without what the run was given in Python."""
+    if name in given:
+        raise StateError(f"the {name} of {source} ({given[name]}) was given in Python: {AGAIN.replace('model', name)}")
+
+
 def global_model(
     settings: Settings, data: Data, objective: Objective, model: nn.Module | None = None
 ) -> tuple[nn.Module, Plan]:
@@ -181,7 +204,7 @@ def global_model(
     except FedwidthError as error:
         raise StateError(
             f"the model '{settings.model.name}' that the run names does not fit its data ({error}): if another one was"
-            " given in Python, give it here too, as model=…"
+            f" given in Python, {AGAIN}"
         ) from None
 
 
@@ -225,7 +248,7 @@ def _check_fit(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> N
         if name not in own or name not in state or own[name].shape != state[name].shape:
             raise StateError(
                 f"{folder} was trained with another model than its {CONFIG} names (they differ in '{name}'): if it was"
-                " given in Python, give it here too, as model=…"
+                f" given in Python, {AGAIN}"
             )
 
 

@@ -17,7 +17,7 @@ from fedwidth.config.write import settings_toml
 from fedwidth.core.narrow import skeleton, with_buffers
 from fedwidth.data.stand_in import stand_in
 from fedwidth.errors import OptionError, StateError
-from fedwidth.export.load import Taken, fill_all, global_model
+from fedwidth.export.load import Taken, fill_all, global_model, model_of, refuse_without
 from fedwidth.objectives import objective_of
 from fedwidth.run.checkpoint import checksum
 from fedwidth.run.weights.ready_models import own_tensors
@@ -27,12 +27,13 @@ KEY, FORMAT = "fedwidth.model", 1
 
 def recipe_of(taken: Taken) -> dict[str, Any]:
     """How to build the model, as JSON has it; `open_file` needs nothing else but the tensors."""
-    settings = taken.settings
+    settings, (name, options) = taken.settings, model_of(taken)
     here = replace(settings, data=replace(settings.data, root=""), model=replace(settings.model, weights="", fresh=""))
     return {
         "format": FORMAT,
         "fedwidth": fedwidth.__version__,
-        "model": {"name": settings.model.name, "options": settings.model.options},
+        "model": {"name": name, "options": options},
+        **({"given": dict(taken.given)} if taken.given else {}),
         "capacity": taken.capacity,
         "counts": taken.counts,
         "rounds": taken.round,
@@ -67,6 +68,8 @@ def open_file(path: Path, *, model: nn.Module | None = None) -> nn.Module:
         raise StateError(f"{path} was not written by `fedwidth export`: it does not say how to build its model")
     if recipe.get("checksum") != checksum(tensors):
         raise StateError(f"{path} is damaged: its checksum does not fit its content")
+    if model is None:
+        refuse_without(recipe.get("given", {}), "model", str(path))
     settings, data = read_settings(recipe["config"]).main, stand_in(recipe["data"])
     whole, plan = global_model(settings, data, objective_of(settings.objective, data), model)
     made = skeleton(whole, plan, recipe["counts"])

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from fedwidth.analysis.comparison import Comparison, Row, accuracy_text
+from fedwidth.config.method_settings import method_of
 from fedwidth.config.schema import build
 from fedwidth.errors import FedwidthError
 from fedwidth.evaluation.samples import TEST, VALIDATION, samples_to_report
@@ -138,10 +139,13 @@ def find_about(folders: Sequence[Path]) -> tuple[Path, About]:
 
 
 def _settings(run: Run) -> Settings | None:
+    """The settings of a run; None where they make no sense here, or name a method that only another program has."""
     try:
-        return build(Settings, run.config)
+        settings = build(Settings, run.settings)
+        method_of(settings)
     except FedwidthError:
         return None
+    return settings
 
 
 def _accuracies(entry: Entry) -> list[tuple[int, float]]:

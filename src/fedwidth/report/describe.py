@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fedwidth
+from fedwidth.config.given import describe_given
 from fedwidth.devices.capacity import describe_mix
 from fedwidth.methods import methods
 from fedwidth.objectives.metric import Measure
@@ -137,9 +138,9 @@ def _entry(entry: Entry, most: int, metric: Measure) -> dict[str, Any]:
         "method": run.method,
         "title": known.title if known else run.method,
         "answers": run.setting("answers", ""),
-        "data": run.setting("data.name", "") or "unknown data",
-        "partition": run.setting("data.partition", ""),
-        "model": run.setting("model.name", ""),
+        "data": run.setting("given.data", "") or run.setting("data.name", "") or "unknown data",
+        "partition": run.setting("given.partition", "") or run.setting("data.partition", ""),
+        "model": run.setting("given.model", "") or run.setting("model.name", ""),
         "width": run.setting("model.width", 1.0),
         "capacities": _mix(run.setting("devices.capacities")),
         "clients": run.setting("data.clients", 0) or None,
@@ -168,6 +169,8 @@ def _run(run: Run, entry: int, metric: Measure) -> dict[str, Any]:
     told = [value for value in found if math.isfinite(value)] if run.measure == metric else []
     version = (run.summary or {}).get("version")
     folder = str(run.folder)
+    given = run.setting("given", {})
+    again = f"fedwidth run {shlex.quote(folder + '/config.toml')} --out {shlex.quote(folder + '-again')}"
     return {
         "entry": entry,
         "seed": run.seed,
@@ -186,7 +189,7 @@ def _run(run: Run, entry: int, metric: Measure) -> dict[str, Any]:
         "seconds": run.final("seconds"),
         "version": version if isinstance(version, str) else "",
         "folder": folder,
-        "command": f"fedwidth run {shlex.quote(folder + '/config.toml')} --out {shlex.quote(folder + '-again')}",
+        "command": f"# {describe_given(given)}: run its program again" if given else again,
         "config": run.config_text,
     }
 

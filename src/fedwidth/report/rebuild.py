@@ -12,6 +12,7 @@ from torch import nn
 
 from fedwidth.config.architectures import build_architectures
 from fedwidth.config.build import build_model, plan_model
+from fedwidth.config.given import describe_given, given_in
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.schema import build
 from fedwidth.core.architectures import Architectures
@@ -85,7 +86,10 @@ class ModelRebuilder:
     def rebuild(self, run: Run) -> Rebuilt | str:
         """The model of the run, or one sentence why it cannot be built here."""
         try:
-            settings = build(Settings, run.config)
+            given = given_in(run.config)
+            if unknown := {name: title for name, title in given.items() if name not in ("partition", "public")}:
+                raise OptionError(f"{describe_given(unknown)}, and a report does not have what its program has")
+            settings = build(Settings, run.settings)
             for kind, name in _names(settings):
                 if ":" in name and not self._own_models:
                     raise OptionError(f"the {kind} '{name}' is code of its own, which a report does not import")

@@ -18,6 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from fedwidth.config.given import GIVEN
 from fedwidth.errors import OptionError
 from fedwidth.objectives.metric import ACCURACY, Measure
 from fedwidth.report.measures import as_accuracy, measure_in
@@ -65,6 +66,11 @@ class Run:
         if found is None or (default is not None and not isinstance(found, type(default))):
             return default
         return found
+
+    @property
+    def settings(self) -> Table:
+        """The settings in the config, without what it says besides: what the run was given in Python."""
+        return {name: value for name, value in self.config.items() if name != GIVEN}
 
     @property
     def seed(self) -> int:

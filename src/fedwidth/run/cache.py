@@ -52,7 +52,7 @@ class Cache:
         if key not in self._placed:
             data = self.data(settings)
             self._placed[key] = data if device.type == "cpu" else data.to(device)
-        experiment = Experiment(settings, data=self._placed[key], partition=self.partition(settings))
+        experiment = Experiment(settings, data=self._placed[key], partition=self.partition(settings), named=True)
         parts = [asdict(settings.model), asdict(settings.adapter), *map(asdict, settings.models)]
         model = json.dumps([key, *parts], sort_keys=True)
         experiment.costs.known = self._costs.setdefault(model, experiment.costs.known)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedwidth import files
+from fedwidth.config.given import describe_given, read_given
 from fedwidth.config.influence import BUDGET, influences
 from fedwidth.config.read import read_config
 from fedwidth.config.schema import shown
@@ -28,6 +29,8 @@ LOCK, GROUP_LOCK, SERVE_LOCK = files.LOCK, ".runs.lock", ".serve.lock"
 """The locks: of one run, of a folder that holds several, and of a deployment, from its start to its end."""
 HISTORY = "history"
 """The folder of earlier checkpoints in the folder of a run."""
+COMMAND, PYTHON = ("--resume", "--overwrite", "--out"), ("resume=True", "overwrite=True", "out")
+"""How one goes on with a run, replaces it and names its folder: on the command line, and in Python."""
 
 
 class InUse(OptionError):
@@ -42,29 +45,41 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(files.locked(folder / name))
         except BlockingIOError:
-            raise InUse(f"another run is writing to {folder}; wait for it or give another --out") from None
+            raise InUse(f"another run is writing to {folder}; wait for it or give another folder") from None
         except OSError as error:
             raise OptionError(f"cannot use {folder} as output folder: {error.strerror or error}") from error
         yield
 
 
-def check_folder(folder: Path, settings: Settings, *, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder in which this run may not begin, go on or replace another; writes nothing."""
+def check_folder(
+    folder: Path,
+    settings: Settings,
+    *,
+    resume: bool,
+    overwrite: bool,
+    given: Collection[str] = (),
+    words: tuple[str, str, str] = COMMAND,
+) -> None:
+    """Refuse a folder in which this run may not begin, go on or replace another; writes nothing.
+
+    `given` is what this run was given in Python; `words` is how the user asks for what messages name.
+    """
+    go_on, replace, out = words
     if resume and overwrite:
-        raise OptionError("--resume goes on with a run and --overwrite replaces it: give one of them")
+        raise OptionError(f"{go_on} goes on with a run and {replace} replaces it: give one of them")
     for above in (folder, *folder.parents):
         if above.is_dir():
             break
         if above.exists() or above.is_symlink():
-            raise OptionError(f"{above} is a file; give a folder as --out")
+            raise OptionError(f"{above} is a file; give a folder as {out}")
     if (folder / LOCK).exists():
         with locked(folder):  # one that is being written to is refused here already
             pass
     if resume:
-        check_same(folder, settings)
+        check_same(folder, settings, given)
         lines_done(folder, rounds_done(folder))
     elif not overwrite and holds_run(folder):
-        raise OptionError(f"{folder} holds a run already; give --resume, --overwrite or another --out")
+        raise OptionError(f"{folder} holds a run already; give {go_on}, {replace} or another {out}")
 
 
 def holds_run(folder: Path) -> bool:
@@ -72,8 +87,8 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in FILES)
 
 
-def check_same(folder: Path, settings: Settings) -> None:
-    """Refuse to go on with a run that was started with other settings, naming the first few."""
+def check_same(folder: Path, settings: Settings, given: Collection[str] = ()) -> None:
+    """Refuse to go on with a run that was started with other settings, or that was given what this one is not."""
     path = folder / CONFIG
     if not path.exists():
         if holds_run(folder):
@@ -83,6 +98,9 @@ def check_same(folder: Path, settings: Settings) -> None:
         there = influences(asdict(read_config(path)), without=BUDGET)
     except OptionError as error:
         raise StateError(f"{path} was written by another version of fedwidth or changed: {error}") from None
+    if lacking := {name: title for name, title in read_given(path).items() if name not in given}:
+        again = ", ".join(f"{name}=…" for name in lacking)
+        raise StateError(f"{folder} cannot go on so: {describe_given(lacking)}; give again Experiment(…, {again})")
     here = influences(asdict(settings), without=BUDGET)
     differences = [
         f"{key} is {shown(there[key])} there and {shown(here[key])} now"

@@ -25,7 +25,7 @@ from fedwidth.run.clients import rows_of
 from fedwidth.run.folder import MODELS
 from fedwidth.run.metrics import Line, describe_round
 from fedwidth.run.saving import Saver
-from fedwidth.run.summary import finite, summarise
+from fedwidth.run.summary import describe_score, finite, summarise
 from fedwidth.run.weights.ready_models import write_models
 from fedwidth.training.engine import Report
 from fedwidth.training.server.state import Server
@@ -50,6 +50,11 @@ class Result:
     server: Server
     model: nn.Module
     """The global model with the final state, ready to use."""
+
+    def __repr__(self) -> str:
+        """In one line: what it scores; its tensors are not for reading."""
+        said = describe_score(self.metrics[-1])
+        return f"Result({len(self.metrics)} rounds{', ' * bool(said)}{said})"
 
 
 class Recorder:

@@ -19,7 +19,7 @@ from fedwidth.config.architectures import (
 from fedwidth.config.budgets import with_budgets
 from fedwidth.config.build import build_model, find_device, load_data, public_data, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
-from fedwidth.config.given import check_given, check_partition, warn_of_dealing
+from fedwidth.config.given import check_given, check_partition, warn_of_dealing, without_name
 from fedwidth.config.method_settings import (
     check_exponent,
     check_norms,
@@ -67,6 +67,8 @@ class Setup:
     plan: Plan
     public: Data | None
     """Data of the server's own, where there is some."""
+    given: Mapping[str, str]
+    """What the run was given in Python that its settings do not name."""
 
 
 def set_up(
@@ -79,12 +81,20 @@ def set_up(
     objective: Objective | str | None = None,
     public: Data | None = None,
     models: Mapping[float, nn.Module] | None = None,
+    named: bool = False,
 ) -> Setup:
-    """What a run needs: what was given, and for the rest what the settings name. Nothing is written."""
+    """What a run needs: what was given, and for the rest what the settings name. Nothing is written.
+
+    `named` says that data and partition are those the settings name, made before.
+    """
     check_given(
         settings, model=model, data=data, partition=partition, method=method, objective=objective, public=public
     )
     settings, method, objective = _name(settings, method, objective)
+    own = {} if named else {"data": data, "partition": partition}
+    given = without_name(settings, model=model, models=models or None, **own, public=public)
+    if partition is not None and not named:
+        settings = replace(settings, data=replace(settings.data, clients=len(partition)))
     check_values(settings)
     if partition is None:
         check_settings(settings, method, objective)
@@ -114,8 +124,10 @@ def set_up(
         raise OptionError(f"{reason}: choose another method or objective")
     settings = with_needs(settings, objective)
     warn_of_little(settings)
-    partition = partition if partition is not None else split_data(settings, data)
-    check_partition(partition, data)
+    if partition is None:
+        partition = split_data(settings, data)
+    elif not named:
+        check_partition(partition, data)
     capacities = _assign_capacities(settings, partition)
     if device.type == "cuda":
         if not data.is_on(device):  # several runs may share data that is there already
@@ -148,7 +160,7 @@ def set_up(
             f"{method.title} needs data of the server's own: give public=…, or a partition made with public=…"
         )
     public = public if public is None or device.type == "cpu" else public.to(device)
-    return Setup(settings, method, objective, device, data, partition, capacities, made, plan, public)
+    return Setup(settings, method, objective, device, data, partition, capacities, made, plan, public, given)
 
 
 def _name(

@@ -15,7 +15,7 @@ from fedwidth.errors import OptionError
 from fedwidth.run import checkpoint
 from fedwidth.run.budget import read_ledger
 from fedwidth.run.checkpoint_history import files_needed
-from fedwidth.run.folder import CONFIG, check_folder, clear_folder, locked
+from fedwidth.run.folder import CONFIG, PYTHON, check_folder, clear_folder, locked
 from fedwidth.run.recorder import Recorder
 from fedwidth.training.client_memory import FOLDER, Files, forget_clients
 from fedwidth.training.server.state import Server
@@ -36,7 +36,14 @@ def begin(
     """A context with the run under way, at its first round or its last checkpoint; its folder is locked meanwhile."""
     with ExitStack() as stack:
         if folder is not None:
-            check_folder(folder, experiment.settings, resume=resume, overwrite=overwrite)
+            check_folder(
+                folder,
+                experiment.settings,
+                resume=resume,
+                overwrite=overwrite,
+                given=experiment.given,
+                words=PYTHON,  # commands have looked before
+            )
             stack.enter_context(locked(folder))
             if overwrite:
                 clear_folder(folder)
@@ -47,7 +54,7 @@ def begin(
             experiment.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         # A private run may go on with another budget, and what the folder says of itself is to say so.
         if folder and (not (folder / CONFIG).exists() or experiment.settings.privacy.noise):
-            checkpoint.write_whole(folder / CONFIG, settings_toml(experiment.settings))
+            checkpoint.write_whole(folder / CONFIG, settings_toml(experiment.settings, experiment.given))
         yield stack.enter_context(Recorder(experiment, folder, server, seconds=seconds, packed=packed))
 
 

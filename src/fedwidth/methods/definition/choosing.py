@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from functools import cache
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from fedwidth.core.architectures import Architectures
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import State
+from fedwidth.errors import OptionError, SelectionError
 from fedwidth.methods.definition.local import Memory
 from fedwidth.plan.plan import Plan
 from fedwidth.randomness import numpy_generator
@@ -24,6 +26,29 @@ Cohort = Sequence[tuple[int, float]]
 READS = ("state", "memory", "own")
 """What a choice may look at that changes from round to round: the global state, what the server remembers, and what
 clients remember themselves."""
+
+
+class Unread(dict[Any, Any]):
+    """Nothing, in place of what a choice looks at without saying so: who asks for something is told to say it."""
+
+    def __init__(self, method: str, what: str) -> None:
+        super().__init__()
+        self.method, self.what = method, what
+
+    def __missing__(self, key: object) -> NoReturn:
+        """Say what to do, in place of a KeyError."""
+        raise OptionError(
+            f"{self.method} cannot choose (no {key!r}): at.{self.what} is there only for a method that says so,"
+            f' Method(…, reads=("{self.what}",))'
+        )
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        """Refuse what would be there for the next client: it is one object for all."""
+        self.__missing__(key)
+
+
+unread = cache(Unread)
+"""Made once for every method: a choice is made for every client and round."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +83,8 @@ class Moment:
     """The name of the width group that is asked about, filled in by `per_group`."""
     group_number: int = 0
     """The number of that group in the plan."""
+    method: str = "the method"
+    """The name of the method that chooses, for messages."""
 
     def in_group(self, plan: Plan, group: str, number: int) -> Moment:
         """The same moment, of a choice that is asked about one width group."""
@@ -66,7 +93,7 @@ class Moment:
         return found
 
     def generator(self) -> np.random.Generator:
-        """A random generator that depends on the seed, the round, the client and the group alone."""
+        """A random generator (numpy's) that depends on the seed, the round, the client and the group alone."""
         return numpy_generator(self.seed, "select", self.round, self.client, self.group_number)
 
 
@@ -87,7 +114,14 @@ def per_group(units: Units) -> Choose:
                 chosen[name] = torch.arange(group.size)
             else:
                 chosen[name] = units(group.size, counts[name], at.in_group(plan, name, number))
-        return Index.of_units(plan, chosen)
+        index = Index.of_units(plan, chosen)
+        if index.counts != counts:
+            name = next(name for name, kept in index.counts.items() if kept != counts[name])
+            raise SelectionError(
+                f"{at.method} keeps {index.counts[name]} units of group '{name}', but {counts[name]} were asked for: a"
+                " choice keeps as many as it is told"
+            )
+        return index
 
     choose.__module__ = units.__module__  # where the method is most likely to be found by other processes
     return choose

@@ -28,7 +28,7 @@ from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State
 from fedwidth.errors import OptionError, unknown, whole_number
 from fedwidth.methods.definition.checks import check_sends, checked_cohort, checked_memory, checked_state
-from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment
+from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment, unread
 from fedwidth.methods.definition.closing import Beginning, Closing
 from fedwidth.methods.definition.local import Local, Memory, Sending
 from fedwidth.methods.definition.options import Option
@@ -133,7 +133,7 @@ class Method:
             if name not in self.options:
                 raise unknown(f"option of {self.name}", name, self.options)
             option = self.options[name]
-            if not option.accepts(value):
+            if not option.allows(value):
                 raise OptionError(f"{self.name} option {name} must be {option.allowed}, not {value!r}")
         defaults = {name: option.default for name, option in self.options.items()}
         return replace(self, values={**defaults, **self.values, **given})
@@ -173,14 +173,28 @@ class Method:
             options=self.values,
             number=client if number is None else number,
             cohort=cohort,
-            memory=memory or {},
+            memory=memory or self._unread("memory"),
             state=state if "state" in self.reads else None,
-            own=(own or {}) if "own" in self.reads else {},
+            own=(own or {}) if "own" in self.reads else self._unread("own"),
             architectures=self.architectures,
+            method=self.name,
         )
         if moment.client >= moment.clients:
             raise OptionError(f"client {client} is not one of {clients} clients, counted from 0")
-        return self.choose(plan, plan.counts(capacity, self.values.get("rounding", "floor")), moment)
+        counts = plan.counts(capacity, self.values.get("rounding", "floor"))
+        try:
+            return self.choose(plan, counts, moment)
+        except (TypeError, AttributeError) as error:
+            if moment.state is None and "'NoneType' object" in str(error) and "state" not in self.reads:
+                raise OptionError(
+                    f"{self.name} cannot choose ({error}): at.state is there only for a method that says so,"
+                    ' Method(…, reads=("state",))'
+                ) from error
+            raise
+
+    def _unread(self, what: str) -> dict[Any, Any]:
+        """Nothing, which says so where the choice should have said that it looks at it."""
+        return {} if what in self.reads else unread(self.name, what)
 
     def assign(
         self,

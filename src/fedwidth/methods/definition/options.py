@@ -19,6 +19,13 @@ class Option:
     accepts: Callable[[Any], bool]
     help: str
 
+    def allows(self, value: Any) -> bool:
+        """Whether a value is allowed; one that the test fails on, as on text where it compares numbers, is not."""
+        try:
+            return bool(self.accepts(value))
+        except Exception:  # the test is anybody's function
+            return False
+
 
 def choice(*names: str, help: str) -> Option:
     """An option whose value is one of these names; the first is the default."""

@@ -46,6 +46,10 @@ class Server:
     clip: float = 0.0
     """The norm to which updates of the next private round are clipped; 0: what the settings say."""
 
+    def __repr__(self) -> str:
+        """In one line: its tensors are not for reading."""
+        return f"Server(round={self.round}, {len(self.state)} tensors)"
+
     def state_at(self, capacity: float) -> State:
         """The state that sub-models of this capacity are cut out of: with its norms, where it has its own."""
         own = self.norms.get(capacity)

@@ -1,0 +1,41 @@
+"""What `fedwidth export` does, in one call: the trained model of a run, at some width, as a file."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+from torch import nn
+
+from fedwidth.data import Data
+from fedwidth.export.adapters import APART, KEPT, MERGED, check_way, merged, write_apart
+from fedwidth.export.formats import check_target, export
+from fedwidth.export.load import take
+
+
+def export_run(
+    run: str | Path,
+    out: str | Path,
+    *,
+    capacity: float | str | Fraction | None = None,
+    form: str = "safetensors",
+    model: nn.Module | None = None,
+    data: Data | None = None,
+    batch: int | None = None,
+    training: bool = False,
+    adapters: str = KEPT,
+    overwrite: bool = False,
+) -> list[Path]:
+    """Write the trained model of a run folder as a file, as `fedwidth export` does; what was written, the model first.
+
+    `model` and `data` are those the run was given, where it was given any in Python. `form` is safetensors, torch,
+    onnx or executorch; the other arguments are the command's options.
+    """
+    out = Path(out)
+    check_way(adapters, form, out, overwrite=overwrite)
+    check_target(out, form, overwrite=overwrite or adapters == APART)
+    taken = take(run, capacity, model=model, data=data)
+    if adapters == APART:
+        return write_apart(taken, out)
+    taken = merged(taken) if adapters == MERGED else taken
+    return export(taken, form, out, batch=batch, training=training, overwrite=overwrite)
