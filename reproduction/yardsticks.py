@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from fedwidth.analysis.difference import correct
 from fedwidth.analysis.wording import over_seeds
-from fedwidth.analysis.yardsticks import KINDS, TO_BEAT, Accuracies, find_gain, yardstick_key, yardsticks
+from fedwidth.analysis.yardsticks import (
+    KINDS,
+    TO_BEAT,
+    Accuracies,
+    find_gain,
+    yardstick_key,
+    yardstick_keys,
+    yardsticks,
+)
 from fedwidth.config.schema import build
 from fedwidth.reproduce.records import Record
 from fedwidth.settings import Settings
@@ -62,8 +70,8 @@ class Yardsticks:
     def _of(self, row: Measured) -> Mapping[str, Accuracies]:
         """The accuracies of a run's yardsticks, by kind, over the seeds of the run."""
         found = {}
-        for kind, settings in yardsticks(row.settings).items():
-            records = self._found.get(yardstick_key(settings), {})
+        for kind, keys in yardstick_keys(row.settings).items():
+            records = next((self._found[key] for key in keys if key in self._found), {})
             mine = {
                 seed: 100 * (record.best_accuracy if row.best else record.final_accuracy)
                 for seed, record in sorted(records.items())

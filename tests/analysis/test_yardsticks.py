@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, FULL, SMALLEST, find_gain, yardstick_key, yardsticks
+from fedwidth.analysis.comparison import Comparison, Row
+from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, FULL, SMALLEST, find_gain, missing, yardstick_key, yardsticks
 from fedwidth.config.check import check_settings
 from fedwidth.config.read import read_settings
 from fedwidth.devices.capacity import Capacities
@@ -132,3 +133,16 @@ def test_where_all_have_one_size_it_does_not_matter_what_weak_devices_hold_or_ho
     for each in timed.values():
         check_settings(each)
         Experiment(each)
+
+
+def test_what_a_method_needs_of_its_training_does_not_bind_its_yardsticks():
+    """Where other runs have the same yardsticks without it, they serve; where there are none, it has its own."""
+    bound, free = small("method.name=fedgkt", "model.options={hidden=[8, 8]}"), small("model.options={hidden=[8, 8]}")
+    assert bound.training.augment is False
+    assert free.training.augment is True
+    both = missing({"bound": bound, "free": free})
+    assert list(both) == [f"yardstick: {kind}" for kind in (EXCLUDE, SMALLEST, FULL)]
+    assert all(each.training.augment for each in both.values())
+    assert not any(each.training.augment for each in missing({"bound": bound}).values())
+    rows = [Row(title, each, {1: 50.0}, {}) for title, each in ({"bound": bound, "free": free} | both).items()]
+    assert Comparison(tuple(rows)).yardsticks[:2] == [{EXCLUDE: 2, SMALLEST: 3, FULL: 4}] * 2

@@ -12,7 +12,7 @@ from statistics import mean
 
 from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct
 from fedwidth.analysis.wording import in_words, listed, over_seeds
-from fedwidth.analysis.yardsticks import KINDS, Accuracies, Gain, find_gain, is_yardstick, yardstick_key, yardsticks
+from fedwidth.analysis.yardsticks import KINDS, Accuracies, Gain, find_gain, is_yardstick, yardstick_key, yardstick_keys
 from fedwidth.evaluation.samples import TEST, VALIDATION, samples_to_choose_by, samples_to_report
 from fedwidth.objectives.metric import ACCURACY, Measure
 from fedwidth.settings import Settings
@@ -98,15 +98,20 @@ class Comparison:
     @cached_property
     def yardsticks(self) -> list[dict[str, int]]:
         """For each row the numbers of the rows that are its yardsticks, by kind."""
-        known = [
-            (yardsticks(row.settings), yardstick_key(row.settings)) if row.settings else ({}, "") for row in self.rows
+        known: list[tuple[dict[str, list[str]], str]] = [
+            (yardstick_keys(row.settings), yardstick_key(row.settings)) if row.settings else ({}, "")
+            for row in self.rows
         ]
         numbers: dict[str, int] = {}
         for number, (_, key) in enumerate(known):
             if key and self.accuracies(number):
                 numbers.setdefault(key, number)
         return [
-            {kind: numbers[key] for kind in KINDS if kind in asked and (key := yardstick_key(asked[kind])) in numbers}
+            {
+                kind: numbers[there[0]]
+                for kind in KINDS
+                if (there := [key for key in asked.get(kind, ()) if key in numbers])
+            }
             for asked, _ in known
         ]
 

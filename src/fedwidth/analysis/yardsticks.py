@@ -20,6 +20,7 @@ from typing import Any
 from fedwidth.analysis.difference import Difference, compare
 from fedwidth.analysis.experiment_key import experiment_key
 from fedwidth.config.method_settings import method_of
+from fedwidth.config.schema import keys
 from fedwidth.devices.capacity import LETTERS, Capacities
 from fedwidth.methods import fedavg
 from fedwidth.objectives.metric import ACCURACY, Measure
@@ -82,10 +83,11 @@ def missing(runs: Mapping[str, Settings]) -> dict[str, Settings]:
     """
     known = {yardstick_key(settings) for settings in runs.values()}
     found: dict[str, Settings] = {}
-    for title, settings in runs.items():
-        for each in yardsticks(settings).values():
-            if (key := yardstick_key(each)) not in known:
-                known.add(key)
+    for title, settings in sorted(runs.items(), key=lambda run: _unbound(run[1]) != run[1]):  # those that serve others
+        serving = yardstick_keys(settings)
+        for kind, each in yardsticks(settings).items():
+            if known.isdisjoint(serving[kind]):
+                known.add(serving[kind][0])
                 name = f"{each.name} of {title}" if each.name in found else each.name
                 found[name] = replace(each, name=name)
     return found
@@ -99,6 +101,29 @@ def is_yardstick(title: str) -> bool:
 def yardstick_key(settings: Settings) -> str:
     """A text that is equal for runs that are the same yardstick: runs of one experiment, or FedAvg by another name."""
     return experiment_key(asdict(_plain(settings)))
+
+
+def yardstick_keys(settings: Settings) -> dict[str, list[str]]:
+    """By kind, the keys of the runs that serve as a yardstick of this one, the closest first.
+
+    A yardstick is trained as the run is, or else without what the run's method alone needs of its training: FedGKT
+    augments nothing, which does not bind what it is compared with.
+    """
+    free = yardsticks(_unbound(settings))
+    return {
+        kind: list(dict.fromkeys(map(yardstick_key, (own, free[kind] if own.method.name == "fedavg" else own))))
+        for kind, own in yardsticks(settings).items()
+    }
+
+
+def _unbound(settings: Settings) -> Settings:
+    """The settings, of which those of the training that are what the method needs have their defaults."""
+    bound = {
+        name.partition(".")[2]: keys()[name].default
+        for name, need in method_of(settings).needs.items()
+        if name.startswith("training.") and getattr(settings.training, name.partition(".")[2]) == need.value
+    }
+    return replace(settings, training=replace(settings.training, **bound))
 
 
 def find_gain(mine: Accuracies, found: Mapping[str, Accuracies], measure: Measure = ACCURACY) -> Gain | None:
