@@ -83,7 +83,8 @@ def missing(runs: Mapping[str, Settings]) -> dict[str, Settings]:
     """
     known = {yardstick_key(settings) for settings in runs.values()}
     found: dict[str, Settings] = {}
-    for title, settings in sorted(runs.items(), key=lambda run: _unbound(run[1]) != run[1]):  # those that serve others
+    # First the runs whose methods need nothing of their training: their yardsticks serve the others, too.
+    for title, settings in sorted(runs.items(), key=lambda run: _unbound(run[1]) != run[1]):
         serving = yardstick_keys(settings)
         for kind, each in yardsticks(settings).items():
             if known.isdisjoint(serving[kind]):
@@ -117,13 +118,12 @@ def yardstick_keys(settings: Settings) -> dict[str, list[str]]:
 
 
 def _unbound(settings: Settings) -> Settings:
-    """The settings, of which those of the training that are what the method needs have their defaults."""
-    bound = {
-        name.partition(".")[2]: keys()[name].default
-        for name, need in method_of(settings).needs.items()
-        if name.startswith("training.") and getattr(settings.training, name.partition(".")[2]) == need.value
-    }
-    return replace(settings, training=replace(settings.training, **bound))
+    """The settings with the defaults of training in place of what the method needs there."""
+    needs = method_of(settings).needs
+    own = [name.removeprefix("training.") for name in needs if name.startswith("training.")]
+    bound = [key for key in own if getattr(settings.training, key) == needs[f"training.{key}"].value]
+    defaults = {key: keys()[f"training.{key}"].default for key in bound}
+    return replace(settings, training=replace(settings.training, **defaults))
 
 
 def find_gain(mine: Accuracies, found: Mapping[str, Accuracies], measure: Measure = ACCURACY) -> Gain | None:

@@ -43,7 +43,7 @@ def sweep(
     from fedwidth.cli.runs.all_runs import run_all
     from fedwidth.cli.runs.planned_run import PlannedRun, folder_names
     from fedwidth.config.read import read_settings
-    from fedwidth.config.recipe import alike
+    from fedwidth.config.recipe import all_with_public
     from fedwidth.run.about import About
 
     if not over:
@@ -62,8 +62,8 @@ def sweep(
         found = read_settings(recipe or "quickstart", [*changes, *pairs], only=only, main=True)
         title = found.title
         wanted[" ".join(pairs)] = (name, replace(found.main, name=name))
-    given = alike([settings for _, settings in wanted.values()])
-    wanted = {label: (name, own) for (label, (name, _)), own in zip(wanted.items(), given, strict=True)}
+    trained = all_with_public([settings for _, settings in wanted.values()])
+    wanted = {label: (name, own) for (label, (name, _)), own in zip(wanted.items(), trained, strict=True)}
     labels = list(wanted)
     if len(labels) < len(grid):
         raise OptionError("two of the runs are the same: give each value once")

@@ -132,14 +132,14 @@ def read_recipe(document: Document, changes: Sequence[Document] = (), *, only: s
         if main and len(entries) > 1:
             raise OptionError(f"--only '{only}' stands for {len(entries)} runs of the recipe, and here for one alone")
     runs = [_variant(base, *entry, changes, paper) for entry in entries]
-    given = alike([run.settings for run in runs])
-    return Recipe(
-        title, _told_apart([replace(run, settings=own) for run, own in zip(runs, given, strict=True)]), yardsticks
-    )
+    settings = all_with_public([run.settings for run in runs])
+    runs = [replace(run, settings=own) for run, own in zip(runs, settings, strict=True)]
+    return Recipe(title, _told_apart(runs), yardsticks)
 
 
-def alike(runs: Sequence[Settings]) -> list[Settings]:
-    """Where one run needs data of the server's own and nobody said how much, all give up the same share of theirs."""
+def all_with_public(runs: Sequence[Settings]) -> list[Settings]:
+    """The runs of one table: where one needs data of the server's own and nobody said how much, all give up the same
+    share of their training data."""
     return [with_public(run) for run in runs] if any(map(_needs_public, runs)) else list(runs)
 
 
@@ -212,7 +212,7 @@ def _names(document: Document, section: str) -> Any:
 
 
 def _told_apart(runs: Sequence[Variant]) -> tuple[Variant, ...]:
-    """The runs, with their labels added to names that changes have made the same."""
+    """The runs, with their labels added to names that several of them have."""
     names = [run.settings.name for run in runs]
     twice = {name for name in names if name and names.count(name) > 1}
     return tuple(
