@@ -19,7 +19,8 @@ def ratio(weight: Weight, total: Weight) -> Weight:
         return weight / total
     if not isinstance(weight, Tensor):  # a weight is above 0, so the total is too
         # Not `weight / total`: torch computes number / tensor as number * (1 / tensor), not 1 where they agree.
-        return total.new_full((), weight) / total
+        # The numerator stays on the CPU, from where it travels with the division: one kernel less on a GPU.
+        return torch.full((), weight, dtype=total.dtype) / total
     return torch.where(total > 0, weight / total, 0.0)
 
 

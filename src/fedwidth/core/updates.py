@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import cmath
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -90,16 +89,39 @@ def check_update(update: Update, index: Index) -> None:
 
 def check_finite(tensors: State, who: str) -> None:
     """Refuse values that are not finite, or that an average would round."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for name, tensor in tensors.items():
         if tensor.is_meta:
             raise UpdateError(f"{who} sent '{name}' without values (on the meta device)")
-        if tensor.is_floating_point() or tensor.is_complex():
-            # A finite sum proves every element finite in one cheap pass; only if it is not, look at each element.
-            value = accumulable(tensor.detach())
-            if not cmath.isfinite(value.sum().item()) and not torch.isfinite(value).all():
-                raise UpdateError(f"{who} sent a value in '{name}' that is not finite; the round keeps the old state")
-        elif tensor.dtype.itemsize == 8 and not torch.equal(tensor.double().to(tensor.dtype), tensor):
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor.detach())
+    if all(_are_sound(alike) for alike in kinds.values()):
+        return
+    for name, tensor in tensors.items():
+        if _are_sound([tensor.detach()]):
+            continue
+        if not _is_fractional(tensor.dtype):
             raise UpdateError(f"{who} sent whole numbers in '{name}' beyond 2**53, which an average would round")
+        if not torch.isfinite(accumulable(tensor.detach())).all():
+            raise UpdateError(f"{who} sent a value in '{name}' that is not finite; the round keeps the old state")
+
+
+def _are_sound(alike: Sequence[Tensor]) -> bool:
+    """Whether tensors of one dtype and device surely hold what can be averaged, in one question to the device.
+
+    A finite sum proves every element finite in one cheap pass. Finite elements may have a sum that is not, so that a no
+    says of fractional numbers only that each element is to be looked at.
+    """
+    dtype = alike[0].dtype
+    if _is_fractional(dtype):
+        return bool(torch.isfinite(torch.stack([accumulable(tensor).sum() for tensor in alike])).all())
+    if dtype.itemsize < 8:
+        return True
+    together = torch.cat([tensor.flatten() for tensor in alike])
+    return torch.equal(together.double().to(dtype), together)
+
+
+def _is_fractional(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def check_alike(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor], who: str) -> None:
