@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from fedwidth.data import Data, from_tensors
+from fedwidth.data import Data, Partition, Shares, from_tensors
 
 SAMPLES, TESTS, CLASSES = 120, 40, 3
 
@@ -67,3 +68,28 @@ def broken() -> None:
 
 def nothing() -> list:
     return []
+
+
+def sorted_by_input(data: Data, clients: int, seed: int, *, feature: int = 0) -> Partition:
+    """A partition that looks at the samples: those with the least of a feature are the first client's."""
+
+    def shares(inputs: torch.Tensor) -> Shares:
+        rank = inputs.flatten(1)[:, feature].argsort(stable=True).argsort()
+        return Shares.of(rank * clients // len(inputs), clients)
+
+    return Partition("sorted", shares(data.train.inputs), shares(data.test.inputs), data.train.labels)
+
+
+def one_for_each_class(data: Data, clients: int, seed: int) -> Shares:
+    """What is no partition yet."""
+    return Shares.of(data.train.labels, data.classes)
+
+
+def of_other_data(data: Data, clients: int, seed: int) -> Partition:
+    """A partition of half of the data."""
+    return sorted_by_input(replace(data, train=data.train.take(torch.arange(len(data.train) // 2))), clients, seed)
+
+
+def failing_partition(data: Data, clients: int, seed: int) -> Partition:
+    """A partition that cannot be made."""
+    raise KeyError("region")

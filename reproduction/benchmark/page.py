@@ -18,6 +18,7 @@ from reproduction.benchmark.tables import (
     gain_table,
     weak_table,
     worst_share,
+    yardstick_table,
 )
 from reproduction.benchmark.tuning import find_trials, tuning_table
 from reproduction.markdown import folded
@@ -36,7 +37,7 @@ YARDSTICK_TITLES = {
 def write_benchmark(page: str, records: Sequence[Record]) -> str:
     """The page with all that is between marks made anew."""
     titles = {name: method.title for name, method in methods().items()} | YARDSTICK_TITLES
-    made = {"tuning": tuning_text, "gains": gains_text, "details": details_text}
+    made = {"tuning": tuning_text, "yardsticks": yardsticks_text, "gains": gains_text, "details": details_text}
 
     def fill(found: re.Match[str]) -> str:
         text = made[found["kind"]](found["set"], records, titles)
@@ -47,15 +48,25 @@ def write_benchmark(page: str, records: Sequence[Record]) -> str:
 
 def tuning_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
     """The trials of a data set, in which there are smallest models of two sizes."""
+    return tuning_table(find_trials(f"benchmark/{name}-tuning", records), _with_sizes(titles))
+
+
+def yardsticks_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
+    """What the yardsticks reached that mixes share."""
+    standings = Standings.of(name, records)
+    return yardstick_table(standings, _with_sizes(titles)) if standings.runs else NOTHING
+
+
+def _with_sizes(titles: dict[str, str]) -> dict[str, str]:
+    """The titles, those of the two smallest models told apart."""
     smallest = titles["smallest"]
-    named = titles | {"smallest": f"{smallest}, 1/16", "quarter": f"{smallest}, 1/4"}
-    return tuning_table(find_trials(f"benchmark/{name}-tuning", records), named)
+    return titles | {"smallest": f"{smallest}, 1/16", "quarter": f"{smallest}, 1/4"}
 
 
 def gains_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
     """What every method gained in every mix."""
     standings = Standings.of(name, records)
-    return gain_table(standings, titles) if standings.runs else NOTHING
+    return gain_table(standings, titles) if any(map(standings.methods, MIXES)) else NOTHING
 
 
 def details_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:

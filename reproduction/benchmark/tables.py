@@ -15,6 +15,7 @@ from reproduction.markdown import make_table
 NOT_RUN = "–"
 WORST = 0.1
 """The share of clients that are worst served."""
+WORST_TITLE = "worst tenth of the clients"
 BYTES, OPERATIONS = 0, 1
 """The places of both costs in `Record.spent`."""
 
@@ -50,19 +51,25 @@ def mean_ranks(standings: Standings) -> dict[str, float]:
     return {method: mean(found) for method, found in places.items()}
 
 
+def yardstick_table(standings: Standings, titles: Titles) -> str:
+    """What each yardstick reached that was run, and the worst served tenth of its clients."""
+    labels = dict.fromkeys(label for of_mix in YARDSTICKS.values() for label in of_mix.values())
+    rows = []
+    for label in (label for label in labels if label in standings.runs):
+        kind, _, mix = label.partition("/")
+        title = ", ".join([titles[kind], *([MIXES[mix]] if mix else [])])
+        rows.append([title, *(show(standings.runs[label]) for show in (_accuracy, _worst, _seeds))])
+    return make_table(["", "accuracy", WORST_TITLE, "seeds"], rows)
+
+
 def accuracy_table(standings: Standings, mix: str, titles: Titles) -> str:
     """Accuracies in one mix: methods, the best first, then what they have to beat, then the upper end of the scale."""
-    return _table(standings, mix, titles, "accuracy", lambda runs: over_seeds(_late(runs).values(), 1))
+    return _table(standings, mix, titles, "accuracy", _accuracy)
 
 
 def weak_table(standings: Standings, mix: str, titles: Titles) -> str:
     """The mean accuracy of the worst served tenth of the clients, each on its own data."""
-
-    def worst(runs: Mapping[int, Record]) -> str:
-        found = [worst_share(record) for record in runs.values()]
-        return over_seeds([each for each in found if each is not None], 1) if None not in found else NOT_RUN
-
-    return _table(standings, mix, titles, "worst tenth of the clients", worst)
+    return _table(standings, mix, titles, WORST_TITLE, _worst)
 
 
 def worst_share(record: Record) -> float | None:
@@ -96,8 +103,17 @@ def accuracy_within(record: Record, cost: int, budget: float) -> float | None:
     return mean(last) if last else None
 
 
-def _late(runs: Mapping[int, Record]) -> Mapping[int, float]:
-    return {seed: late_accuracy(record) for seed, record in runs.items()}
+def _accuracy(runs: Mapping[int, Record]) -> str:
+    return over_seeds([late_accuracy(record) for record in runs.values()], 1)
+
+
+def _worst(runs: Mapping[int, Record]) -> str:
+    found = [worst_share(record) for record in runs.values()]
+    return over_seeds([each for each in found if each is not None], 1) if None not in found else NOT_RUN
+
+
+def _seeds(runs: Mapping[int, Record]) -> str:
+    return ", ".join(str(seed) for seed in runs)
 
 
 def _labels(standings: Standings, mix: str) -> list[str]:
@@ -115,5 +131,5 @@ def _table(
     rows = []
     for label in _labels(standings, mix):
         runs = standings.runs[label]
-        rows.append([titles[label.partition("/")[0]], show(runs), ", ".join(str(seed) for seed in runs)])
+        rows.append([titles[label.partition("/")[0]], show(runs), _seeds(runs)])
     return make_table(["", title, "seeds"], rows)

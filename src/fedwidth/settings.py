@@ -104,7 +104,9 @@ class DataSettings:
         least=0,
     )
     clients: int = key(100, "number of clients", least=1)
-    partition: str = key("iid", "iid, labels, random_labels (the thesis), dirichlet, natural")
+    partition: str = key(
+        "iid", "iid, labels, random_labels (the thesis), dirichlet, natural, or package.module:function"
+    )
     partition_options: dict[str, Any] = key({}, "options of the partition, e.g. {per_client = 2}")
     validation: float = key(
         0.0, "share of the training data that no client trains on, to choose settings by; below 1", least=0

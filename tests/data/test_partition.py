@@ -9,9 +9,13 @@ from data_fixtures import labelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwidth.data import Data, Partition, Shares, from_tensors, load, make_partition
+from fedwidth.config.read import read_settings
+from fedwidth.data import Data, Partition, Shares, from_tensors, load, make_partition, partition_options
 from fedwidth.data.ownership import proportional
 from fedwidth.errors import DataError, FedwidthError, OptionError
+from fedwidth.experiment import Experiment
+from own_data import in_memory
+from small_runs import contents, small
 
 CIFAR_SHAPED = labelled([label for label in range(10) for _ in range(5000)], [k % 10 for k in range(10_000)])
 
@@ -330,3 +334,52 @@ def test_a_partition_has_the_same_clients_for_training_and_test_samples():
     with pytest.raises(DataError, match=r"test of a partition must be Shares, as Shares.of\(.* not a list"):
         Partition("by hand", three, [[0], [1], [2]], torch.tensor([0, 1, 1]))
     assert Partition("by hand", three, three, [0, 1, 1]).labels[2].tolist() == [1]
+
+
+def test_a_partition_of_ones_own_by_name_sees_the_samples():
+    data = in_memory()
+    made = make_partition(data, "own_data:sorted_by_input", clients=4, feature=1)
+    by_hand = data.train.inputs[:, 1].argsort()
+    assert sorted(made[0].tolist()) == sorted(by_hand[:30].tolist())
+    assert made.sizes.tolist() == [30] * 4
+    assert partition_options("own_data:sorted_by_input") == {"feature": 0}
+
+
+def test_what_is_held_out_goes_to_no_client_of_a_partition_of_ones_own():
+    data = in_memory()
+    made = make_partition(data, "own_data:sorted_by_input", clients=4, validation=0.1, public=0.1)
+    assert len(made.validation) == len(made.public) == 12
+    held = {*made.validation.tolist(), *made.public.tolist()}
+    left = [number for number in data.train.inputs[:, 0].argsort().tolist() if number not in held]
+    assert sorted(made[0].tolist()) == sorted(left[:24])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("own_data:one_for_each_class", "must return a fedwidth.data.Partition, not a Shares"),
+        ("own_data:of_other_data", "the partition is of 60 training samples, but the data has 120"),
+        ("own_data:failing_partition", "could not be made: KeyError: 'region'"),
+        ("own_data:missing", "'own_data' has no 'missing'"),
+        ("own_data:SAMPLES", "is a int, not a function or class"),
+        ("skewed", "iid, labels, random_labels, dirichlet, natural; or package.module:function for one of your own"),
+    ],
+)
+def test_what_a_partition_of_ones_own_does_wrong_is_told_in_one_line(name, said):
+    with pytest.raises(FedwidthError) as caught:
+        make_partition(in_memory(), name, clients=3)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(FedwidthError, match=r"option of partition .* 'shift'"):
+        make_partition(in_memory(), "own_data:sorted_by_input", clients=3, shift=1)
+
+
+def test_a_run_of_a_recipe_that_names_a_partition_of_ones_own_can_be_run_again_from_its_config(tmp_path):
+    changes = ["data.name=own_data:in_memory", "data.partition=own_data:sorted_by_input"]
+    settings = small(*changes, "data.partition_options.feature=3", "rounds=1")
+    first = Experiment(settings)
+    assert first.partition.name == "sorted"
+    first.run(tmp_path / "first")
+    again = read_settings(str(tmp_path / "first" / "config.toml")).main
+    Experiment(again).run(tmp_path / "again")
+    assert contents(tmp_path / "again")[2] == contents(tmp_path / "first")[2]

@@ -230,7 +230,10 @@ def show_partition(
         ),
     ] = "digits",
     kind: Annotated[
-        str, typer.Option("--kind", help="iid, labels, random_labels (the thesis), dirichlet, natural")
+        str,
+        typer.Option(
+            "--kind", help="iid, labels, random_labels (the thesis), dirichlet, natural, or package.module:function"
+        ),
     ] = "iid",
     clients: Annotated[int, typer.Option("--clients", help="Number of clients.")] = 10,
     seed: Seed = 1,

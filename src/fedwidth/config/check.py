@@ -16,7 +16,7 @@ from fedwidth.config.schema import keys, read
 from fedwidth.config.secure_settings import check_secure
 from fedwidth.data import Partition
 from fedwidth.data.catalogue import options_of
-from fedwidth.data.partition import PARTITIONS, partition_options
+from fedwidth.data.partition import partition_options
 from fedwidth.devices.capacity import Capacities, describe_mix
 from fedwidth.devices.time import Speeds
 from fedwidth.errors import OptionError, unknown
@@ -107,7 +107,6 @@ def _check_names(settings: Settings) -> None:
     data = settings.data
     if ":" not in settings.model.name and settings.model.name not in FACTORIES:
         raise unknown("model", settings.model.name, [*FACTORIES, "package.module:factory"])
-    _refuse_others("partition", [data.partition], PARTITIONS)
     _refuse_others(f"option of data set '{data.name}'", data.options, options_of(data.name))
     allowed = partition_options(data.partition)
     _refuse_others(f"option of partition '{data.partition}'", data.partition_options, allowed)

@@ -13,11 +13,10 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedwidth.data import Data, Partition
-from fedwidth.errors import DataError, OptionError
+from fedwidth.errors import OptionError
 from fedwidth.methods import Method
 from fedwidth.methods.lookup.by_name import UNNAMED
 from fedwidth.objectives import Objective
@@ -40,7 +39,7 @@ NAMED_BY = {
     "model": "model.name=package.module:factory",
     "models": "models=[{name='package.module:factory', capacities=[…]}]",
     "data": "data.name=package.module:function",
-    "partition": "data.partition=natural (with data that says whose each sample is)",
+    "partition": "data.partition=package.module:function",
     "public": "data.public_name=package.module:function",
     "method": "method.name=package.module:METHOD",
     "objective": "objective.name=package.module:OBJECTIVE",
@@ -63,29 +62,6 @@ def check_given(settings: object, **given: object) -> None:
     model = given["model"]
     if isinstance(model, nn.Module) and any(tensor.is_meta for tensor in model.parameters()):
         raise OptionError("model is on the meta device, where weights have no values: model.to_empty and its own start")
-
-
-def check_partition(partition: Partition, data: Data) -> None:
-    """Refuse a partition of other samples than the data's."""
-    tested = partition.test_split(data)
-    _check_samples("training", len(partition.targets), len(data.train))
-    _check_samples("training", partition.train.owners, len(data.train))
-    _check_samples("test", partition.test.owners or None, len(tested))  # of none, nobody has any
-    for which, shares, split in (("training", partition.train, data.train), ("test", partition.test, tested)):
-        numbers = shares.samples if len(shares.samples) else torch.zeros(1)
-        low, high = int(numbers.min()), int(numbers.max())
-        if low < 0 or high >= len(split):
-            raise DataError(
-                f"the partition has {which} samples from {low} to {high}, but those of the data are numbered from 0 to"
-                f" {len(split) - 1}"
-            )
-
-
-def _check_samples(which: str, shared: int | None, there: int) -> None:
-    if shared is not None and shared != there:
-        raise DataError(
-            f"the partition is of {shared} {which} samples, but the data has {there}: make it of the same data"
-        )
 
 
 def warn_of_dealing(settings: Settings, data: Data) -> None:

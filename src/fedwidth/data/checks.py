@@ -1,4 +1,4 @@
-"""Whether inputs, targets and users fit each other, and training and test data."""
+"""Whether inputs, targets and users fit each other, training and test data, and a partition and the data it is of."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedwidth.data.reading import Column
 from fedwidth.data.records import AS_STORED, IGNORE, Data, Kind, Split
+from fedwidth.data.shares import Partition
 from fedwidth.data.transforms import Transform
 from fedwidth.data.trees import Tree, describe, leaves, mapped
 from fedwidth.errors import DataError
@@ -116,6 +117,29 @@ def check_users(which: str, samples: int, users: Tensor | None) -> None:
 def as_users(users: Tensor | None) -> Tensor | None:
     """Users as they are stored."""
     return None if users is None else users.detach().cpu().long()
+
+
+def check_partition(partition: Partition, data: Data) -> None:
+    """Refuse a partition of other samples than the data's."""
+    tested = partition.test_split(data)
+    _check_samples("training", len(partition.targets), len(data.train))
+    _check_samples("training", partition.train.owners, len(data.train))
+    _check_samples("test", partition.test.owners or None, len(tested))  # of none, nobody has any
+    for which, shares, split in (("training", partition.train, data.train), ("test", partition.test, tested)):
+        numbers = shares.samples if len(shares.samples) else torch.zeros(1)
+        low, high = int(numbers.min()), int(numbers.max())
+        if low < 0 or high >= len(split):
+            raise DataError(
+                f"the partition has {which} samples from {low} to {high}, but those of the data are numbered from 0 to"
+                f" {len(split) - 1}"
+            )
+
+
+def _check_samples(which: str, shared: int | None, there: int) -> None:
+    if shared is not None and shared != there:
+        raise DataError(
+            f"the partition is of {shared} {which} samples, but the data has {there}: make it of the same data"
+        )
 
 
 def _kind(tree: object) -> str:

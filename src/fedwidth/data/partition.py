@@ -8,12 +8,14 @@ have the class in training, by the same procedure.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedwidth.data.checks import check_partition
 from fedwidth.data.dirichlet import dirichlet
 from fedwidth.data.ownership import (
     NOBODY,
@@ -29,7 +31,8 @@ from fedwidth.data.ownership import (
 from fedwidth.data.records import Data
 from fedwidth.data.shares import Partition, Shares
 from fedwidth.data.validation import hold_out, in_the_whole, without
-from fedwidth.errors import DataError, OptionError, unknown
+from fedwidth.errors import DataError, FedwidthError, OptionError, unknown
+from fedwidth.importing import import_function, one_line
 
 
 def iid(data: Data, clients: int, seed: int) -> Partition:
@@ -130,6 +133,10 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 }
 
 
+GIVEN = ("data", "clients", "seed")
+"""What every partition gets, before its options."""
+
+
 def make_partition(
     data: Data,
     kind: str,
@@ -140,13 +147,14 @@ def make_partition(
     public: float = 0.0,
     **options: Any,
 ) -> Partition:
-    """A partition by name; only `natural` may leave the number of clients open.
+    """A partition by name, that of a function of your own included: `package.module:function`.
+
+    It gets the data, the number of clients and the seed, and its options by name, and returns a `Partition`. Only
+    `natural` may leave the number of clients open.
 
     `validation` and `public` are the shares of the training set that are held out first, for no client to train on: to
     choose settings by, and for the server.
     """
-    if kind not in PARTITIONS:
-        raise unknown("partition", kind, PARTITIONS)
     allowed = partition_options(kind)
     for option in options:
         if option not in allowed:
@@ -157,7 +165,7 @@ def make_partition(
     if validation + public >= 1:
         raise OptionError(f"validation and public hold out {validation + public:g} of the data: nothing is left")
     if not validation and not public:
-        return PARTITIONS[kind](data, clients, seed, **options)
+        return _deal(kind, data, clients, seed, options)
     by_user, none = kind == "natural", torch.zeros(0, dtype=torch.long)
     held = hold_out(data, validation, seed, by_user=by_user) if validation else none
     rest, numbers = without(data, held)
@@ -166,7 +174,9 @@ def make_partition(
         own = hold_out(rest, public, seed, by_user=by_user, purpose="public", of=len(data.train))
         shown = numbers[own]
         rest, numbers = without(data, torch.cat([held, shown]))
-    return in_the_whole(PARTITIONS[kind](rest, clients, seed, **options), data, numbers, held, shown)
+    if kind not in PARTITIONS:  # one of the user's own may look at the samples
+        rest = replace(data, train=data.train.take(numbers))
+    return in_the_whole(_deal(kind, rest, clients, seed, options), data, numbers, held, shown)
 
 
 def partition_options(kind: str) -> dict[str, Any]:
@@ -175,10 +185,33 @@ def partition_options(kind: str) -> dict[str, Any]:
     >>> partition_options("labels")
     {'per_client': 2, 'published': False}
     """
-    if kind not in PARTITIONS:
-        raise unknown("partition", kind, PARTITIONS)
-    parameters = inspect.signature(PARTITIONS[kind]).parameters
-    return {key: p.default for key, p in parameters.items() if key not in ("data", "clients", "seed")}
+    parameters = list(inspect.signature(_function(kind)).parameters.values())
+    return {each.name: each.default for each in parameters[len(GIVEN) :]}
+
+
+def _function(kind: str) -> Callable[..., Any]:
+    if kind in PARTITIONS:
+        return PARTITIONS[kind]
+    if ":" not in kind:
+        raise unknown("partition", kind, PARTITIONS, also="or package.module:function for one of your own")
+    found: Callable[..., Any] = import_function("partition", kind)
+    return found
+
+
+def _deal(kind: str, data: Data, clients: int | None, seed: int, options: Mapping[str, Any]) -> Partition:
+    """The partition that a function makes; what one of the user's own does wrong is told in one line."""
+    if kind in PARTITIONS:
+        return PARTITIONS[kind](data, clients, seed, **options)
+    try:
+        found = _function(kind)(data, clients, seed, **options)
+    except FedwidthError:
+        raise
+    except Exception as error:  # it may do anything
+        raise DataError(f"partition '{kind}' could not be made: {type(error).__name__}: {one_line(error)}") from error
+    if not isinstance(found, Partition):
+        raise DataError(f"partition '{kind}' must return a fedwidth.data.Partition, not a {type(found).__name__}")
+    check_partition(found, data)
+    return found
 
 
 def _check_per_client(per_client: int, classes: int) -> None:

@@ -19,7 +19,7 @@ from fedwidth.config.architectures import (
 from fedwidth.config.budgets import with_budgets
 from fedwidth.config.build import build_model, find_device, load_data, public_data, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
-from fedwidth.config.given import check_given, check_partition, warn_of_dealing, without_name
+from fedwidth.config.given import check_given, warn_of_dealing, without_name
 from fedwidth.config.method_settings import (
     check_exponent,
     check_norms,
@@ -32,6 +32,7 @@ from fedwidth.config.objective_settings import name_objective
 from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.secure_settings import check_secure, warn_of_little
 from fedwidth.data import Data, Partition
+from fedwidth.data.checks import check_partition
 from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.correlation import correlate
 from fedwidth.errors import OptionError
