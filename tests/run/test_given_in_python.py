@@ -81,7 +81,10 @@ def test_the_config_is_no_recipe(folder, command, tmp_path, capsys, monkeypatch)
     assert run_command([*command, str(folder / CONFIG)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "the model (Net), data (mine) and partition (by turns) of this run were given in Python" in line
-    assert "model.name=package.module:factory, data.name=package.module:function, data.partition=package.module:function" in line
+    assert (
+        "model.name=package.module:factory, data.name=package.module:function, data.partition=package.module:function"
+        in line
+    )
     assert not list(tmp_path.iterdir())
 
 

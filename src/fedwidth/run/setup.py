@@ -33,10 +33,12 @@ from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.secure_settings import check_secure, warn_of_little
 from fedwidth.data import Data, Partition
 from fedwidth.data.checks import check_partition
+from fedwidth.data.records import moved
 from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.correlation import correlate
 from fedwidth.errors import OptionError
 from fedwidth.gpu import set_precision
+from fedwidth.importing import one_line
 from fedwidth.methods import Method
 from fedwidth.methods.lookup.families import SLICES, traits_of
 from fedwidth.objectives import Objective, objective_of
@@ -45,6 +47,7 @@ from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.shares import warn_if_mostly_whole
 from fedwidth.run.weights.warm_start import plan_with_weights
 from fedwidth.settings import Settings
+from fedwidth.training.batches import with_single_batch
 from fedwidth.training.server.norms import BY_CAPACITY, norm_tensors
 from fedwidth.training.server.single_updates import compares_updates
 
@@ -149,6 +152,7 @@ def set_up(
     check_dtypes(made, method.architectures)
     settings = without_scaler(settings, plan)
     _check_has_norms(settings, made)
+    _check_single_samples(settings, made, data, objective=objective, partition=partition, capacities=capacities)
     check_choice(settings, method, plan, min(capacities.enrolled(settings.devices.excluded)))
     made.to(device)
     if traits_of(method).family == SLICES and not plan.adapters:
@@ -182,6 +186,40 @@ def _check_has_norms(settings: Settings, model: nn.Module) -> None:
         raise OptionError(
             f"server.norms is {settings.server.norms}, but the model has no normalisation layers that are trained"
         )
+
+
+def _check_single_samples(
+    settings: Settings,
+    model: nn.Module,
+    data: Data,
+    *,
+    objective: Objective,
+    partition: Partition,
+    capacities: Capacities,
+) -> None:
+    """Refuse to train on batches of one sample where the model has a norm that needs several.
+
+    Batch norm of pictures can do with one, as long as it has several pixels: so the model is asked.
+    """
+    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        return
+    alone = with_single_batch(partition.sizes, settings.training)
+    devices = settings.devices
+    if devices.excluded and not devices.dynamic:
+        own = capacities.assign(len(partition), settings.seed)
+        alone = alone[[own[client] not in devices.excluded for client in alone.tolist()]]
+    if not len(alone):
+        return
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            objective.answer(copy.deepcopy(model).train(), moved(data.example(1), "cpu"))
+    except Exception as error:  # a model may do anything
+        client, others = int(alone[0]), f" (and {len(alone) - 1} more)" if len(alone) > 1 else ""
+        raise OptionError(
+            f"client {client}{others} has {partition.size(client)} samples, so with training.batch_size ="
+            f" {settings.training.batch_size} its last batch has one, which the model cannot train on"
+            f" ({one_line(error)}): choose another batch size"
+        ) from error
 
 
 def _assign_capacities(settings: Settings, partition: Partition) -> Capacities:

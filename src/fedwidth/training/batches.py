@@ -38,6 +38,17 @@ def count_passes(samples: int, settings: TrainingSettings) -> int:
     return epochs * samples + steps * settings.batch_size
 
 
+def with_single_batch(sizes: Tensor, settings: TrainingSettings) -> Tensor:
+    """The clients, by how many samples each has, that train on a batch of one sample.
+
+    >>> with_single_batch(torch.tensor([8, 9, 1, 12]), TrainingSettings(batch_size=4)).tolist()
+    [1, 2]
+    """
+    per_epoch = (sizes + settings.batch_size - 1) // settings.batch_size
+    reached = per_epoch <= settings.steps if settings.steps else torch.ones_like(sizes, dtype=torch.bool)
+    return torch.nonzero(reached & ((sizes - 1) % settings.batch_size == 0)).flatten()
+
+
 def one_epoch(settings: TrainingSettings) -> TrainingSettings:
     """The settings of a single pass over a client's data."""
     return replace(settings, epochs=1, steps=0)
