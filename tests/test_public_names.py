@@ -1,6 +1,9 @@
 """The names that users lean on, imported as they import them (the reference: tests/docs/test_site.py)."""
 
+import copy
 import inspect
+from dataclasses import replace
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -8,6 +11,8 @@ import torch
 from torch import nn
 
 import fedwidth
+from fedwidth.errors import OptionError
+from fedwidth.moved import MOVED
 
 
 @pytest.mark.parametrize("name", fedwidth.__all__)
@@ -54,3 +59,27 @@ def test_whole_runs():
     assert inspect.signature(Experiment.run).return_annotation == Result.__name__
     assert list(inspect.signature(Experiment).parameters)[:1] == ["settings"]
     assert Settings().method.name == "fedrolex"
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items())
+def test_a_module_of_earlier_versions_says_where_it_is_now(old, new):
+    assert import_module(new)
+    with pytest.raises(ModuleNotFoundError, match=rf"^{old} has moved: it is {new} now$"):
+        import_module(old)
+
+
+def test_a_module_that_never_was_is_not_found_as_usual():
+    with pytest.raises(ModuleNotFoundError, match="^No module named 'fedwidth.nothing'$"):
+        import_module("fedwidth.nothing")
+
+
+@pytest.mark.parametrize("name", ["aggregate_with", "local_widths", "remembers"])
+def test_fields_of_a_method_of_the_first_version_say_what_they_are_now(name):
+    with pytest.raises(OptionError, match=f"Method's {name} is gone since 0.2: it is .* now"):
+        fedwidth.Method("mine", "Mine", "-", "-", choose=lambda plan, counts, at: None, **{name: None})
+
+
+def test_a_method_is_copied_as_before():
+    method = fedwidth.method("fedrolex", local="fedprox", mu=0.5)
+    assert copy.copy(method) == replace(method) == method
+    assert copy.deepcopy(fedwidth.method("fedavg")) == fedwidth.method("fedavg")

@@ -36,6 +36,7 @@ from fedwidth.core.submodel import extract, state_of
 from fedwidth.core.updates import Update, check_update
 from fedwidth.errors import FedwidthError
 from fedwidth.methods import Closing, Local, Method, method
+from fedwidth.moved import announce_moved
 from fedwidth.plan import Plan, trace
 from fedwidth.training.server.step import server_step
 
@@ -73,6 +74,9 @@ __all__ = [
 
 _LATER = {"fit": "fedwidth.devices.fit", "load": "fedwidth.export.load"}
 """Names that stand in rooms which are imported only when they are needed."""
+
+
+announce_moved()
 
 
 def __getattr__(name: str) -> object:

@@ -44,6 +44,14 @@ class Need:
     why: str
 
 
+_GONE = {
+    "aggregate_with": "close, which is given a Closing",
+    "local_widths": "local=Local(widths=…)",
+    "remembers": 'reads=("memory",) with init and advance',
+}
+"""Fields of 0.1, and what they are now."""
+
+
 @dataclass(frozen=True)
 class Method:
     """A method: which part of the model clients hold, how they train it, and how their updates become the new state."""
@@ -111,6 +119,12 @@ class Method:
     """Such networks, set by the run that has some."""
     made_of: tuple[Method, ...] = ()
     """If two methods were combined: the one that chooses and the one that trains."""
+
+    def __new__(cls, *_: Any, **given: Any) -> Method:
+        """Say what has become of fields of 0.1."""
+        for name in _GONE.keys() & given.keys():
+            raise OptionError(f"Method's {name} is gone since 0.2: it is {_GONE[name]} now")
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         if self.collect not in ("sums", "updates"):
