@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fedwidth
+from fedwidth.config import build
 from fedwidth.config.read import read_settings
 from fedwidth.core.architectures import GLOBAL
 from fedwidth.core.index import Index
@@ -74,6 +75,25 @@ def test_public_samples_are_nobody_elses():
     assert not public & trained
     assert len(public) == round(0.1 * len(run.data.train))
     assert len(run.rounds.public.train) == len(public)
+
+
+@pytest.mark.parametrize("method", ["feddf", "fedbe", "dsfl", "fedet"])
+def test_another_data_set_may_be_public_and_then_nobody_gives_up_anything(method):
+    run = Experiment(small(f"method.name={method}", "data.public_name=digits", "rounds=1"))
+    assert run.settings.data.public == 0
+    assert len(run.partition.public) == 0
+    assert len(run.rounds.public.train) == 1442
+    assert math.isfinite(run.run().metrics[-1]["global_loss"])
+
+
+def test_another_data_set_is_prepared_as_the_runs_own(monkeypatch):
+    """Clients that saw pixels from 0 to 1 are not asked about normalised ones; where a set came from is its own."""
+    asked, data = [], build.load_data(small())
+    monkeypatch.setattr(build, "load", lambda name, root, **options: asked.append((name, options)) or data)
+    own = "data.options={normalise=false, mirror=true, base_url='here'}"
+    settings = small("data.name=cifar10", own, "data.public_name=cifar100", "method.name=feddf")
+    assert build.public_data(settings, data, None) is data
+    assert asked == [("cifar100", {"normalise": False})]
 
 
 def test_all_runs_of_a_table_give_up_the_same_data():

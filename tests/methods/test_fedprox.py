@@ -37,6 +37,17 @@ def test_a_step_worked_by_hand():
         assert read(weights.values) == pytest.approx([1.375, 1.25])
 
 
+def test_the_term_is_the_gradient_of_the_penalty():
+    # mu/2 |w - w_t|^2 = 0.05 (0.25 + 1) = 0.0625, gradient (0.05, -0.1).
+    start, w = torch.tensor([1.0, 2.0]), torch.tensor([1.5, 1.0], requires_grad=True)
+    penalty = 0.1 / 2 * (w - start).square().sum()
+    penalty.backward()
+    assert penalty.item() == pytest.approx(0.0625)
+    weights = Weights([w.detach().clone()], [torch.zeros(2)], start=[start], rate=torch.tensor(1.0))
+    take_step(weights, Rule.of(method("fedprox", mu=0.1)), PLAIN, 1.0)
+    assert (w.detach() - weights.values[0]).tolist() == pytest.approx(w.grad.tolist())
+
+
 def test_the_gradient_is_clipped_with_its_term():
     # direction (0.25, -0.5) has norm 0.559; clipped to 0.1 it is (0.0447, -0.0894): w = (1.5 - 0.0224, 1 + 0.0447).
     rule = Rule.of(method("fedprox", mu=0.1))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedwidth.data import Partition, Shares, from_tensors
+from fedwidth.engines import make_engine
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Method, method, under
@@ -20,6 +21,7 @@ from fedwidth.settings import (
     Settings,
     TrainingSettings,
 )
+from fedwidth.training.round import run_round
 from small_runs import contents, small
 
 ENGINES = ["serial", "cuda", "vectorised"]
@@ -112,6 +114,12 @@ class TestByHand:
         _, c, own = numbers(run_of(engine, registered=4, per_round=2).run().server)
         assert len(own) == 2
         assert c == pytest.approx(sum(own) / 4)
+
+    def test_two_of_four_clients(self, engine):
+        # The two clients above of N = 4: c = (-3.8 + 1.8) / 4 = -0.5.
+        run = run_of(engine, registered=4)
+        server, _, _ = run_round(run.rounds, run.first_server(), [(0, 1.0), (1, 1.0)], make_engine(run.trainer))
+        assert numbers(server) == (pytest.approx(0.2), pytest.approx(-0.5), pytest.approx([-3.8, 1.8]))
 
 
 def test_variates_begin_at_zero_so_the_first_round_is_fedavg():

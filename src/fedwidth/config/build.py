@@ -13,6 +13,7 @@ from fedwidth.adapters import adapt
 from fedwidth.config.budgets import with_profiles
 from fedwidth.core.narrow import narrow
 from fedwidth.data import Data, Partition, load, make_partition
+from fedwidth.data.catalogue import options_of
 from fedwidth.data.records import moved
 from fedwidth.errors import OptionError, PlanError
 from fedwidth.methods import method
@@ -59,10 +60,16 @@ def split_data(settings: Settings, data: Data) -> Partition:
     )
 
 
+HOW_INPUTS_LOOK = ("normalise", "words", "length")
+"""Options of data sets that another set must share, if one model is to answer for both."""
+
+
 def public_data(settings: Settings, data: Data, partition: Partition) -> Data | None:
     """The server's own data, whose labels nobody looks at; None where it has none."""
     if name := settings.data.public_name:
-        found = load(name, settings.data.root or None)
+        known = options_of(name)
+        alike = {k: v for k, v in settings.data.options.items() if k in HOW_INPUTS_LOOK and k in known}
+        found = load(name, settings.data.root or None, **alike)
         if found.kind != data.kind or found.shape != data.shape:
             raise OptionError(
                 f"data.public_name is '{name}', whose inputs {list(found.shape)} are not those of the run's data,"
