@@ -32,7 +32,7 @@ true one is 0, as in front of a batch norm, rounding is all there is, and it cou
 METHODS = sorted(methods())
 ENGINES = ("processes", "cuda", "vectorised")
 UNTAUGHT = (("steps", 0),)
-OTHER_PARTS = ["cocofl", "feddf", "fedhm", "flanc", "prism"]
+OTHER_PARTS = ["cocofl", "dsfl", "feddf", "fedgkt", "fedhm", "flanc", "prism"]
 """Methods whose clients hold factors, models of their own, or layers of which some are frozen."""
 
 CALMER = {"zoo preresnet18": {"lr": 0.002, "batch_size": 5}, "zoo convnext": {"lr": 0.005}}
@@ -70,8 +70,6 @@ def agrees(model, method, engine, *, rounds, **training):
     local = run.method.local
     unsteady = local is not None and local.loss is not None and not local.steady
     reason = "something else at every step" if unsteady and engine != "processes" else None
-    if local is not None and local.answers is not None and engine != "processes":
-        reason = "send answers instead"
     if local is not None and local.rests is not None and engine != "processes":
         reason = "let one factor rest"
     if engine == "vectorised":

@@ -1,5 +1,6 @@
 """FedGKT: its losses by hand, the boundary, and what travels, keyed by sample."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -37,8 +38,8 @@ def test_the_loss_of_a_client_that_knows_nothing(temperature, taught, whole):
     found = Silent()
     held = trainer.method.first_memory(Beginning(state_of(found), trainer.plan, options=trainer.method.values))
     (task,) = trainer.method.assign(trainer.plan, [(0, 1.0)], 0, held)
-    client = ModulePass.of(trainer, found, replace(task, given={"logits": SERVER}), 0)
-    client.places = torch.tensor([0])
+    client = ModulePass.of(trainer, found, task, 0)
+    client.rows = {"logits": SERVER}
     loss = trainer.rule.local.loss(client, torch.ones(1, 1), torch.tensor([0]))
     assert loss.item() == pytest.approx(whole, abs=1e-6)
 
@@ -119,26 +120,48 @@ def test_features_logits_and_labels_of_every_sample_leave_the_device_and_are_cou
     assert down == samples * 10 * 4, "logits of its samples, and no model any more"
 
 
-def test_logits_are_found_by_the_sample_whatever_the_order_of_batches():
-    run = run_of()
-    engine, server = make_engine(run.trainer), run.first_server()
-    server, _, _ = run_round(run.rounds, server, [(0, 1.0)], engine)
-    (task,) = run.rounds.send(server, run.rounds.assign(server, [(0, 1.0)]))
-    logits = task.given["logits"]
-    seen = []
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("engine", ["serial", "vectorised", "cuda"])
+def test_logits_are_found_by_the_sample_whatever_the_order_of_batches(engine, shift):
+    """Logits that are the pixels of their sample: a loss that compares them sees whether each got its own."""
+    run = run_of(f"engine={engine}", "training.augment=false")
 
     def loss(client, inputs, targets):
-        own, labels = client.own_samples(client.places)
-        assert torch.equal(own, inputs)
-        assert torch.equal(labels, targets)
-        seen.extend(client.places.tolist())
-        return run.method.local.loss(client, inputs, targets)
+        plain = client.loss(client.logits(inputs), targets)
+        if "logits" not in client.rows:  # a trial whether it can be stacked
+            return plain
+        return plain + 1000 * (client.rows["logits"] - inputs.flatten(1)[:, 16:26]).abs().sum()
 
     rule = replace(run.method.local, loss=loss)
     trainer = replace(run.trainer, method=replace(run.method, local=rule))
-    trainer.train(task.part.cut({}, run.plan), task, 1)
-    assert sorted(seen) == list(range(len(logits)))
-    assert seen != sorted(seen), "they were shuffled"
+    server, tasks = run.first_server(), []
+    for task in run.rounds.assign(run.first_server(), [(0, 1.0), (1, 1.0), (2, 0.5)]):
+        images, _ = run.data.batch(run.data.train, run.partition[task.client])
+        tasks.append(replace(task, given={"logits": images.flatten(1)[:, 16:26].roll(shift, 0)}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, report = make_engine(trainer).run(server.state, tasks, 1)
+    if shift:
+        assert min(report.losses) > 100, "the test sees it"
+    else:
+        assert max(report.losses) < 10
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "cuda"])
+def test_clients_with_and_without_logits_train_in_one_round(engine):
+    """Of the second round some clients took part in the first one, and others have no logits yet."""
+    ends = []
+    for each in ("serial", engine):
+        run = run_of(f"engine={each}", "training.batch_size=16")
+        made, server = make_engine(run.trainer), run.first_server()
+        for cohort in ([(0, 1.0), (1, 0.5)], [(0, 1.0), (1, 0.5), (2, 1.0), (3, 0.5)]):
+            server, _, report = run_round(run.rounds, server, cohort, made)
+        ends.append((server, report))
+    (server, report), (other, found) = ends
+    torch.testing.assert_close(other.state, server.state, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found.losses, report.losses, rtol=1e-5, atol=1e-5)
+    assert found.passes == report.passes
+    assert found.answered == report.answered
 
 
 def test_the_server_alone_trains_what_comes_after_the_boundary():

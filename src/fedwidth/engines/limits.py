@@ -28,8 +28,6 @@ def why_not_by_rule(trainer: Trainer, engine: str) -> str | None:
     """
     if trainer.data.is_lazy and engine == "vectorised":
         return "its samples are read as they are needed, and stacked clients take theirs from all of them in memory"
-    if trainer.rule.local.answers is not None:
-        return f"models stay with the clients of {trainer.rule.title}, which send answers instead"
     if trainer.rule.local.loss is not None and not trainer.rule.local.steady:
         return f"the loss of {trainer.rule.title} may do something else at every step"
     if trainer.rule.local.rests is not None and trainer.plan.adapters:

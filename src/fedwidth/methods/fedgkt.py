@@ -101,10 +101,9 @@ def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
     """CE(y) + alpha KD(client, server)."""
     logits = client.logits(inputs)
     plain = client.loss(logits, targets)
-    if LOGITS not in client.given:
+    if LOGITS not in client.rows:
         return plain
-    server = client.given[LOGITS][client.places.to(logits.device)]
-    taught = distillation(logits, server, client.options["temperature"])
+    taught = distillation(logits, client.rows[LOGITS], client.options["temperature"])
     return plain.add(taught, alpha=client.options["alpha"])
 
 
@@ -232,7 +231,7 @@ METHOD = Method(
     slices=False,
     several=True,
     reads=("memory", "own"),
-    local=Local(gives=gives, loss=loss, answers=answers),
+    local=Local(gives=gives, rows=(LOGITS,), loss=loss, steady=True, answers=answers),
     init=init,
     advance=advance,
     close=close,

@@ -31,7 +31,7 @@ from fedwidth.plan.plan import Plan
 from fedwidth.randomness import torch_generator, torch_seed
 from fedwidth.settings import Settings
 from fedwidth.training.batches import batches, count_steps, one_epoch, order_generator
-from fedwidth.training.loss import absent_classes, loss_of
+from fedwidth.training.loss import absent_classes, loss_of, with_rows
 from fedwidth.training.module_pass import ModulePass
 from fedwidth.training.narrower import draw_widths
 from fedwidth.training.rule import Rule
@@ -78,34 +78,27 @@ class Trainer:
         `sent` is what the client was sent beside it, cut like the sub-model; where it is left out, it is cut here.
         """
         settings, seed = self.settings.training, self.settings.seed
-        module = self.skeleton(task.part)
-        tensors = fill(module, sub)
-        self._let_rest(module, task.part, round)
-        if settings.scaler:
-            set_scaler(module, task.width)
-        rate, samples = learning_rate(settings, round, self.settings.rounds), self.partition[task.client]
-        pass_ = ModulePass.of(self, module, task, round)
-        pass_.rate = rate
+        pass_, tensors = self.place(sub, task, round)
+        module, rate, samples = pass_.module, pass_.rate, self.partition[task.client]
         weights = self._weights(pass_, self.cut_sent(task) if sent is None else sent, rate)
         weights.local_steps = float(count_steps(len(samples), settings))
         augments = settings.augment and self.data.transform.augments
         draws = torch_generator(seed, "augment", round, task.client) if augments else None
         precise = torch.promote_types(torch.float32, next(module.parameters()).dtype)
-        losses, steps, passes = torch.zeros((), dtype=precise, device=self.device), 0, 0
+        losses, steps, passes = torch.zeros((), dtype=precise, device=self.device), 0, self.lesson(pass_)
 
         widths = draw_widths(self, task, round)
 
         def step(places: Tensor) -> Tensor:
-            pass_.places, batch = places, samples[places]
-            pass_.width = next(widths)
-            found = self.data.batch(self.data.train, batch, train=augments, generator=draws, device=self.device)
-            return self._step(pass_, weights, *found)
+            batch, pass_.width = samples[places], next(widths)
+            inputs, targets = self.data.batch(
+                self.data.train, batch, train=augments, generator=draws, device=self.device
+            )
+            return self._step(pass_, weights, inputs, with_rows(self.rule, targets, pass_.given, places))
 
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             _seed_device(self.device, dropout_seed(seed, round, task.client))
             everyone = torch.arange(len(samples))
-            if self.rule.local.before is not None:
-                passes += self.rule.local.before(pass_)
             if self.rule.probes:
                 for batch in batches(everyone, one_epoch(settings), order_generator(seed, round, task.client)):
                     weights.rate, weights.share = 0.0, len(batch) / len(samples)
@@ -120,7 +113,8 @@ class Trainer:
                 passes += len(batch)
         weight, rows = weigh_client(self, task, steps)
         if self.rule.local.answers is not None:
-            return self._answered(pass_, tensors, weight, passes, float(losses) / steps)
+            update, kept_model = self.answer(pass_, tensors, weight)
+            return Trained(update, passes, float(losses) / steps, kept_model)
         reports = {
             name: dict(zip(pass_.names, found, strict=True))
             for name, found in report_of(weights, self.rule, task.capacity).items()
@@ -131,6 +125,25 @@ class Trainer:
         own = {name: tensor for name, tensor in tensors.items() if name not in self.plan.untrained}
         update = Update(own, task.part, weight, labels=rows, client=task.client, reports=reports)
         return Trained(update, passes, float(losses) / steps, kept)
+
+    def place(self, sub: State, task: Task, round: int) -> tuple[ModulePass, State]:
+        """Put a client's sub-model into the skeleton of its size: the client's pass, and the skeleton's tensors."""
+        settings, module = self.settings.training, self.skeleton(task.part)
+        tensors = fill(module, sub)
+        self._let_rest(module, task.part, round)
+        if settings.scaler:
+            set_scaler(module, task.width)
+        pass_ = ModulePass.of(self, module, task, round)
+        pass_.rate = learning_rate(settings, round, self.settings.rounds)
+        return pass_, tensors
+
+    def lesson(self, pass_: ModulePass) -> int:
+        """Let a client do what its rule does before it trains on its own samples; returns how many it has seen."""
+        if self.rule.local.before is None:
+            return 0
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            _seed_device(self.device, torch_seed(self.settings.seed, "lesson", pass_.round, pass_.task.client))
+            return self.rule.local.before(pass_)
 
     def _let_rest(self, module: nn.Module, part: Part, round: int) -> None:
         """Train the parameters that the model trains, but for those that the part, or in this round the rule, lets
@@ -143,8 +156,8 @@ class Trainer:
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name in names and name not in resting).grad = None
 
-    def _answered(self, pass_: ModulePass, tensors: State, weight: float, passes: int, loss: float) -> Trained:
-        """What a client sends whose model stays with it: its answers."""
+    def answer(self, pass_: ModulePass, tensors: State, weight: float) -> tuple[Update, dict[str, dict[str, Tensor]]]:
+        """What a client sends whose model stays with it, its answers; and what it keeps, the model."""
         task, answer = pass_.task, self.rule.local.answers
         assert answer is not None
         with torch.no_grad():
@@ -152,8 +165,7 @@ class Trainer:
             answers = answer(pass_)
         check_finite(tensors, f"client {task.client}")
         kept = {task.part.kept_as: {name: tensor.cpu().clone() for name, tensor in tensors.items()}}
-        update = Update({}, task.part, weight, client=task.client, reports={ANSWERS: answers})
-        return Trained(update, passes, loss, kept)
+        return Update({}, task.part, weight, client=task.client, reports={ANSWERS: answers}), kept
 
     def cut_sent(self, task: Task) -> dict[str, State | float]:
         """What the client is sent beside its sub-model, cut like it."""

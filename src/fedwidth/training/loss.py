@@ -16,7 +16,8 @@ from fedwidth.methods import ClientPass
 from fedwidth.objectives import Objective
 from fedwidth.training.rule import Rule
 
-NO_PLACES = torch.zeros(0, dtype=torch.long)
+TARGETS = "targets"
+"""The name of the targets of a batch that comes with rows of what the client was given."""
 
 
 @dataclass
@@ -36,8 +37,8 @@ class Pass:
     """What the client was given as it is, by name."""
     rate: float = field(default=0.0, kw_only=True)
     """The learning rate of the round."""
-    places: Tensor = field(default_factory=lambda: NO_PLACES, kw_only=True)
-    """The places of the samples of the batch at hand among the client's own."""
+    rows: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
+    """What the client was given that has a row for each of its own samples: those of the batch at hand."""
 
     width: float = field(init=False)
     """The width that the coming step trains."""
@@ -87,10 +88,26 @@ class Pass:
 
 
 def loss_of(rule: Rule, client: ClientPass, inputs: Any, targets: Any) -> Tensor:
-    """The loss of a batch."""
+    """The loss of a batch, whose targets come `with_rows` where the rule says so."""
+    if rule.local.rows:
+        client.rows = {name: rows for name, rows in targets.items() if name != TARGETS}
+        targets = targets[TARGETS]
     if rule.local.loss is not None:
         return rule.local.loss(client, inputs, targets)
     return client.loss(client.logits(inputs), targets)
+
+
+def with_rows(rule: Rule, targets: Any, given: Mapping[str, Tensor], places: Tensor | None = None) -> Any:
+    """The targets of a batch, with the rows of what the client was given for it: a dictionary, where a rule has such.
+
+    `places` are those of the samples among the client's own; None: the rows are the batch's already.
+    """
+    if not rule.local.rows:
+        return targets
+    known = {name: given[name] for name in rule.local.rows if name in given}
+    if places is not None:
+        known = {name: rows[places.to(rows.device)] for name, rows in known.items()}
+    return {TARGETS: targets, **known}
 
 
 def mask_logits(logits: Any, absent: Tensor | None, mask: str) -> Any:

@@ -8,7 +8,7 @@ sums.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import torch
@@ -87,14 +87,31 @@ class FlatEngine(Engine):
         flat = self.cutter.flatten(state)
         sums, orders = self._take_prepared(tasks, round)
         starts: dict[str, tuple[Tensor, dict[str, Tensor]]] = {}
+        seen: dict[int, int] = {}
         for task in tasks:
             if task.part.key not in starts:
                 with error_context("cut", round, task):
                     starts[task.part.key] = self.cutter.cut(sums[task.cohort], state, flat)
+                if self.trainer.rule.local.before is not None:
+                    with error_context("train", round, task):
+                        starts[task.part.key], seen[task.client] = self._teach(
+                            task, round, *starts[task.part.key], sums
+                        )
         subs = [sums[task.cohort].sub for task in tasks]
         cuts = [starts[task.part.key] for task in tasks]
         flat_tasks = make_flat_tasks(self.trainer, tasks, subs, cuts, orders=orders, round=round)
+        flat_tasks = [replace(each, seen=seen[each.task.client]) if seen else each for each in flat_tasks]
         return sums, self.cutter.with_sent(flat_tasks, sums)
+
+    def _teach(
+        self, task: Task, round: int, start: Tensor, others: Mapping[str, Tensor], sums: Cohorts
+    ) -> tuple[tuple[Tensor, dict[str, Tensor]], int]:
+        """What a client begins with after its rule's lesson, which it takes alone, and how many samples that had."""
+        sub, trainer = sums[task.cohort].sub, self.trainer
+        pass_, tensors = trainer.place({**sub.views(start), **others}, task, round)
+        seen = trainer.lesson(pass_)
+        taught = sub.vector(tensors, trainer.device), {name: tensors[name].detach().clone() for name in others}
+        return taught, seen
 
     def finish_sums(self, state: Mapping[str, Tensor], sums: Cohorts) -> Sequence[CohortSum]:
         """The sums as the round hands them on; where they are averaged here, that is queued behind the training now."""
@@ -115,8 +132,10 @@ class FlatEngine(Engine):
             flat_task = update.flat_task
             task, order = flat_task.task, flat_task.order
             with error_context("add", flat_task.round, task):
-                self._add(sums[task.cohort], update)
-            reports.passes.append(sum(order.lengths))
+                kept = self._add(sums[task.cohort], update)
+            if kept:
+                reports.kept[task.client] = kept
+            reports.passes.append(flat_task.seen + sum(order.lengths))
             reports.losses.append(update.loss_sum / order.steps)
             if update.reports:
                 vectors = list(update.reports.values())
@@ -165,17 +184,23 @@ class FlatEngine(Engine):
             needed = layout.size * each + max(rooms, default=0)
             torch.empty(needed, dtype=torch.uint8, device=self.trainer.device)
 
-    def _add(self, cohort: FlatSum | PartCohort, update: FlatUpdate) -> None:
-        """Add a client's update to its cohort, with the client's weight."""
+    def _add(self, cohort: FlatSum | PartCohort, update: FlatUpdate) -> dict[str, dict[str, Tensor]]:
+        """Add a client's update to its cohort, with the client's weight; returns the model, where it stays with the
+        client."""
         trainer, flat_task = self.trainer, update.flat_task
         weight, labels = weigh_client(trainer, flat_task.task, flat_task.order.steps)
+        if isinstance(cohort, PartCohort) and trainer.rule.local.answers is not None:
+            sent, kept = trainer.answer(*trainer.place(cohort.tensors(update), flat_task.task, flat_task.round), weight)
+            cohort.sum.add(sent)
+            return kept
         if isinstance(cohort, PartCohort):
             cohort.add(update, weight, labels)
-            return
+            return {}
         counted = flat_task.order.counted
         cohort.add_flat(update.flat, weight, None if counted is None else counted[cohort.sub.classes])
         cohort.add_others(update.others, weight)
         cohort.add_reports({name: update.reports[name] for name in trainer.rule.local.adds if name in update.reports})
+        return {}
 
 
 def _key_of(tasks: Sequence[Task]) -> object:

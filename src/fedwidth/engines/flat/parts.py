@@ -46,6 +46,10 @@ class PartCohort:
 
     def add(self, update: FlatUpdate, weight: float, labels: Tensor | None) -> None:
         """Add what a client has trained, with the client's weight."""
-        tensors = {**self.sub.views(update.flat), **update.others}
         client = update.flat_task.task.client
-        self.sum.add(Update(tensors, self.part, weight, labels=labels, client=client))  # type: ignore[arg-type]
+        own = Update(self.tensors(update), self.part, weight, labels=labels, client=client)  # type: ignore[arg-type]
+        self.sum.add(own)
+
+    def tensors(self, update: FlatUpdate) -> dict[str, Tensor]:
+        """What a client has trained, by name."""
+        return {**self.sub.views(update.flat), **update.others}

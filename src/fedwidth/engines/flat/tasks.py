@@ -35,6 +35,8 @@ class FlatTask:
     """What the client was sent beside its sub-model, as vectors like it or numbers."""
     run: str = ""
     """The run the client belongs to, where several train together."""
+    seen: int = 0
+    """How many samples the client has trained with before its own."""
 
     @property
     def size(self) -> Size:
@@ -53,6 +55,12 @@ class FlatUpdate:
     """The task's `others` after the training."""
     reports: Mapping[str, Tensor] = field(default_factory=dict)
     """What the client reports beside its sub-model, as vectors like it."""
+
+
+def rows_given(flat_task: FlatTask) -> dict[str, Tensor]:
+    """What the client was given that has a row for each of its own samples, on the device."""
+    given, trainer = flat_task.task.given, flat_task.trainer
+    return {name: given[name].to(trainer.device) for name in trainer.rule.local.rows if name in given}
 
 
 def size_of(task: Task) -> Size:

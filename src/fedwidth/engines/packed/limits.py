@@ -25,6 +25,8 @@ def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
         reason = why_not_by_rule(trainer, engine) or _differs(first, trainer)
         if (single := why_single(trainer.settings)) is not None:
             reason = reason or f"{single}, which a pack does not keep"
+        if trainer.rule.local.answers is not None:
+            reason = reason or f"models stay with the clients of {trainer.rule.title}, of which a pack knows nothing"
         if trainer.method.architectures:
             reason = reason or "a pack shares one model, and clients hold several architectures"
         if trainer.settings.server.norms != "shared":

@@ -74,7 +74,7 @@ class PackedStacks:
         by_size: dict[Size, dict[StackShape, list[PackedClient]]] = {}
         for client in (client for own in clients for client in own):
             size = size_of(client.task)
-            shape = (size, orders.lengths[client.order] if self.pool.coupled else None)
+            shape: StackShape = (size, orders.lengths[client.order] if self.pool.coupled else None, ())
             by_size.setdefault(size, {}).setdefault(shape, []).append(client)
         losses: list[list[float]] = [[0.0] * len(own) for own in clients]
         stacked: list[tuple[StackedUpdates, list[ShapeGroup]]] = []

@@ -11,8 +11,9 @@ from fedwidth.data.records import moved
 from fedwidth.data.trees import bytes_of, pieces, widened
 from fedwidth.engines.flat.layout import copy_to_device
 from fedwidth.engines.flat.orders import NO_SAMPLE, Order
-from fedwidth.engines.flat.tasks import FlatTask
+from fedwidth.engines.flat.tasks import FlatTask, rows_given
 from fedwidth.training.client import Trainer
+from fedwidth.training.loss import with_rows
 
 MAX_BYTES_AHEAD = 2**28
 """Bytes that may wait for their round, also during an evaluation: ten clients with 500 pictures of 32 x 32 have 61
@@ -87,6 +88,20 @@ def gather_batches(trainer: Trainer, orders: Sequence[Order]) -> list[Batches]:
     cut = (pieces(tree, lambda tensor: torch.split(tensor, lengths)) for tree in (inputs, widened(targets)))
     pairs = zip(*cut, strict=True)
     return [[next(pairs) for _ in order.lengths] for order in orders]
+
+
+def with_rows_given(flat_task: FlatTask, batches: Batches) -> Batches:
+    """The batches of a client with the rows of what it was given for their samples, where its rule has such."""
+    trainer, order = flat_task.trainer, flat_task.order
+    if not trainer.rule.local.rows:
+        return batches
+    given, own = rows_given(flat_task), trainer.partition[flat_task.task.client]
+    rising, sorter = own.sort()
+    found: Batches = []
+    for (inputs, targets), samples, length in zip(batches, order.samples, order.lengths, strict=True):
+        places = sorter[torch.searchsorted(rising, samples[:length].contiguous())]
+        found.append((inputs, with_rows(trainer.rule, targets, given, places)))
+    return found
 
 
 def _read_batches(trainer: Trainer, order: Order) -> Batches:

@@ -23,7 +23,7 @@ from fedwidth.engines.flat.sums import check_finite
 from fedwidth.engines.flat.tasks import FlatTask, FlatUpdate, Size
 from fedwidth.engines.flat.tensor_layout import Shapes, TensorLayout
 from fedwidth.engines.memory import free_memory, out_of_memory
-from fedwidth.engines.slots.batches import Batches, BatchesAhead
+from fedwidth.engines.slots.batches import Batches, BatchesAhead, with_rows_given
 from fedwidth.engines.slots.making import channels_last, make_slot
 from fedwidth.engines.slots.slot import Kind, Slot
 from fedwidth.errors import UpdateError
@@ -191,7 +191,8 @@ class SlotPool:
 
     def _train_wave(self, wave: Wave) -> list[Batches]:
         """Queue the whole training of a wave's clients, each on its slot's stream; returns their batches."""
-        batches = self.batches_ahead.take([flat_task for flat_task, _ in wave])
+        taken = self.batches_ahead.take([flat_task for flat_task, _ in wave])
+        batches = [with_rows_given(flat_task, own) for (flat_task, _), own in zip(wave, taken, strict=True)]
         work = [
             (flat_task, slot, own, slot.kinds(own, flat_task.order.widths))
             for (flat_task, slot), own in zip(wave, batches, strict=True)

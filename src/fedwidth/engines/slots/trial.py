@@ -15,6 +15,7 @@ from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.slots.making import channels_last, make_slot
 from fedwidth.gpu import on_gpu
 from fedwidth.training.client import Trainer
+from fedwidth.training.loss import with_rows
 
 
 def try_capture(trainer: Trainer) -> str | None:
@@ -38,6 +39,7 @@ def _try_capture(trainer: Trainer, part: Part, state: State) -> str | None:
     sub = PartLayout(part, trainer, partial(channels_last, trainer))
     start, others = PartCohort(part, sub).cut(state, trainer)
     inputs, targets = moved(trainer.data.example(), device), moved(trainer.data.example_targets(), device)
+    targets = with_rows(trainer.rule, targets, {})
     slot = make_slot(trainer, part, sub, rate=1.0)
     with slot.stream.queue():
         sent = {

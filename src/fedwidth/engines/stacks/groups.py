@@ -14,8 +14,9 @@ from fedwidth.engines.flat.tasks import Size
 from fedwidth.engines.flat.tensor_layout import TensorLayout
 from fedwidth.methods import Task
 
-StackShape = tuple[Size, tuple[int, ...] | None]
-"""What clients of one stack have in common: their size, and with batch norm the number of samples in each batch."""
+StackShape = tuple[Size, tuple[int, ...] | None, tuple[str, ...]]
+"""What clients of one stack have in common: their size, with batch norm the number of samples in each batch, and what
+they were given that has a row for each sample."""
 
 
 class StackResult(NamedTuple):

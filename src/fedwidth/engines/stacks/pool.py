@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedwidth.engines.faults import error_context
 from fedwidth.engines.flat.orders import Order
 from fedwidth.engines.flat.sums import check_rows
-from fedwidth.engines.flat.tasks import FlatTask, FlatUpdate, Size
+from fedwidth.engines.flat.tasks import FlatTask, FlatUpdate, Size, rows_given
 from fedwidth.engines.flat.tensor_layout import Shapes, TensorLayout
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.stacks.groups import GroupSegment, ShapeGroup, StackClients, StackResult, StackShape
@@ -80,12 +80,17 @@ class StackPool:
     def _train(self, flat_tasks: Sequence[FlatTask], meanwhile: Callable[[], None] | None) -> dict[int, FlatUpdate]:
         """The updates by the number of their task."""
         first = self.load_orders([each.order.samples for each in flat_tasks], [each.order.draws for each in flat_tasks])
+        given = [rows_given(each) for each in flat_tasks] if self.trainer.rule.local.rows else [{}] * len(flat_tasks)
+        for flat_task, own in zip(flat_tasks, given, strict=True):
+            if own:
+                self.samples.load_rows(self.trainer.partition[flat_task.task.client], own)
         lengths = [each.order.lengths for each in flat_tasks]
         shapes: dict[StackShape, list[int]] = {}
         for number, flat_task in enumerate(flat_tasks):
-            shapes.setdefault((flat_task.size, lengths[number] if self.coupled else None), []).append(number)
+            batches = lengths[number] if self.coupled else None
+            shapes.setdefault((flat_task.size, batches, tuple(given[number])), []).append(number)
         groups: list[tuple[ShapeGroup, list[int]]] = []
-        for (size, batches), numbers in shapes.items():
+        for shape, numbers in shapes.items():
             numbers.sort(key=lambda n: -len(lengths[n]))
             members = [flat_tasks[n] for n in numbers]
             probed = [each.task.client for each in members] if self.trainer.rule.probes else []
@@ -99,10 +104,10 @@ class StackPool:
                 probes=[each.order.probes for each in members],
                 samples=[self.trainer.partition.size(client) for client in probed],
                 sent=[each.sent for each in members],
-                lengths=batches or (max(max(lengths[n]) for n in numbers),),
+                lengths=shape[1] or (max(max(lengths[n]) for n in numbers),),
             )
             rows = torch.stack([each.start for each in members])
-            groups.append((ShapeGroup.of((size, batches), members[0].sub, rows, clients), numbers))
+            groups.append((ShapeGroup.of(shape, members[0].sub, rows, clients), numbers))
         self.train_groups([group for group, _ in groups], meanwhile)
         updates: dict[int, FlatUpdate] = {}
         for group, numbers in groups:
@@ -256,6 +261,8 @@ def why_coupled(trainer: Trainer) -> str | None:
     """The reason why only clients with equally many samples in every batch can share a stack, or None."""
     if couples_samples(trainer.model):
         return "batch norm leaves no room for missing ones"
+    if trainer.rule.local.rows:
+        return f"clients of {trainer.rule.title} are given a row for each sample, and none for missing ones"
     if trainer.objective.ignored is None:
         return f"the loss of {trainer.objective.title} may know no target that does not count"
     return None

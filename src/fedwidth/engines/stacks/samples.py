@@ -9,7 +9,7 @@ in the same order (of several runs of a sweep) share their rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from fedwidth.data.trees import Tree, bytes_of, mapped, widened
 from fedwidth.engines.flat.orders import NO_SAMPLE
 from fedwidth.training.client import Trainer
+from fedwidth.training.loss import with_rows
 
 MAX_PREPARED = {"cpu": 2**26, "cuda": 2**31}
 """Bytes up to which the whole training set is normalised beforehand instead of batch by batch."""
@@ -28,7 +29,9 @@ class TrainingSamples:
 
     def __init__(self, trainer: Trainer) -> None:
         self.split, self.transform, self.device = trainer.data.train, trainer.data.transform, trainer.device
-        self.objective = trainer.objective
+        self.objective, self.rule = trainer.objective, trainer.rule
+        self.given: dict[str, Tensor] = {}
+        """What clients were given that has a row for each of their samples, by the number of the sample."""
         self.augments = trainer.settings.training.augment and self.transform.augments
         self.orders = torch.empty(0, trainer.settings.training.batch_size, dtype=torch.long)
         self.draws: Tensor | None = None
@@ -54,12 +57,22 @@ class TrainingSamples:
             self.draws[:rows].copy_(torch.cat([each for each in draws if each is not None]))
         return first, moved
 
+    def load_rows(self, samples: Tensor, given: Mapping[str, Tensor]) -> None:
+        """Copy what a client was given for its samples here."""
+        for name, rows in given.items():
+            if name not in self.given:
+                self.given[name] = rows.new_zeros(len(self.split), *rows.shape[1:])
+            self.given[name][samples.to(rows.device)] = rows
+
     def lengths(self, rows: Tensor) -> Tensor:
         """The number of samples in each of these rows."""
         return (self.orders.index_select(0, rows) != NO_SAMPLE).sum(1)
 
-    def batch(self, rows: Tensor, longest: int) -> tuple[Tree, Tree]:
-        """Inputs [clients, batch, …] and targets of these rows; targets of missing samples do not count."""
+    def batch(self, rows: Tensor, longest: int, given: Sequence[str] = ()) -> tuple[Tree, Tree]:
+        """Inputs [clients, batch, …] and targets of these rows; targets of missing samples do not count.
+
+        With the targets come the rows of what the clients were `given` for their samples.
+        """
         order = self.orders.index_select(0, rows)[:, :longest]
         chosen = order.clamp(min=0).flatten()
         if self._prepared is not None:
@@ -75,6 +88,9 @@ class TrainingSamples:
             mapped(lambda tensor: torch.unflatten(tensor, 0, order.shape), tree)
             for tree in (inputs, widened(mapped(lambda tensor: tensor[chosen], self.split.targets)))
         )
+        if self.rule.local.rows:
+            known = {name: torch.unflatten(self.given[name][chosen], 0, order.shape) for name in given}
+            return inputs, with_rows(self.rule, targets, known)
         if self.objective.ignored is None:  # then clients of a stack have equally many samples in every batch
             return inputs, targets
         assert isinstance(targets, Tensor)

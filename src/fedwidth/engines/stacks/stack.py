@@ -49,10 +49,11 @@ class Stack:
         stream: GraphStream,
         stacked_layers: bool,
         merge: bool,
+        given: Sequence[str] = (),
     ) -> None:
         self.settings, self.device, self.samples = trainer.settings.training, trainer.device, samples
         self.rule, self.capacity, self.objective = trainer.rule, task.capacity, trainer.objective
-        self.precision = trainer.settings.precision
+        self.precision, self.given = trainer.settings.precision, given
         module = task.part.module(trainer.model, trainer.plan).to(self.device).train()
         self.module = stack_layers(module, merge=merge) if stacked_layers else module
         set_scaler(self.module, task.width if self.settings.scaler else 1.0)
@@ -163,7 +164,7 @@ class Stack:
         # A client that is done goes over its last batch again, with a learning rate of 0: its weights stay.
         active = self.number < prefix.steps
         inputs, targets = self.samples.batch(
-            prefix.first + torch.minimum(self.number, prefix.steps - 1).clamp(min=0), longest
+            prefix.first + torch.minimum(self.number, prefix.steps - 1).clamp(min=0), longest, self.given
         )
         if self.sub.channels_last:
             inputs = client_channels_last(inputs)

@@ -41,6 +41,7 @@ class StackStore:
                 stream=self._streams[len(self._stacks) % concurrent],
                 stacked_layers=stacked_layers,
                 merge=merge,
+                given=segment.group.shape[2],
             )
         return self._stacks[key]
 

@@ -17,7 +17,7 @@ from fedwidth.gpu import autocast
 from fedwidth.importing import one_line
 from fedwidth.plan.trace import tensors_of
 from fedwidth.training.client import Trainer
-from fedwidth.training.loss import Pass
+from fedwidth.training.loss import Pass, with_rows
 
 
 def try_stack(trainer: Trainer) -> str | None:
@@ -50,7 +50,7 @@ def _try_part(trainer: Trainer, part: Part, state: State, *, channels_last: bool
     twice = {name: torch.stack([held[name]] * 2) for name in held if name not in tied}
     own = {name: twice.pop(name) for name in names}
     inputs = moved(trainer.data.example(), trainer.device)
-    targets = moved(trainer.data.example_targets(), trainer.device)
+    targets = with_rows(trainer.rule, moved(trainer.data.example_targets(), trainer.device), {})
     x, y = (mapped(lambda tensor: torch.stack([tensor] * 2), tree) for tree in (inputs, targets))
     if channels_last:
         x = client_channels_last(x)

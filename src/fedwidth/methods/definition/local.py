@@ -73,8 +73,9 @@ class ClientPass(Protocol):
     """What the client was given as it is, by name."""
     rate: float
     """The learning rate of the round."""
-    places: Tensor
-    """The places of the samples of the batch at hand among the client's own, from 0 on."""
+    rows: Mapping[str, Tensor]
+    """What the client was given that has a row for each of its own samples (`Local.rows`): those of the batch at
+    hand."""
 
     def logits(self, inputs: Tensor) -> Tensor:
         """The output of the client's model."""
@@ -143,6 +144,9 @@ class Local:
     gives: Gives | None = None
     """A function (the server's memory, for whom and when) -> tensors of any shape that the client is given as they are:
     numbers of samples, labels. A rule finds them in `pass.given`."""
+    rows: tuple[str, ...] = ()
+    """The names of what it is given that has a row for each of the client's own samples, in their order. A loss finds
+    those of its batch in `pass.rows`, and a stack or a captured step takes them along with the targets."""
     before: Callable[[ClientPass], int] | None = None
     """A function (pass) -> samples it has trained with: what the client does before it trains on its own samples."""
     answers: Callable[[ClientPass], Mapping[str, Tensor]] | None = None
