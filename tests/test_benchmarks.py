@@ -199,6 +199,15 @@ def test_two_of_twenty_that_go_backwards_are_kept_out(accuracy, case, kept_out):
     assert (accuracy(case) > accuracy("absent") - 0.05) == kept_out
 
 
+def test_models_that_stay_with_clients_are_measured_on_every_engine(start, tmp_path):
+    out = tmp_path / "found.json"
+    start(FOLDER / "own_models.py", "--model", "mlp", "--turns", "1", "--out", str(out))
+    found = json.loads(out.read_text())
+    assert {method: list(engines) for method, engines in found.items()} == {
+        method: ["serial", "vectorised", "cuda"] for method in ("dsfl", "fedgkt")
+    }
+
+
 def test_distillation_is_measured_on_the_real_path(start, tmp_path, capsys):
     out = tmp_path / "found.json"
     small = ["--model", "cnn", "--options", '{"widths": [16, 16]}', "--steps", "3", "--samples", "40"]

@@ -87,14 +87,14 @@ def gives(memory: Memory, at: Sending) -> dict[str, Tensor]:
 
 
 def distillation(own: Tensor, other: Tensor, temperature: float) -> Tensor:
-    """KD(own, other), the mean over samples, from logits [samples, …, classes].
+    """KD(own, other) of each sample, from logits [samples, …, classes].
 
-    >>> round(distillation(torch.zeros(1, 2), torch.tensor([[2.0, 0.0]]), 3.0).item(), 6)
-    0.473532
+    >>> [round(each, 6) for each in distillation(torch.zeros(1, 2), torch.tensor([[2.0, 0.0]]), 3.0).tolist()]
+    [0.473532]
     """
-    wanted = torch.softmax(other.flatten(0, -2) / temperature, -1)
-    said = functional.log_softmax(own.flatten(0, -2) / temperature, -1)
-    return functional.kl_div(said, wanted, reduction="batchmean") * temperature**2
+    wanted = torch.softmax(other / temperature, -1)
+    said = functional.log_softmax(own / temperature, -1)
+    return functional.kl_div(said, wanted, reduction="none").sum(-1) * temperature**2
 
 
 def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
     if LOGITS not in client.rows:
         return plain
     taught = distillation(logits, client.rows[LOGITS], client.options["temperature"])
-    return plain.add(taught, alpha=client.options["alpha"])
+    return plain.add(client.mean(taught, targets), alpha=client.options["alpha"])
 
 
 def answers(client: ClientPass) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ def served(closing: Closing) -> Served:
     def take(features: Tensor, other: Tensor, labels: Tensor) -> Tensor:
         optimiser.zero_grad(set_to_none=True)
         logits = says(features)
-        taught = distillation(logits, other, options["temperature"])
+        taught = distillation(logits, other, options["temperature"]).mean()
         plain = functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
         taught.add(plain, alpha=options["alpha"]).backward()  # type: ignore[no-untyped-call]
         optimiser.step()

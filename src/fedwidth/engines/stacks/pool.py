@@ -261,8 +261,6 @@ def why_coupled(trainer: Trainer) -> str | None:
     """The reason why only clients with equally many samples in every batch can share a stack, or None."""
     if couples_samples(trainer.model):
         return "batch norm leaves no room for missing ones"
-    if trainer.rule.local.rows:
-        return f"clients of {trainer.rule.title} are given a row for each sample, and none for missing ones"
     if trainer.objective.ignored is None:
         return f"the loss of {trainer.objective.title} may know no target that does not count"
     return None

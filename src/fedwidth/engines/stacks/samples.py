@@ -88,10 +88,8 @@ class TrainingSamples:
             mapped(lambda tensor: torch.unflatten(tensor, 0, order.shape), tree)
             for tree in (inputs, widened(mapped(lambda tensor: tensor[chosen], self.split.targets)))
         )
-        if self.rule.local.rows:
-            known = {name: torch.unflatten(self.given[name][chosen], 0, order.shape) for name in given}
-            return inputs, with_rows(self.rule, targets, known)
-        if self.objective.ignored is None:  # then clients of a stack have equally many samples in every batch
-            return inputs, targets
-        assert isinstance(targets, Tensor)
-        return inputs, self.objective.without(targets, order == NO_SAMPLE)
+        if self.objective.ignored is not None:  # else clients of a stack have equally many samples in every batch
+            assert isinstance(targets, Tensor)
+            targets = self.objective.without(targets, order == NO_SAMPLE)
+        rows_of = {name: torch.unflatten(self.given[name][chosen], 0, order.shape) for name in given}
+        return inputs, with_rows(self.rule, targets, rows_of)
