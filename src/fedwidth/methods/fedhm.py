@@ -109,7 +109,7 @@ METHOD = Method(
     name="fedhm",
     title="FedHM",
     paper="Yao et al. 2021",
-    equation="Eq. 3 to 6",
+    equation="low-rank factors, averaged as products",
     choose=choose,
     options={
         "rank": choice("factor", "parameters", help="rank = outputs * capacity, or capacity^2 of a layer's weights"),

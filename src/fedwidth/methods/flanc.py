@@ -167,7 +167,7 @@ METHOD = Method(
     name="flanc",
     title="FLANC",
     paper="Mei et al. 2022",
-    equation="Eq. 1 to 4",
+    equation="weights from a shared basis",
     choose=choose,
     options={
         "bases": share(0.25, "kernels of a basis, as a share of the outputs"),
