@@ -1,14 +1,16 @@
 """DS-FL: its target by hand, and what clients keep, send and are given."""
 
 import math
+import warnings
 
 import pytest
 import torch
+from torch import nn
 
 from fedwidth.cli.runs.first_lines import explain_memory
 from fedwidth.config.read import read_settings
 from fedwidth.engines import make_engine
-from fedwidth.errors import OptionError
+from fedwidth.errors import FellBack, OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import under
 from fedwidth.methods.dsfl import together
@@ -166,3 +168,36 @@ def test_the_quick_start_takes_it():
     settings = read_settings("quickstart", ["method.name=dsfl", "rounds=3"], only="fedrolex").main
     assert settings.data.public == 0.1
     assert Experiment(settings).method.title == "DS-FL"
+
+
+@pytest.mark.parametrize("name", ["dsfl", "fedgkt"])
+@pytest.mark.parametrize("engine", ["vectorised", "cuda"])
+def test_what_clients_keep_does_not_depend_on_the_engine(name, engine):
+    """Also the second name of a weight that has two, so that a run may go on with another engine."""
+    own, model = [], Tied()
+    for each in ("serial", engine):
+        changes = [f"method.name={name}", f"engine={each}", "rounds=2", "devices.per_round=4"]
+        run = Experiment(small(*changes), model=model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FellBack)
+            own.append(run.run().server.clients)
+    one, other = own
+    assert set(one) == set(other)
+    for client, memory in one.items():
+        assert list(memory) == list(other[client])
+        for tensor in memory:
+            torch.testing.assert_close(other[client][tensor], memory[tensor], rtol=1e-4, atol=1e-5)
+
+
+class Tied(nn.Module):
+    """Two layers share their weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.flat = nn.Flatten()
+        self.first, self.a, self.b, self.out = nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        x = self.first(self.flat(x)).relu()
+        return self.out(self.b(self.a(x).relu()).relu())

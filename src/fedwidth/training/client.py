@@ -28,6 +28,7 @@ from fedwidth.methods.shared.repeated import Graphs
 from fedwidth.models import set_scaler
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.plan.plan import Plan
+from fedwidth.plan.trace import tensors_of
 from fedwidth.randomness import torch_generator, torch_seed
 from fedwidth.settings import Settings
 from fedwidth.training.batches import batches, count_steps, one_epoch, order_generator
@@ -113,7 +114,7 @@ class Trainer:
                 passes += len(batch)
         weight, rows = weigh_client(self, task, steps)
         if self.rule.local.answers is not None:
-            update, kept_model = self.answer(pass_, tensors, weight)
+            update, kept_model = self.answer(pass_, weight)
             return Trained(update, passes, float(losses) / steps, kept_model)
         reports = {
             name: dict(zip(pass_.names, found, strict=True))
@@ -156,15 +157,16 @@ class Trainer:
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name in names and name not in resting).grad = None
 
-    def answer(self, pass_: ModulePass, tensors: State, weight: float) -> tuple[Update, dict[str, dict[str, Tensor]]]:
+    def answer(self, pass_: ModulePass, weight: float) -> tuple[Update, dict[str, dict[str, Tensor]]]:
         """What a client sends whose model stays with it, its answers; and what it keeps, the model."""
         task, answer = pass_.task, self.rule.local.answers
         assert answer is not None
         with torch.no_grad():
             pass_.module.eval()
             answers = answer(pass_)
+        tensors, _ = tensors_of(pass_.module)
         check_finite(tensors, f"client {task.client}")
-        kept = {task.part.kept_as: {name: tensor.cpu().clone() for name, tensor in tensors.items()}}
+        kept = {task.part.kept_as: {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}}
         return Update({}, task.part, weight, client=task.client, reports={ANSWERS: answers}), kept
 
     def cut_sent(self, task: Task) -> dict[str, State | float]:

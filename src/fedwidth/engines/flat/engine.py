@@ -190,7 +190,8 @@ class FlatEngine(Engine):
         trainer, flat_task = self.trainer, update.flat_task
         weight, labels = weigh_client(trainer, flat_task.task, flat_task.order.steps)
         if isinstance(cohort, PartCohort) and trainer.rule.local.answers is not None:
-            sent, kept = trainer.answer(*trainer.place(cohort.tensors(update), flat_task.task, flat_task.round), weight)
+            pass_, _ = trainer.place(cohort.tensors(update), flat_task.task, flat_task.round)
+            sent, kept = trainer.answer(pass_, weight)
             cohort.sum.add(sent)
             return kept
         if isinstance(cohort, PartCohort):
