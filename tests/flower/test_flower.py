@@ -306,18 +306,22 @@ def nothing(settings, client):
 
 
 def test_data_may_be_the_devices_own(tmp_path, monkeypatch):
-    (tmp_path / "own_data.py").write_text(OWN_DATA)
+    (tmp_path / "device_data.py").write_text(OWN_DATA)
     monkeypatch.syspath_prepend(tmp_path)
     text = recipe('server.weighting = "samples"\n')
-    grid = grid_of(text, run_config={"load": "own_data:load"})
-    deployment = RunConfig(out=str(tmp_path / "run"), load="own_data:load")
+    grid = grid_of(text, run_config={"load": "device_data:load"})
+    deployment = RunConfig(out=str(tmp_path / "run"), load="device_data:load")
     result = serve(grid, text, deployment, log=lambda _: None)
     assert [sorted(line["clients"]) for line in result.metrics] == [[0, 1, 2, 3]] * 3
-    import own_data
+    import device_data
 
-    assert own_data.asked[0] is None
-    assert set(own_data.asked[1:]) == {0, 1, 2, 3}
-    for wrong, why in (("own_data:nothing", "must return"), ("own_data:no", "must be package"), ("no", "must be")):
+    assert device_data.asked[0] is None
+    assert set(device_data.asked[1:]) == {0, 1, 2, 3}
+    for wrong, why in (
+        ("device_data:nothing", "must return"),
+        ("device_data:no", "must be package"),
+        ("no", "must be"),
+    ):
         with pytest.raises(OptionError, match=why):
             serve(grid, text, RunConfig(out=str(tmp_path / "other"), load=wrong), log=lambda _: None)
 
