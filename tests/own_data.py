@@ -90,6 +90,11 @@ def of_other_data(data: Data, clients: int, seed: int) -> Partition:
     return sorted_by_input(replace(data, train=data.train.take(torch.arange(len(data.train) // 2))), clients, seed)
 
 
+def of_two_clients(data: Data, clients: int, seed: int) -> Partition:
+    """A partition that takes no notice of how many clients there are to be."""
+    return sorted_by_input(data, 2, seed)
+
+
 def failing_partition(data: Data, clients: int, seed: int) -> Partition:
     """A partition that cannot be made."""
     raise KeyError("region")

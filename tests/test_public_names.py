@@ -68,6 +68,11 @@ def test_a_module_of_earlier_versions_says_where_it_is_now(old, new):
         import_module(old)
 
 
+def test_so_does_one_that_is_imported_from_its_package():
+    with pytest.raises(ImportError, match=r"^fedwidth.index has moved: it is fedwidth.core.index now$"):
+        from fedwidth import index  # noqa: F401
+
+
 def test_a_module_that_never_was_is_not_found_as_usual():
     with pytest.raises(ModuleNotFoundError, match="^No module named 'fedwidth.nothing'$"):
         import_module("fedwidth.nothing")

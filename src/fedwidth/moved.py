@@ -29,8 +29,8 @@ class _Moved(MetaPathFinder):
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         """Find nothing, and say where to look."""
         del path, target
-        if fullname in MOVED:
-            raise ModuleNotFoundError(f"{fullname} has moved: it is {MOVED[fullname]} now", name=fullname)
+        if fullname in MOVED:  # without `name=`, by which `from fedwidth import index` would know, and say nothing
+            raise ModuleNotFoundError(f"{fullname} has moved: it is {MOVED[fullname]} now")
 
 
 def announce_moved() -> None:

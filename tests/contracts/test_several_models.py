@@ -223,3 +223,25 @@ def test_a_checkpoint_of_other_architectures_is_refused(tmp_path):
 def test_what_is_wrong_with_models_is_said_in_one_line(models, why):
     with pytest.raises(OptionError, match=why):
         Experiment(settings_of("feddf", f"models={models}"))
+
+
+class Normed(nn.Module):
+    """Batch norm without running statistics, so that clients can be stacked."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(64, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.norm(self.a(x.flatten(1)))))
+
+
+def test_clients_whose_architecture_alone_has_batch_norm_share_no_short_batches():
+    """Samples that fill a stack's batch up would change its statistics."""
+    torch.manual_seed(0)
+    model, ends = Normed(), []
+    for engine in ("serial", "vectorised"):
+        changes = ["data.public=0.2", "devices.per_round=6", "rounds=2", "training.batch_size=60", f"engine={engine}"]
+        settings = small("method.name=dsfl", f"method.options={TAUGHT['dsfl']}", *changes)
+        ends.append(Experiment(settings, models={0.5: model}).run().server)
+    torch.testing.assert_close(dict(ends[1].memory), dict(ends[0].memory), rtol=0, atol=2e-5)

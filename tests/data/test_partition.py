@@ -359,6 +359,7 @@ def test_what_is_held_out_goes_to_no_client_of_a_partition_of_ones_own():
     [
         ("own_data:one_for_each_class", "must return a fedwidth.data.Partition, not a Shares"),
         ("own_data:of_other_data", "the partition is of 60 training samples, but the data has 120"),
+        ("own_data:of_two_clients", "has 2 clients, not the 3 that were asked for"),
         ("own_data:failing_partition", "could not be made: KeyError: 'region'"),
         ("own_data:missing", "'own_data' has no 'missing'"),
         ("own_data:SAMPLES", "is a int, not a function or class"),

@@ -9,7 +9,9 @@ from torch import nn
 
 import support_table
 from fedwidth.core.submodel import state_of
+from fedwidth.data import Shares
 from fedwidth.engines import make_engine
+from fedwidth.engines.support import why_not_support
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Beginning, method, under
@@ -163,6 +165,15 @@ def test_clients_with_and_without_logits_train_in_one_round(engine):
     torch.testing.assert_close(found.losses, report.losses, rtol=1e-5, atol=1e-5)
     assert found.passes == report.passes
     assert found.answered == report.answered
+
+
+def test_clients_that_have_the_same_samples_are_not_stacked():
+    """A stack finds logits by the sample, and these would be another client's."""
+    run = run_of("engine=vectorised")
+    doubled = Shares(torch.arange(50).repeat(6), torch.arange(7) * 50)
+    trainer = replace(run.trainer, partition=replace(run.partition, train=doubled))
+    assert "some have the same sample" in str(why_not_support(trainer, "vectorised"))
+    assert why_not_support(trainer, "cuda") is None
 
 
 def test_the_server_alone_trains_what_comes_after_the_boundary():

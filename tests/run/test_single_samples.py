@@ -14,13 +14,13 @@ PLAIN = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 PIXELS = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))
 
 
-def run(*changes, sizes=(8, 9, 9), model=NORMED, shape=(6,)):
+def run(*changes, sizes=(8, 9, 9), model=NORMED, shape=(6,), **more):
     """One round of clients with so many samples in batches of four."""
     x, y = torch.randn(sum(sizes), *shape), torch.arange(sum(sizes)) % 3
     owners = Shares.of(torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)), len(sizes))
     data = from_tensors(x, y, x, y, kind="images" if len(shape) > 1 else "tensors")
     settings = small("rounds=1", "training.batch_size=4", *changes)
-    Experiment(settings, model=model, data=data, partition=Partition("mine", owners, owners, y)).run()
+    Experiment(settings, model=model, data=data, partition=Partition("mine", owners, owners, y), **more).run()
 
 
 def test_a_run_that_would_fail_in_batch_norm_is_refused_in_one_line():
@@ -51,3 +51,13 @@ def test_a_run_that_would_fail_in_batch_norm_is_refused_in_one_line():
 )
 def test_where_nothing_would_fail_nothing_is_refused(case):
     run(*case.pop("changes", []), **case)
+
+
+def test_of_several_architectures_that_of_the_client_counts():
+    """Clients 1 and 2 have a last batch of one sample, and hold another network than client 0."""
+    several = ["data.clients=3", "devices.capacities=[1, 0.25, 0.25]", "method.name=feddf", "method.options.steps=1"]
+    x, y = torch.randn(20, 6), torch.arange(20) % 3
+    more = {"public": from_tensors(x, y, x, y)}
+    run(*several, model=NORMED, models={0.25: PLAIN}, **more)
+    with pytest.raises(OptionError, match=r"client 1 \(and 1 more\) has 9 samples"):
+        run(*several, model=PLAIN, models={0.25: NORMED}, **more)

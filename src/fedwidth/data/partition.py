@@ -211,6 +211,8 @@ def _deal(kind: str, data: Data, clients: int | None, seed: int, options: Mappin
     if not isinstance(found, Partition):
         raise DataError(f"partition '{kind}' must return a fedwidth.data.Partition, not a {type(found).__name__}")
     check_partition(found, data)
+    if clients is not None and len(found) != clients:
+        raise DataError(f"partition '{kind}' has {len(found)} clients, not the {clients} that were asked for")
     return found
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedwidth.engines.slots.trial import try_capture
 from fedwidth.engines.stacks.trial import try_stack
@@ -28,6 +29,8 @@ def why_not_by_rule(trainer: Trainer, engine: str) -> str | None:
     """
     if trainer.data.is_lazy and engine == "vectorised":
         return "its samples are read as they are needed, and stacked clients take theirs from all of them in memory"
+    if trainer.rule.local.rows and engine == "vectorised" and _has_sample_twice(trainer.partition.train.samples):
+        return f"clients of {trainer.rule.title} are given something for each sample, and some have the same sample"
     if trainer.rule.local.loss is not None and not trainer.rule.local.steady:
         return f"the loss of {trainer.rule.title} may do something else at every step"
     if trainer.rule.local.rests is not None and trainer.plan.adapters:
@@ -38,6 +41,10 @@ def why_not_by_rule(trainer: Trainer, engine: str) -> str | None:
         return f"clients of {trainer.rule.title} draw a width at every step, which stacked clients would share"
     networks = [trainer.model, *(one.model for one in dict.fromkeys(trainer.method.architectures.values()))]
     return next((reason for reason in (_why_not_model(each, trainer, engine) for each in networks) if reason), None)
+
+
+def _has_sample_twice(samples: Tensor) -> bool:
+    return bool((torch.bincount(samples) > 1).any())
 
 
 def _why_not_model(model: nn.Module, trainer: Trainer, engine: str) -> str | None:

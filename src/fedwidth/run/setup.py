@@ -31,6 +31,7 @@ from fedwidth.config.method_settings import (
 from fedwidth.config.objective_settings import name_objective
 from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.secure_settings import check_secure, warn_of_little
+from fedwidth.core.architectures import Architecture, Architectures
 from fedwidth.data import Data, Partition
 from fedwidth.data.checks import check_partition
 from fedwidth.data.records import moved
@@ -152,7 +153,15 @@ def set_up(
     check_dtypes(made, method.architectures)
     settings = without_scaler(settings, plan)
     _check_has_norms(settings, made)
-    _check_single_samples(settings, made, data, objective=objective, partition=partition, capacities=capacities)
+    _check_single_samples(
+        settings,
+        made,
+        data,
+        objective=objective,
+        partition=partition,
+        capacities=capacities,
+        architectures=method.architectures,
+    )
     check_choice(settings, method, plan, min(capacities.enrolled(settings.devices.excluded)))
     made.to(device)
     if traits_of(method).family == SLICES and not plan.adapters:
@@ -196,30 +205,39 @@ def _check_single_samples(
     objective: Objective,
     partition: Partition,
     capacities: Capacities,
+    architectures: Architectures,
 ) -> None:
-    """Refuse to train on batches of one sample where the model has a norm that needs several.
+    """Refuse to train on batches of one sample where the model that a client holds has a norm that needs several.
 
     Batch norm of pictures can do with one, as long as it has several pixels: so the model is asked.
     """
-    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+    if not any(map(_has_batch_norm, (model, *(each.model for each in architectures.values())))):
         return
-    alone = with_single_batch(partition.sizes, settings.training)
-    devices = settings.devices
-    if devices.excluded and not devices.dynamic:
-        own = capacities.assign(len(partition), settings.seed)
-        alone = alone[[own[client] not in devices.excluded for client in alone.tolist()]]
-    if not len(alone):
-        return
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            objective.answer(copy.deepcopy(model).train(), moved(data.example(1), "cpu"))
-    except Exception as error:  # a model may do anything
-        client, others = int(alone[0]), f" (and {len(alone) - 1} more)" if len(alone) > 1 else ""
-        raise OptionError(
-            f"client {client}{others} has {partition.size(client)} samples, so with training.batch_size ="
-            f" {settings.training.batch_size} its last batch has one, which the model cannot train on"
-            f" ({one_line(error)}): choose another batch size"
-        ) from error
+    devices, held = settings.devices, dict[Architecture | None, list[int]]()
+    enrolled = capacities.enrolled(devices.excluded)
+    fixed = None if devices.dynamic else capacities.assign(len(partition), settings.seed)
+    for client in with_single_batch(partition.sizes, settings.training).tolist():
+        own = enrolled if fixed is None else [float(fixed[client])]
+        for network in dict.fromkeys(architectures.get(each) for each in own if each not in devices.excluded):
+            held.setdefault(network, []).append(client)
+    for network, alone in held.items():
+        made = copy.deepcopy(model) if network is None else network.filled()
+        if not _has_batch_norm(made):
+            continue
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                objective.answer(made.train(), moved(data.example(1), "cpu"))
+        except Exception as error:  # a model may do anything
+            client, others = alone[0], f" (and {len(alone) - 1} more)" if len(alone) > 1 else ""
+            raise OptionError(
+                f"client {client}{others} has {partition.size(client)} samples, so with training.batch_size ="
+                f" {settings.training.batch_size} its last batch has one, which the model cannot train on"
+                f" ({one_line(error)}): choose another batch size"
+            ) from error
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 def _assign_capacities(settings: Settings, partition: Partition) -> Capacities:

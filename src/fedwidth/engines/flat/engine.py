@@ -87,31 +87,27 @@ class FlatEngine(Engine):
         flat = self.cutter.flatten(state)
         sums, orders = self._take_prepared(tasks, round)
         starts: dict[str, tuple[Tensor, dict[str, Tensor]]] = {}
-        seen: dict[int, int] = {}
         for task in tasks:
             if task.part.key not in starts:
                 with error_context("cut", round, task):
                     starts[task.part.key] = self.cutter.cut(sums[task.cohort], state, flat)
-                if self.trainer.rule.local.before is not None:
-                    with error_context("train", round, task):
-                        starts[task.part.key], seen[task.client] = self._teach(
-                            task, round, *starts[task.part.key], sums
-                        )
         subs = [sums[task.cohort].sub for task in tasks]
         cuts = [starts[task.part.key] for task in tasks]
         flat_tasks = make_flat_tasks(self.trainer, tasks, subs, cuts, orders=orders, round=round)
-        flat_tasks = [replace(each, seen=seen[each.task.client]) if seen else each for each in flat_tasks]
+        if self.trainer.rule.local.before is not None:
+            flat_tasks = [self._taught(each) for each in flat_tasks]
         return sums, self.cutter.with_sent(flat_tasks, sums)
 
-    def _teach(
-        self, task: Task, round: int, start: Tensor, others: Mapping[str, Tensor], sums: Cohorts
-    ) -> tuple[tuple[Tensor, dict[str, Tensor]], int]:
-        """What a client begins with after its rule's lesson, which it takes alone, and how many samples that had."""
-        sub, trainer = sums[task.cohort].sub, self.trainer
-        pass_, tensors = trainer.place({**sub.views(start), **others}, task, round)
-        seen = trainer.lesson(pass_)
-        taught = sub.vector(tensors, trainer.device), {name: tensors[name].detach().clone() for name in others}
-        return taught, seen
+    def _taught(self, flat_task: FlatTask) -> FlatTask:
+        """The task of a client after its rule's lesson, which it takes alone: others may begin with the same part."""
+        sub, others, trainer = flat_task.sub, flat_task.others, self.trainer
+        with error_context("train", flat_task.round, flat_task.task):
+            start = {**sub.views(flat_task.start), **others}
+            pass_, tensors = trainer.place(start, flat_task.task, flat_task.round)
+            seen = trainer.lesson(pass_)
+            vector = sub.vector(tensors, trainer.device)
+            changed = {name: tensors[name].detach().clone() for name in others}
+        return replace(flat_task, start=vector, others=changed, seen=seen)
 
     def finish_sums(self, state: Mapping[str, Tensor], sums: Cohorts) -> Sequence[CohortSum]:
         """The sums as the round hands them on; where they are averaged here, that is queued behind the training now."""

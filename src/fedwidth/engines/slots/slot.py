@@ -8,7 +8,7 @@ parameters are views of, instead of on a hundred tensors.
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 
@@ -41,7 +41,7 @@ from fedwidth.training.step import report_of, take_step
 
 Batches = Sequence[tuple[Tree, Tree]]
 """Inputs and targets of each step."""
-Kind = tuple[Hashable, float]
+Kind = tuple[tuple[torch.Size, ...], float]
 """The shapes of a batch, and a width: steps of one kind are one captured step."""
 
 MAX_GRAPHS = 3
@@ -141,8 +141,12 @@ class Slot:
                     self.graphs[kind] = (*held, self._capture(*held))
 
     def _is_to_be_captured(self, kind: Kind) -> bool:
-        """Whether steps of this kind are neither captured yet nor of too rare shapes."""
-        return kind not in self.graphs and sum(width == kind[1] for _, width in self.graphs) < self.max_graphs
+        """Whether steps of this kind are neither captured yet nor of too rare shapes.
+
+        Batches with rows of what clients were given are counted by themselves: in a first round there may be none yet.
+        """
+        alike = sum(width == kind[1] and len(held) == len(kind[0]) for held, width in self.graphs)
+        return kind not in self.graphs and alike < self.max_graphs
 
     def why_not_capture(self, inputs: Tree, targets: Tree, width: float) -> str | None:
         """The reason why a step of this width cannot be captured, or None; the slot is of no further use."""

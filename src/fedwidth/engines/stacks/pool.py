@@ -259,7 +259,8 @@ class StackPool:
 
 def why_coupled(trainer: Trainer) -> str | None:
     """The reason why only clients with equally many samples in every batch can share a stack, or None."""
-    if couples_samples(trainer.model):
+    others = (each.model for each in trainer.method.architectures.values())
+    if any(map(couples_samples, (trainer.model, *others))):
         return "batch norm leaves no room for missing ones"
     if trainer.objective.ignored is None:
         return f"the loss of {trainer.objective.title} may know no target that does not count"
