@@ -80,13 +80,16 @@ class Trainer:
         """
         settings, seed = self.settings.training, self.settings.seed
         pass_, tensors = self.place(sub, task, round)
+        passes = self.lesson(pass_)
         module, rate, samples = pass_.module, pass_.rate, self.partition[task.client]
         weights = self._weights(pass_, self.cut_sent(task) if sent is None else sent, rate)
         weights.local_steps = float(count_steps(len(samples), settings))
         augments = settings.augment and self.data.transform.augments
         draws = torch_generator(seed, "augment", round, task.client) if augments else None
         precise = torch.promote_types(torch.float32, next(module.parameters()).dtype)
-        losses, steps, passes = torch.zeros((), dtype=precise, device=self.device), 0, self.lesson(pass_)
+        losses, steps = torch.zeros((), dtype=precise, device=self.device), 0
+        if self.rule.probes and self.rule.local.before is not None:
+            sub = {name: tensor.clone() for name, tensor in tensors.items()}
 
         widths = draw_widths(self, task, round)
 
