@@ -217,3 +217,15 @@ def test_a_value_that_an_options_check_fails_on_is_not_allowed():
     mine = Method("mine", "Mine", "-", "-", choose=per_group(lambda *_: None), options={"strength": strength})
     with pytest.raises(OptionError, match="^mine option strength must be a number of at least 0, not 'x'$"):
         mine.with_options(strength="x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"reports": lambda *_: {}, "adds": ("a",)}, "keeps their models, and has no reports beside them"),
+        ({"rows": ("targets",)}, "come with the targets of a batch: name them otherwise"),
+    ],
+)
+def test_a_rule_whose_parts_do_not_fit_each_other_is_refused(changes, said):
+    with pytest.raises(OptionError, match=said):
+        replace(method("dsfl").local, **changes)

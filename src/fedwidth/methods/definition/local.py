@@ -178,6 +178,12 @@ class Local:
             raise OptionError("a local rule that adds or keeps something needs a function `reports` that says what")
         if self.widths is not None and self.loss is None:
             raise OptionError("a local rule that draws widths needs a function `loss` that trains them")
+        if self.answers is not None and self.reports is not None:
+            raise OptionError(
+                "a local rule whose clients send answers keeps their models, and has no reports beside them"
+            )
+        if "targets" in self.rows:
+            raise OptionError("rows of what clients are given come with the targets of a batch: name them otherwise")
         if self.reports is not None and not (self.adds or self.own):
             raise OptionError("a local rule with reports must name them: those it `adds`, and those that are its `own`")
 
