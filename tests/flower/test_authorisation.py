@@ -7,17 +7,18 @@ import base64
 import hashlib
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth[flower]'")
 
+import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedwidth.deployment.access import authorisation
 from fedwidth.deployment.access.audit_trail import AuditTrail
 from fedwidth.deployment.access.authorisation import (
-    AHEAD_SECONDS,
     NODE_KEY,
     WINDOW_SECONDS,
     Authorisation,
@@ -26,15 +27,18 @@ from fedwidth.deployment.access.authorisation import (
 from fedwidth.deployment.access.enrolment import Enrolled, pem_of, remove_enrolled, write_enrolled
 from fedwidth.deployment.access.keys import make_node_key, make_operator_key
 from fedwidth.deployment.access.signing import (
+    AHEAD_SECONDS,
     APP_SIGNATURE,
     SIGNATURE,
     START_RUN,
+    TOO_EARLY,
     key_of,
     name_of,
     read_key,
     sign,
     sign_app,
 )
+from fedwidth.deployment.folder import registration
 from fedwidth.errors import OptionError
 from fedwidth.watching.audit import AuditLog, fingerprint
 
@@ -396,3 +400,21 @@ def test_the_audit_log_says_who_commanded_by_which_key_and_who_was_refused(serve
     assert found[1]["command"] == START_RUN
     assert found[2]["key"].startswith("SHA256:")
     assert log.check() == 3
+
+
+@pytest.mark.parametrize(("why", "asked"), [(TOO_EARLY, 2), ("its signature is nobody's who may", 1)])
+def test_an_operator_who_comes_too_early_signs_once_more(tmp_path, monkeypatch, why, asked):
+    """A server that has just started cannot know what the one before it took."""
+    make_operator_key(tmp_path / "key")
+    slept, seen = [], []
+    monkeypatch.setattr(registration.time, "sleep", slept.append)
+    context = SimpleNamespace(request=httpx.Request("POST", f"https://server{LIST}", content=b"all"))
+
+    def call_next(given):
+        seen.append(given.request.headers[SIGNATURE])
+        return httpx.Response(200) if len(seen) == 2 else httpx.Response(403, json={"detail": f"only operators: {why}"})
+
+    found = registration._SigningInterceptor(tmp_path / "key").intercept(context, call_next)
+    assert len(seen) == len(set(seen)) == asked
+    assert found.status_code == (200 if asked == 2 else 403)
+    assert slept == [AHEAD_SECONDS] * (asked - 1)

@@ -30,10 +30,12 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from fedwidth.deployment.access.audit_trail import AuditTrail
 from fedwidth.deployment.access.enrolment import Enrolled, EnrolmentFolder, pem_of
 from fedwidth.deployment.access.signing import (
+    AHEAD_SECONDS,
     APP_SIGNATURE,
     RUNTIME,
     SIGNATURE,
     START_RUN,
+    TOO_EARLY,
     is_signed,
     name_of,
     target_of,
@@ -48,8 +50,6 @@ NODE_KEY = b"flwr-public-key"
 """The header in which a device sends its public key."""
 WINDOW_SECONDS = 60.0
 """How far the clocks of operator and server may be apart, and how long a signature counts."""
-AHEAD_SECONDS = 2.0
-"""How far the operator's clock may be ahead: a request that one server took must be too old for the next server."""
 MAX_SIGNED = 64 << 20
 """Bytes of a signed request; an app has 10 MiB at most, the chunks of messages 5."""
 
@@ -157,7 +157,7 @@ class Authorisation:
         if moment > now + AHEAD_SECONDS:
             raise OptionError(f"it is dated {moment - now:.0f} s ahead of the server's clock; are the clocks right?")
         if moment < begins:  # else what an earlier server took could be sent again
-            raise OptionError("it was signed before this server was started")
+            raise OptionError(TOO_EARLY)
         if now > self._forget_at:
             self._used = {used: until for used, until in self._used.items() if until > now}
             self._forget_at = now + WINDOW_SECONDS

@@ -34,6 +34,9 @@ OPERATOR_KEY, RUNTIME_KEY = "FEDWIDTH_OPERATOR_KEY", "FEDWIDTH_RUNTIME_KEY"
 CONTROL, RUNTIME = "/v1/control/", "/v1/runtime/"
 """How the paths of operators' requests begin, and those of Flower's own processes on the server."""
 START_RUN = CONTROL + "start-run"
+TOO_EARLY, AHEAD_SECONDS = "it was signed before this server was started", 2.0
+"""What a server says of a request that an earlier one may have taken, and for how long after its start it does: so far
+may the operator's clock be ahead. Who asks on purpose signs once more."""
 
 
 def text_of(method: str, target: str, digest: str, moment: str, nonce: str) -> bytes:
