@@ -20,8 +20,8 @@ ABOUT = (
     " SCAFFOLD and FedBE train the whole model on every device, so that FedAvg is the yardstick *full for all*. Clients"
     " take four local steps a round, which teachers need more than averages do:"
     " [FedDF](methods/feddf.md#how-long-clients-train) shows what longer training changes."
-    " [FedGKT](methods/fedgkt.md) is first because its server trains on features of all samples with their labels, as if data were in one place: it"
-    " saves devices work and keeps nothing private."
+    " [FedGKT](methods/fedgkt.md) is first because its server trains on features of all samples with their labels, as"
+    " if data were in one place: it saves devices work and keeps nothing private."
 )
 
 
