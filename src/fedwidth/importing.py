@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedwidth.errors import OptionError
+from fedwidth.errors import OptionError, unknown
 
 
 def import_object(kind: str, name: str) -> Any:
@@ -36,6 +37,20 @@ def import_function(kind: str, name: str) -> Any:
     if not callable(found):
         path = name.partition(":")[2]
         raise OptionError(f"{kind} '{name}': '{path}' is a {type(found).__name__}, not a function or class")
+    return found
+
+
+def find_function(kind: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """The function of this name among those that are known, or the user's own that `package.module:function` names.
+
+    >>> find_function("root", "square", {"square": abs}), find_function("root", "math:sqrt", {})(4.0)
+    (<built-in function abs>, 2.0)
+    """
+    if name in known:
+        return known[name]
+    if ":" not in name:
+        raise unknown(kind, name, known, also="or package.module:function for one of your own")
+    found: Callable[..., Any] = import_function(kind, name)
     return found
 
 

@@ -16,7 +16,7 @@ from fedwidth.data.sets.stackoverflow import load_stackoverflow
 from fedwidth.data.sets.synthetic import load_synthetic_text
 from fedwidth.data.sets.text import load_text
 from fedwidth.errors import DataError, FedwidthError, OptionError, unknown
-from fedwidth.importing import import_function, one_line
+from fedwidth.importing import find_function, one_line
 
 SETS: dict[str, Callable[..., Data]] = {
     "digits": load_digits,
@@ -43,7 +43,7 @@ def load(
     >>> data.shape, data.classes, len(data.train), len(data.test)
     ((1, 8, 8), 10, 1442, 355)
     """
-    loader = _loader(name)
+    loader = find_function("data set", name, SETS)
     if name in SETS and cache is not None:
         raise OptionError(f"data.cache is for data sets of your own, and '{name}' is not: leave it out")
     allowed = options_of(name)
@@ -65,17 +65,8 @@ def options_of(name: str) -> dict[str, Any]:
     >>> options_of("cifar10")
     {'base_url': None, 'normalise': True, 'mirror': False, 'augment': True}
     """
-    parameters = inspect.signature(_loader(name)).parameters
+    parameters = inspect.signature(find_function("data set", name, SETS)).parameters
     return {key: p.default for key, p in parameters.items() if key not in ("root", "download")}
-
-
-def _loader(name: str) -> Callable[..., Any]:
-    if name in SETS:
-        return SETS[name]
-    if ":" not in name:
-        raise unknown("data set", name, SETS, also="or package.module:function for one of your own")
-    loader: Callable[..., Any] = import_function("data set", name)
-    return loader
 
 
 def _own(name: str, loader: Callable[..., Any], arguments: Mapping[str, Any], cache: int | None) -> Data:

@@ -32,7 +32,7 @@ from fedwidth.data.records import Data
 from fedwidth.data.shares import Partition, Shares
 from fedwidth.data.validation import hold_out, in_the_whole, without
 from fedwidth.errors import DataError, FedwidthError, OptionError, unknown
-from fedwidth.importing import import_function, one_line
+from fedwidth.importing import find_function, one_line
 
 
 def iid(data: Data, clients: int, seed: int) -> Partition:
@@ -185,17 +185,8 @@ def partition_options(kind: str) -> dict[str, Any]:
     >>> partition_options("labels")
     {'per_client': 2, 'published': False}
     """
-    parameters = list(inspect.signature(_function(kind)).parameters.values())
+    parameters = list(inspect.signature(find_function("partition", kind, PARTITIONS)).parameters.values())
     return {each.name: each.default for each in parameters[len(GIVEN) :]}
-
-
-def _function(kind: str) -> Callable[..., Any]:
-    if kind in PARTITIONS:
-        return PARTITIONS[kind]
-    if ":" not in kind:
-        raise unknown("partition", kind, PARTITIONS, also="or package.module:function for one of your own")
-    found: Callable[..., Any] = import_function("partition", kind)
-    return found
 
 
 def _deal(kind: str, data: Data, clients: int | None, seed: int, options: Mapping[str, Any]) -> Partition:
@@ -203,7 +194,7 @@ def _deal(kind: str, data: Data, clients: int | None, seed: int, options: Mappin
     if kind in PARTITIONS:
         return PARTITIONS[kind](data, clients, seed, **options)
     try:
-        found = _function(kind)(data, clients, seed, **options)
+        found = find_function("partition", kind, PARTITIONS)(data, clients, seed, **options)
     except FedwidthError:
         raise
     except Exception as error:  # it may do anything
