@@ -133,8 +133,8 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 }
 
 
-GIVEN = ("data", "clients", "seed")
-"""What every partition gets, before its options."""
+ARGUMENTS = ("data", "clients", "seed")
+"""The first arguments of every function that makes a partition; its options follow."""
 
 
 def make_partition(
@@ -186,7 +186,7 @@ def partition_options(kind: str) -> dict[str, Any]:
     {'per_client': 2, 'published': False}
     """
     parameters = list(inspect.signature(find_function("partition", kind, PARTITIONS)).parameters.values())
-    return {each.name: each.default for each in parameters[len(GIVEN) :]}
+    return {each.name: each.default for each in parameters[len(ARGUMENTS) :]}
 
 
 def _deal(kind: str, data: Data, clients: int | None, seed: int, options: Mapping[str, Any]) -> Partition:
