@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional
 
 from fedwidth.core.selection import prefix
 from fedwidth.methods.definition import ROUNDING, ClientPass, Local, Method, Moment, Option, is_share, per_group, switch
+from fedwidth.methods.shared.distillation import apart
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
@@ -37,7 +37,7 @@ def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
         return loss
     # Section 3.3: the client's full width learns from the labels and teaches the drawn width.
     teacher = client.logits(inputs)
-    lessons = functional.kl_div(logits.log_softmax(-1), teacher.detach().softmax(-1), reduction="none").sum(-1)
+    lessons = apart(logits.log_softmax(-1), teacher.detach().softmax(-1))
     return client.loss(teacher, targets) + 0.5 * loss + 0.5 * client.mean(lessons, targets)
 
 

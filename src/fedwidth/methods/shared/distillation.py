@@ -135,6 +135,18 @@ def cosine(rate: float, steps: int) -> list[float]:
     return rates
 
 
+def apart(own: Tensor, wanted: Tensor) -> Tensor:
+    """KL(wanted || own) of each sample, from log-probabilities of its own [..., classes] and probabilities.
+
+    For losses of clients: PyTorch's function takes the clients of a stack one after the other.
+
+    >>> said, wanted = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.622459, 0.377541]])
+    >>> round(apart(said.log(), wanted).item(), 4)
+    0.0303
+    """
+    return (torch.xlogy(wanted, wanted) - wanted * own).sum(-1)
+
+
 def divergence(logits: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
     """KL(wanted || softmax(logits / temperature)), the mean over samples; without the factor temperature squared.
 
