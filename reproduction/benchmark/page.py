@@ -15,6 +15,7 @@ from reproduction.benchmark.tables import (
     OPERATIONS,
     accuracy_table,
     budget_table,
+    device_table,
     gain_table,
     weak_table,
     worst_share,
@@ -77,10 +78,11 @@ def details_text(name: str, records: Sequence[Record], titles: dict[str, str]) -
         tables = [
             accuracy_table(standings, mix, titles),
             weak_table(standings, mix, titles),
+            device_table(standings, mix, titles),
             budget_table(standings, mix, titles, BYTES),
             budget_table(standings, mix, titles, OPERATIONS),
         ]
-        parts.append(folded(MIXES[mix][0].upper() + MIXES[mix][1:], "\n\n".join(tables)))
+        parts.append(folded(MIXES[mix][0].upper() + MIXES[mix][1:], "\n\n".join(filter(None, tables))))
     return "\n\n".join(parts) or NOTHING
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from fractions import Fraction
 from statistics import mean
 
 from fedwidth.analysis.difference import correct
 from fedwidth.analysis.wording import over_seeds
-from fedwidth.analysis.yardsticks import FULL, TO_BEAT
+from fedwidth.analysis.yardsticks import FULL, SMALLEST, TO_BEAT
 from fedwidth.reproduce.records import Record
 from reproduction.benchmark.standings import LAST_EVALUATIONS, MIXES, YARDSTICKS, Standings, late_accuracy
 from reproduction.markdown import make_table
@@ -41,13 +42,19 @@ def gain_table(standings: Standings, titles: Titles) -> str:
 
 
 def mean_ranks(standings: Standings) -> dict[str, float]:
-    """The rank of every method by its accuracy, averaged over the mixes it was run in; 1 is the best."""
+    """The rank of every method by its accuracy, averaged over the mixes it was run in; 1 is the best.
+
+    In a mix only seeds count that all its methods were run with: seeds differ by more than methods do.
+    """
     places: dict[str, list[int]] = {}
     for mix in MIXES:
-        methods = standings.methods(mix)
-        reached = {method: mean(standings.accuracies(f"{method}/{mix}").values()) for method in methods}
-        for method in methods:
-            places.setdefault(method, []).append(1 + sum(other > reached[method] for other in reached.values()))
+        by_seed = {method: standings.accuracies(f"{method}/{mix}") for method in standings.methods(mix)}
+        common = set.intersection(*map(set, by_seed.values())) if by_seed else set()
+        if not common:
+            continue
+        reached = {method: mean(found[seed] for seed in common) for method, found in by_seed.items()}
+        for method, own in reached.items():
+            places.setdefault(method, []).append(1 + sum(other > own for other in reached.values()))
     return {method: mean(found) for method, found in places.items()}
 
 
@@ -80,9 +87,37 @@ def worst_share(record: Record) -> float | None:
     return mean(known[: max(1, round(WORST * len(known)))]) if known else None
 
 
+def device_table(standings: Standings, mix: str, titles: Titles) -> str | None:
+    """The accuracy of the sub-model that the devices of each size can run; None before one was measured.
+
+    A model that everyone trains runs on all devices, so that its accuracy is what the sub-models have to beat.
+    """
+    measured = {
+        label: {
+            seed: record.capacity_accuracy for seed, record in standings.runs[label].items() if record.capacity_accuracy
+        }
+        for label in _labels(standings, mix)
+        if "/" in label
+    }
+    sizes = dict.fromkeys(size for runs in measured.values() for found in runs.values() for size in found)
+    if not sizes:
+        return None
+    rows = []
+    for label, runs in measured.items():
+        if runs:
+            each = ([found[size] for found in runs.values()] for size in sizes)
+            shown = [over_seeds([100 * value for value in values if value is not None], 1) for values in each]
+            rows.append([titles[label.partition("/")[0]], *shown, _seeds(runs)])
+    smallest = YARDSTICKS[mix][SMALLEST]
+    if smallest in standings.runs:
+        runs = standings.runs[smallest]
+        rows.append([titles[smallest], *[_accuracy(runs)] * len(sizes), _seeds(runs)])
+    return make_table(["sub-model of", *(str(Fraction(size)) for size in sizes), "seeds"], rows)
+
+
 def budget_table(standings: Standings, mix: str, titles: Titles, cost: int) -> str:
-    """Accuracies within the cost of the run that spends least: the last evaluations that the others made until then."""
-    found = [record for label in _labels(standings, mix) for record in standings.runs[label].values()]
+    """Accuracies within the cost of the method that spends least: the last evaluations that others made until then."""
+    found = [record for method in standings.methods(mix) for record in standings.runs[f"{method}/{mix}"].values()]
     totals = [record.spent[-1][cost] for record in found if record.spent]
     budget = min(totals, default=0.0)
     title = f"accuracy within {budget:.3g} {'bytes' if cost == BYTES else 'multiply-adds'}"
@@ -112,7 +147,7 @@ def _worst(runs: Mapping[int, Record]) -> str:
     return over_seeds([each for each in found if each is not None], 1) if None not in found else NOT_RUN
 
 
-def _seeds(runs: Mapping[int, Record]) -> str:
+def _seeds(runs: Collection[int]) -> str:
     return ", ".join(str(seed) for seed in runs)
 
 

@@ -311,6 +311,9 @@ class EvaluationSettings:
     test: bool = key(True, "accuracy of the global model on the test set; false: on the validation samples alone")
     local: bool = key(True, "accuracy of the global model on each client's own test data")
     capacities: list[float] = key([], "also measure the global model's sub-model at these capacities", share=True)
+    capacities_every: int = key(
+        0, "rounds between evaluations that measure these too; 0: all do; the last round's always does", least=0
+    )
     alarm: float = key(
         0.0,
         "points of accuracy (by validation where there is one) below the best of the last 5 evaluations that are"

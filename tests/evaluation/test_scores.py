@@ -222,6 +222,16 @@ class TestCapacities:
         assert list(line["capacity_accuracy"]) == ["1", "0.5", "0.125"]
         assert line["capacity_accuracy"]["1"] == line["global_accuracy"]
 
+    def test_they_may_be_measured_less_often_and_at_the_end_in_any_case(self):
+        changes = ["method.name=heterofl", "evaluation.capacities=[0.5]", "evaluation.every=1", "rounds=5"]
+        often = Experiment(small(*changes)).run()
+        seldom = Experiment(small(*changes, "evaluation.capacities_every=2")).run()
+        name = "capacity_accuracy"
+        assert [name in line for line in often.metrics] == [True] * 5
+        assert [name in line for line in seldom.metrics] == [False, True, False, True, True]
+        assert seldom.summary[name] == often.summary[name]
+        assert seldom.metrics[1][name] == often.metrics[1][name]
+
     def test_a_sub_model_by_hand(self):
         # HeteroFL at a half: the first four hidden units and their columns.
         settings = small("method.name=heterofl", "evaluation.capacities=[0.5]")

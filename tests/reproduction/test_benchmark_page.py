@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 from reproduction.benchmark.page import SETS, YARDSTICK_TITLES, per_seed, write_benchmark
 from reproduction.benchmark.standings import CAP, MIXES, YARDSTICKS, Standings, late_accuracy
-from reproduction.benchmark.tables import BYTES, accuracy_table, accuracy_within, gain_table, mean_ranks, worst_share
+from reproduction.benchmark.tables import (
+    BYTES,
+    accuracy_table,
+    accuracy_within,
+    budget_table,
+    device_table,
+    gain_table,
+    mean_ranks,
+    worst_share,
+)
 from reproduction.benchmark.tuning import find_best, find_trials, training_of, tuning_table
 
 from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, SMALLEST
@@ -95,6 +104,40 @@ def test_yardsticks_are_shown_before_any_method_was_run():
         "| *exclude*, five sizes | 55.0 ± 7.1 | 20.0 ± 0.0 | 1, 2 |",
         "| *full for all* | 80.0 | – | 1 |",
         "| *smallest for all*, 1/4 | 40.0 | – | 1 |",
+    ]
+
+
+def test_ranks_are_by_seeds_that_all_methods_have():
+    runs = [*reached("one/five-sizes", 0.5, 0.9), *reached("two/five-sizes", 0.6)]
+    assert mean_ranks(Standings.of("set", runs)) == {"one": 2, "two": 1}
+    later = [run("one/five-sizes", *[0.7] * 5, seed=2), *reached("two/five-sizes", 0.6)]
+    assert mean_ranks(Standings.of("set", later)) == {}
+
+
+def test_sub_models_beside_the_smallest_model_for_all():
+    first, *others = reached("one/five-sizes", 0.5, 0.6, 0.7)
+    sizes = ({"1": 0.6, "0.0625": 0.2}, {"1": 0.7, "0.0625": 0.4})
+    runs = [first, *(replace(each, capacity_accuracy=own) for each, own in zip(others, sizes, strict=True))]
+    standings = Standings.of("set", [*runs, *reached("two/five-sizes", 0.3), *reached("smallest", 0.55)])
+    assert device_table(standings, "five-sizes", TITLES).splitlines() == [
+        "| sub-model of | 1 | 1/16 | seeds |",
+        "| --- | ---: | ---: | ---: |",
+        "| One | 65.0 ± 7.1 | 30.0 ± 14.1 | 2, 3 |",
+        "| *smallest for all* | 55.0 | 55.0 | 1 |",
+    ]
+    assert device_table(Standings.of("set", reached("two/five-sizes", 0.3)), "five-sizes", TITLES) is None
+
+
+def test_the_budget_is_what_a_method_spends_and_not_a_cheaper_yardstick():
+    runs = reached("one/five-sizes", 0.5, spent=[[10 * place, 1] for place in range(6)])
+    runs += reached("full", 0.8, spent=[[25 * place, 1] for place in range(6)])
+    runs += reached("smallest", 0.4, spent=[[place, 1] for place in range(6)])
+    assert budget_table(Standings.of("set", runs), "five-sizes", TITLES, BYTES).splitlines() == [
+        "|  | accuracy within 50 bytes | seeds |",
+        "| --- | ---: | ---: |",
+        "| One | 50.0 | 1 |",
+        "| *smallest for all* | 40.0 | 1 |",
+        "| *full for all* | 56.7 | 1 |",
     ]
 
 

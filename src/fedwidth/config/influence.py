@@ -36,7 +36,10 @@ ROUNDING = ("engine", "device", "data.cache", "ray.engine", "ray.gpus")
 PRECISION = ("precision",)
 BUDGET = ("privacy.epsilon", "privacy.delta", "privacy.accountant")
 """When a private run ends. Its rounds have the same bits, so that one which ended early may go on with more."""
-MEASURING = ("evaluation.every", "evaluation.test", "evaluation.local", "evaluation.capacities")
+MEASURING = (
+    *("evaluation.every", "evaluation.test", "evaluation.local"),
+    *("evaluation.capacities", "evaluation.capacities_every"),
+)
 ADDED = (
     *(
         "data.public",
@@ -44,6 +47,7 @@ ADDED = (
         "data.validation",
         "evaluation.test",
         "evaluation.alarm",
+        "evaluation.capacities_every",
         "devices.correlate",
         "devices.correlate_strength",
     ),

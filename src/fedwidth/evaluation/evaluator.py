@@ -68,6 +68,12 @@ class Evaluator:
         """Whether the state after so many rounds is measured."""
         return round % self.settings.evaluation.every == 0 or self.is_last(round)
 
+    def is_due_by_capacity(self, round: int) -> bool:
+        """Whether an evaluation after so many rounds also measures the sub-models of the capacities."""
+        settings = self.settings.evaluation
+        often = not settings.capacities_every or round % settings.capacities_every == 0
+        return bool(settings.capacities) and (often or self.is_last(round))
+
     def is_last(self, round: int) -> bool:
         """Whether the state after so many rounds is the run's last."""
         return round >= (self.settings.rounds if self.last is None else self.last)
@@ -149,11 +155,11 @@ class Evaluator:
             line["class_accuracy"] = first.by_class
         if local is not None:
             line |= {f"local_{metric}": local.mean, "local_quantiles": local.quantiles}
-        if capacities := self.settings.evaluation.capacities:
+        if self.is_due_by_capacity(server.round):
             line |= by_capacity(
                 self.method,
                 self.plan,
-                capacities,
+                self.settings.evaluation.capacities,
                 last=self.last_round(server, before=before, cohort=cohort),
                 metric=metric,
                 measure=lambda part, capacity: self._value_of(server.state_at(capacity), part),
