@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from fedwidth.core.architectures import GLOBAL
 from fedwidth.methods import fedavg
 from fedwidth.methods.definition import Closing, Method, above_zero, at_least_zero, choice, count, share
-from fedwidth.methods.shared.distillation import Lesson, teach
+from fedwidth.methods.shared.distillation import Lesson, batches_an_epoch, teach
 from fedwidth.methods.shared.width_models import filled, teachers, tensors_of
 from fedwidth.randomness import numpy_generator
 
@@ -98,7 +98,8 @@ def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
 def close(closing: Closing) -> dict[str, Tensor]:
     """The average of clients, taught."""
     mean, options = closing.average(), closing.options
-    if not options["steps"]:
+    steps = min(options["steps"], options["epochs"] * batches_an_epoch(closing, options["batch_size"]))
+    if not steps:
         return mean
     generator = numpy_generator(closing.seed, "ensemble", closing.round)
     drawn = [draw(closing, mean, generator) for _ in range(options["samples"])]
@@ -107,12 +108,12 @@ def close(closing: Closing) -> dict[str, Tensor]:
         closing,
         [*models, *teachers(closing)],
         lambda logits: sharpen(torch.softmax(logits, -1).mean(0), options["sharpening"]),
-        steps=options["steps"],
+        steps=steps,
         batch_size=options["batch_size"],
     )
     student = filled(closing, GLOBAL, mean)
     averaged = AveragedModel(student)
-    first = int(options["average_from"] * options["steps"])
+    first = int(options["average_from"] * steps)
 
     def average(step: int) -> bool:
         if step >= first:
@@ -125,7 +126,7 @@ def close(closing: Closing) -> dict[str, Tensor]:
         SGD(student.parameters(), lr=options["rate"], momentum=0.9, weight_decay=1e-5),
         after=average,
     )
-    found = averaged.module if first < options["steps"] else student
+    found = averaged.module if first < steps else student
     assert isinstance(found, nn.Module)
     return tensors_of(found, mean)
 
@@ -141,7 +142,8 @@ METHOD = Method(
         "samples": count(10, "models drawn in a round"),
         "alpha": above_zero(1.0, "of the Dirichlet distribution"),
         "sharpening": above_zero(0.5, "temperature of the mean"),
-        "steps": count(100, "batches the average is taught in a round"),
+        "epochs": count(20, "times the average is taught all public samples in a round"),
+        "steps": count(10_000, "batches it is taught in a round at most"),
         "batch_size": count(128, "public samples each", least=1),
         "rate": at_least_zero(1e-3, "of SGD with momentum 0.9"),
         "average_from": share(0.5, "steps before models are averaged (SWA)"),

@@ -105,7 +105,7 @@ METHOD = Method(
         "draw": choice("power", "softmax", "uniform", "top", help="odds of a component by its singular value"),
         "kappa": at_least_zero(2.5, "the power of singular values"),
         "warmup": count(0, "rounds with the top components first"),
-        "decay": at_least_zero(1e-4, "weight decay of products of factors"),
+        "decay": at_least_zero(2e-4, "weight decay of products of factors"),
     },
     slices=False,
     reads=("state",),

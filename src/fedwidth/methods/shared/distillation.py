@@ -60,9 +60,7 @@ class Lesson:
         batch_size: int,
     ) -> Lesson:
         """A lesson of so many steps; `combine` makes probabilities of logits [teachers, samples, …, classes]."""
-        data = closing.public
-        if data is None:
-            raise OptionError("distillation needs data of the server's own: data.public or data.public_name")
+        data = public_data(closing)
         generator, samples = torch_generator(closing.seed, "distil", closing.round), len(data.train)
         size, batches = min(batch_size, samples), list[Tensor]()
         while len(batches) < steps:  # shuffled anew whenever all have been used
@@ -74,6 +72,19 @@ class Lesson:
         answered = answers(closing, teachers, used, combine)
         where = torch.split(places, [len(batch) for batch in batches])
         return cls(closing, batches, [answered[numbers.to(answered.device)] for numbers in where])
+
+
+def public_data(closing: Closing) -> Data:
+    """The server's own data."""
+    if closing.public is None:
+        raise OptionError("distillation needs data of the server's own: data.public or data.public_name")
+    return closing.public
+
+
+def batches_an_epoch(closing: Closing, batch_size: int) -> int:
+    """How many batches of a lesson have every public sample once; a last one that is not full is left out."""
+    samples = len(public_data(closing).train)
+    return samples // min(batch_size, samples)
 
 
 def home_of(data: Data) -> torch.device:
