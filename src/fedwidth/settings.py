@@ -154,6 +154,12 @@ class DeviceSettings:
         " or each client's own in a list",
         share=True,
     )
+    relative_to: str = key(
+        "server",
+        "what capacities are shares of: the server's model, or the model at full width, so that devices stay as they"
+        " are whatever model.width is",
+        choices=("server", "model"),
+    )
     budgets: dict[str, Any] = key(
         {},
         "what classes of devices can spend on a round, e.g. {phone = {memory = '512MB', upload = '5MB', weight = 3}};"

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from statistics import mean
-from typing import Any
 
 from fedwidth.analysis.difference import Difference, compare
 from fedwidth.analysis.experiment_key import experiment_key
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.schema import keys
-from fedwidth.devices.capacity import LETTERS, Capacities
+from fedwidth.devices.capacity import Capacities
+from fedwidth.devices.narrower import with_narrower_server
 from fedwidth.methods import fedavg
 from fedwidth.objectives.metric import ACCURACY, Measure
 from fedwidth.settings import DeviceSettings, MethodSettings, Settings
@@ -70,7 +69,7 @@ def yardsticks(settings: Settings) -> dict[str, Settings]:
     smallest = replace(settings.model, width=settings.model.width * mix.enrolled()[-1])
     found[SMALLEST] = replace(whole, model=smallest, devices=everybody)
     if enrolled[0] == mix.enrolled()[0] < 1:
-        found[CAPPED] = _cap(settings if len(enrolled) > 1 else whole, mix, enrolled[0])
+        found[CAPPED] = _cap(settings if len(enrolled) > 1 else whole, enrolled[0])
     found[FULL] = replace(whole, devices=everybody)
     return {kind: replace(each, name=f"{PREFIX}{kind}", answers="") for kind, each in found.items()}
 
@@ -142,26 +141,10 @@ def find_gain(mine: Accuracies, found: Mapping[str, Accuracies], measure: Measur
     return Gain(best, replace(difference, values=tuple(measure.sign * value for value in difference.values)))
 
 
-def _cap(settings: Settings, mix: Capacities, widest: float) -> Settings:
+def _cap(settings: Settings, widest: float) -> Settings:
     """The run with a server model as wide as its widest device; capacities are shares of that one."""
-    devices, evaluation = settings.devices, settings.evaluation
-    written: Any = devices.capacities
-    if isinstance(written, str):
-        pairs = zip(mix.values, mix.weights, strict=True)
-        written = _write([(value / widest, weight) for value, weight in pairs if weight])
-    else:  # each client's own
-        written = [value / widest for value in written]
-    narrow = [value / widest for value in evaluation.capacities if value <= widest]
-    return _plain(
-        replace(
-            settings,
-            model=replace(settings.model, width=settings.model.width * widest),
-            devices=_untimed(
-                replace(devices, capacities=written, excluded=[value / widest for value in devices.excluded])
-            ),
-            evaluation=replace(evaluation, capacities=narrow),
-        )
-    )
+    narrower = with_narrower_server(settings, widest)
+    return _plain(replace(narrower, devices=_untimed(narrower.devices)))
 
 
 def _plain(settings: Settings) -> Settings:
@@ -189,20 +172,3 @@ def _alike(devices: DeviceSettings) -> DeviceSettings:
 def _untimed(devices: DeviceSettings) -> DeviceSettings:
     """The devices without the time they take, which is stated for the widths that they train otherwise."""
     return replace(devices, rates={}, bandwidth={}, deadline=0.0)
-
-
-def _write(pairs: list[tuple[float, float]]) -> str:
-    """Capacities and weights as text, in letters where there are some for them.
-
-    >>> _write([(1.0, 1.0), (0.5, 2.0)]), _write([(1.0, 1.0), (0.75, 0.5)])
-    ('a1-b2', '1:1.0 3/4:0.5')
-    """
-    letters = {value: letter for letter, value in LETTERS.items()}
-    if all(value in letters and weight == int(weight) for value, weight in pairs):
-        return "-".join(f"{letters[value]}{weight:.0f}" for value, weight in pairs)
-    return " ".join(f"{_fraction(value)}:{weight!r}" for value, weight in pairs)
-
-
-def _fraction(value: float) -> str:
-    near = Fraction(value).limit_denominator(1000)
-    return str(near) if float(near) == value else repr(value)

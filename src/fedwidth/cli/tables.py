@@ -19,7 +19,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
         table.add_row(*(Text(cell) for cell in row))
     console = Console()
     if not console.is_terminal:
-        console = Console(width=200)  # in a pipe or a file nothing is folded
+        console = Console(width=300)  # in a pipe or a file nothing is folded
     console.print(table)
 
 

@@ -48,6 +48,7 @@ ADDED = (
         "evaluation.test",
         "evaluation.alarm",
         "evaluation.capacities_every",
+        "devices.relative_to",
         "devices.correlate",
         "devices.correlate_strength",
     ),

@@ -26,6 +26,7 @@ from fedwidth.config.method_settings import method_of, with_needs, with_public
 from fedwidth.config.private_settings import with_privacy
 from fedwidth.config.schema import build, keys, shown, unknown_key
 from fedwidth.config.secure_settings import with_secure
+from fedwidth.devices.narrower import as_shares_of_server
 from fedwidth.errors import OptionError, unknown
 from fedwidth.objectives import objective_of
 from fedwidth.settings import Settings, key
@@ -225,7 +226,7 @@ def _told_apart(runs: Sequence[Variant]) -> tuple[Variant, ...]:
 
 def _settings(document: Document) -> Settings:
     """The settings of a document, with those its method and its objective need where it says nothing."""
-    settings = with_privacy(with_secure(build(Settings, document), document), document)
+    settings = with_privacy(with_secure(as_shares_of_server(build(Settings, document)), document), document)
     try:
         method, objective = method_of(settings), objective_of(settings.objective)
     except OptionError:  # what is wrong with it is said once the settings are checked

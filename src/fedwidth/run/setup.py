@@ -37,6 +37,7 @@ from fedwidth.data.checks import check_partition
 from fedwidth.data.records import moved
 from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.correlation import correlate
+from fedwidth.devices.narrower import as_shares_of_server
 from fedwidth.errors import OptionError
 from fedwidth.gpu import set_precision
 from fedwidth.importing import one_line
@@ -95,7 +96,7 @@ def set_up(
     check_given(
         settings, model=model, data=data, partition=partition, method=method, objective=objective, public=public
     )
-    settings, method, objective = _name(settings, method, objective)
+    settings, method, objective = _name(as_shares_of_server(settings), method, objective)
     own = {} if named else {"data": data, "partition": partition}
     given = without_name(settings, model=model, models=models or None, **own, public=public)
     if partition is not None and not named:

@@ -1,0 +1,90 @@
+"""The same devices beside a narrower server: who can hold its whole model trains all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from fedwidth.devices.capacity import LETTERS, Capacities
+from fedwidth.errors import OptionError
+from fedwidth.settings import Settings
+
+SERVER, MODEL = "server", "model"
+"""What capacities may be shares of."""
+
+
+def as_shares_of_server(settings: Settings) -> Settings:
+    """The settings with capacities that are shares of the server's width, where they are given of the model's."""
+    devices, width = settings.devices, settings.model.width
+    if devices.relative_to != MODEL:
+        return settings
+    whole = replace(settings, devices=replace(devices, relative_to=SERVER), model=replace(settings.model, width=1.0))
+    if width == 1:
+        return whole
+    for key in ("budgets", "profiles", "rates", "bandwidth"):
+        if getattr(devices, key):
+            raise OptionError(
+                f"devices.relative_to is model, but devices.{key} are of the server's model: leave one out"
+            )
+    if settings.models:
+        raise OptionError("devices.relative_to is model, but [[models]] name networks by shares of the server's width")
+    mix = Capacities.parse(devices.capacities)
+    if list(mix.values) != sorted(mix.values, reverse=True):
+        raise OptionError("devices.relative_to = model needs devices.capacities from the widest to the narrowest")
+    alike = [value for value in mix.enrolled() if value >= width]
+    if any(value in devices.excluded for value in alike) and not set(alike) <= set(devices.excluded):
+        shown = ", ".join(f"{value:g}" for value in alike)
+        raise OptionError(
+            f"devices.excluded leaves out some of {shown}, who all train the whole of a server's model of {width:g}"
+        )
+    return with_narrower_server(whole, width)
+
+
+def with_narrower_server(settings: Settings, width: float) -> Settings:
+    """The run with a server's model of this share of its width, and the same devices.
+
+    >>> found = with_narrower_server(Settings(), 1 / 4)
+    >>> found.model.width, found.devices.capacities
+    (0.25, 'a3-b1-c1')
+    """
+    devices, evaluation = settings.devices, settings.evaluation
+    written = devices.capacities
+    return replace(
+        settings,
+        model=replace(settings.model, width=settings.model.width * width),
+        devices=replace(
+            devices,
+            capacities=_mix(written, width) if isinstance(written, str) else [min(1.0, own / width) for own in written],
+            excluded=_shares(devices.excluded, width),
+        ),
+        evaluation=replace(evaluation, capacities=_shares(evaluation.capacities, width)),
+    )
+
+
+def _shares(values: Sequence[float], width: float) -> list[float]:
+    """Capacities as shares of a narrower width, each once."""
+    return list(dict.fromkeys(min(1.0, value / width) for value in values))
+
+
+def _mix(written: str, width: float) -> str:
+    """A mix of capacities as shares of a narrower width, in letters where there are some for them.
+
+    >>> _mix("a1-b1-c2", 1 / 2), _mix("1:1 3/8:0.5", 1 / 2)
+    ('a2-b2', '1:1.0 3/4:0.5')
+    """
+    mix = Capacities.parse(written)
+    weights: dict[float, float] = {}
+    for value, weight in zip(mix.values, mix.weights, strict=True):
+        if weight:
+            share = min(1.0, value / width)
+            weights[share] = weights.get(share, 0.0) + weight
+    letters = {value: letter for letter, value in LETTERS.items()}
+    if all(value in letters and weight == int(weight) for value, weight in weights.items()):
+        return "-".join(f"{letters[value]}{weight:.0f}" for value, weight in weights.items())
+    return " ".join(f"{_fraction(value)}:{weight!r}" for value, weight in weights.items())
+
+
+def _fraction(value: float) -> str:
+    near = Fraction(value).limit_denominator(1000)
+    return str(near) if float(near) == value else repr(value)

@@ -1,0 +1,82 @@
+"""A server narrower than its devices: the same clients, the same sizes, and clear words where that has no meaning."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedwidth.config.read import read_settings
+from fedwidth.devices.capacity import Capacities
+from fedwidth.devices.narrower import as_shares_of_server, with_narrower_server
+from fedwidth.errors import OptionError
+from fedwidth.experiment import Experiment
+from small_runs import same, small
+
+OF_MODEL = "devices.relative_to=model"
+
+
+@pytest.mark.parametrize("width", [1, 1 / 2, 1 / 4, 3 / 8, 1 / 16])
+@pytest.mark.parametrize("mix", ["a1-b1-c1-d1-e1", "household", "1:2 1/3:1 1/4:2"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_every_client_keeps_its_size(mix, width, dynamic):
+    settings = small(f"devices.capacities={mix}")
+    narrower = with_narrower_server(settings, width)
+    for seed in (1, 2):
+        for client in range(100):
+            before, after = (
+                Capacities.parse(each.devices.capacities).of_client(client, 100, round=3, seed=seed, dynamic=dynamic)
+                for each in (settings, narrower)
+            )
+            assert after == pytest.approx(min(1, before / width))
+
+
+def test_devices_listed_one_by_one():
+    settings = small("data.clients=3", "devices.per_round=2", "devices.capacities=[1, 0.5, 0.125]")
+    assert with_narrower_server(settings, 0.25).devices.capacities == [1, 1, 0.5]
+
+
+def test_a_recipe_and_an_experiment_run_what_can_be_written_out():
+    changes = ["model.width=1/2", "evaluation.capacities=[1, 0.5, 0.25]", "rounds=2"]
+    written = small(*changes[::2], "devices.capacities=a2-b1-c1-d1", "evaluation.capacities=[1, 0.5]")
+    asked = small(*changes, OF_MODEL, "devices.capacities=a1-b1-c1-d1-e1")
+    assert asked == written
+    unread = replace(
+        asked,
+        devices=replace(asked.devices, relative_to="model", capacities="a1-b1-c1-d1-e1"),
+        evaluation=replace(asked.evaluation, capacities=[1.0, 0.5, 0.25]),
+    )
+    one, other = Experiment(unread), Experiment(written)
+    assert one.settings == other.settings
+    assert one.identity == other.identity
+    assert same(one.run().server.state, other.run().server.state)
+
+
+def test_weak_devices_can_be_left_out_beside():
+    settings = small(
+        "model.width=1/4", OF_MODEL, "devices.capacities=a1-b1-c1-d1-e1", "devices.excluded=[0.125, 0.0625]"
+    )
+    assert settings.devices.excluded == [0.5, 0.25]
+    assert Capacities.parse(settings.devices.capacities).enrolled(settings.devices.excluded) == (1.0,)
+
+
+def test_at_full_width_nothing_changes():
+    assert small(OF_MODEL) == small()
+    assert as_shares_of_server(small()) == small()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["devices.capacities=1/16:1 1:1"], "from the widest to the narrowest"),
+        (["devices.excluded=[0.5]"], "leaves out some of 1, 0.5, 0.25, who all train the whole"),
+        (["devices.rates={all = 1e9}"], "devices.rates are of the server's model"),
+        (["devices.budgets={phone = {memory = '1GB'}}"], "devices.budgets are of the server's model"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(changes, words):
+    with pytest.raises(OptionError, match=words):
+        read_settings("quickstart", ["model.width=1/4", OF_MODEL, *changes], main=True)
+
+
+def test_other_words_are_refused():
+    with pytest.raises(OptionError, match='devices.relative_to must be one of server, model, not "phone"'):
+        small("devices.relative_to=phone")
