@@ -11,13 +11,9 @@ from fedwidth.methods import methods
 from fedwidth.reproduce.records import Record
 from reproduction.benchmark.standings import MIXES, Standings, late_accuracy
 from reproduction.benchmark.tables import (
-    BYTES,
-    OPERATIONS,
-    accuracy_table,
-    budget_table,
     device_table,
     gain_table,
-    weak_table,
+    mix_table,
     worst_share,
     yardstick_table,
 )
@@ -71,17 +67,11 @@ def gains_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> 
 
 
 def details_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
-    """Mix by mix: accuracies, the worst served clients, and accuracies at equal cost, each folded away."""
+    """Mix by mix: accuracies, the worst served clients, what it cost, and the sub-models of devices, folded away."""
     standings = Standings.of(name, records)
     parts = []
     for mix in (mix for mix in MIXES if standings.methods(mix)):
-        tables = [
-            accuracy_table(standings, mix, titles),
-            weak_table(standings, mix, titles),
-            device_table(standings, mix, titles),
-            budget_table(standings, mix, titles, BYTES),
-            budget_table(standings, mix, titles, OPERATIONS),
-        ]
+        tables = [mix_table(standings, mix, titles), device_table(standings, mix, titles)]
         parts.append(folded(MIXES[mix][0].upper() + MIXES[mix][1:], "\n\n".join(filter(None, tables))))
     return "\n\n".join(parts) or NOTHING
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from statistics import mean
 
-from fedwidth.analysis.difference import correct
+from fedwidth.analysis.difference import Difference, correct
 from fedwidth.analysis.wording import over_seeds
 from fedwidth.analysis.yardsticks import FULL, SMALLEST, TO_BEAT
 from fedwidth.reproduce.records import Record
@@ -14,6 +14,7 @@ from reproduction.benchmark.standings import LAST_EVALUATIONS, MIXES, YARDSTICKS
 from reproduction.markdown import make_table
 
 NOT_RUN = "–"
+CUT = " †"
 WORST = 0.1
 """The share of clients that are worst served."""
 WORST_TITLE = "worst tenth of the clients"
@@ -24,7 +25,7 @@ Titles = Mapping[str, str]
 
 
 def gain_table(standings: Standings, titles: Titles) -> str:
-    """The gain of every method in every mix, with its interval; the mean of its ranks last, the best first."""
+    """The gain of every method in every mix, with its interval, the best first; the mean of its ranks last."""
     begun = [mix for mix in MIXES if standings.methods(mix)]
     gains = {
         (method, mix): gain
@@ -33,12 +34,21 @@ def gain_table(standings: Standings, titles: Titles) -> str:
         if (gain := standings.gain(method, mix)) is not None
     }
     corrected = dict(zip(gains, correct([gain.difference for gain in gains.values()]), strict=True))
-    ranks = mean_ranks(standings)
+    ranks, several = mean_ranks(standings), len(begun) > 1
     rows = []
-    for method in sorted(ranks, key=lambda method: (ranks[method], method)):
-        cells = [str(corrected[method, mix]) if (method, mix) in corrected else NOT_RUN for mix in begun]
-        rows.append([titles[method], *cells, f"{ranks[method]:.1f}"])
-    return make_table(["", *(MIXES[mix] for mix in begun), "mean rank"], rows)
+    for method in dict.fromkeys(method for mix in begun for method in standings.methods(mix)):
+        own = [gains[method, mix].difference for mix in begun if (method, mix) in gains]
+        cells = [_gain(corrected[method, mix]) if (method, mix) in corrected else NOT_RUN for mix in begun]
+        place = ranks.get(method, len(ranks) + 1.0) if several else 0.0
+        better = mean(mean(each.values) for each in own) if own else -100.0
+        rank = [f"{ranks[method]:.1f}" if method in ranks else NOT_RUN] if several else []
+        rows.append((place, -better, [titles[method], *cells, *rank]))
+    head = ["", *(MIXES[mix] for mix in begun), *(["mean rank"] if several else [])]
+    return make_table(head, [row for *_, row in sorted(rows)])
+
+
+def _gain(difference: Difference) -> str:
+    return str(difference) if len(difference.values) > 1 else f"{difference}, one seed"
 
 
 def mean_ranks(standings: Standings) -> dict[str, float]:
@@ -69,14 +79,42 @@ def yardstick_table(standings: Standings, titles: Titles) -> str:
     return make_table(["", "accuracy", WORST_TITLE, "seeds"], rows)
 
 
-def accuracy_table(standings: Standings, mix: str, titles: Titles) -> str:
-    """Accuracies in one mix: methods, the best first, then what they have to beat, then the upper end of the scale."""
-    return _table(standings, mix, titles, "accuracy", _accuracy)
+def mix_table(standings: Standings, mix: str, titles: Titles) -> str:
+    """What was reached in one mix, and what it cost: methods, the best first, then what they have to beat, then the
+    upper end of the scale.
+
+    Accuracies at equal cost are within what a method of the mix spends at most: a run that costs more is cut there, in
+    the middle of its schedule, and marked.
+    """
+    labels = _labels(standings, mix)
+    methods = [f"{method}/{mix}" for method in standings.methods(mix)]
+    budgets = [
+        max((_total(record, cost) for label in methods for record in standings.runs[label].values()), default=0.0)
+        for cost in (BYTES, OPERATIONS)
+    ]
+    rows = []
+    for label in labels:
+        runs = standings.runs[label]
+        within = [_within(runs, cost, budget) for cost, budget in enumerate(budgets)]
+        spent = [mean(_total(record, cost) for record in runs.values()) for cost in (BYTES, OPERATIONS)]
+        shown = [f"{spent[BYTES] / 1e9:.1f}", f"{spent[OPERATIONS] / 1e12:.0f}"] if all(spent) else [NOT_RUN] * 2
+        rows.append([titles[label.partition("/")[0]], _accuracy(runs), _worst(runs), *within, *shown, _seeds(runs)])
+    head = [f"within {budgets[BYTES] / 1e9:.0f} GB", f"within {budgets[OPERATIONS] / 1e12:.0f} T multiply-adds"]
+    return make_table(["", "accuracy", WORST_TITLE, *head, "GB", "T multiply-adds", "seeds"], rows)
 
 
-def weak_table(standings: Standings, mix: str, titles: Titles) -> str:
-    """The mean accuracy of the worst served tenth of the clients, each on its own data."""
-    return _table(standings, mix, titles, WORST_TITLE, _worst)
+def _total(record: Record, cost: int) -> float:
+    """What all clients of a run spent; 0 where it is not recorded."""
+    return record.spent[-1][cost] if record.spent else 0.0
+
+
+def _within(runs: Mapping[int, Record], cost: int, budget: float) -> str:
+    """The accuracy within a budget, with a mark where runs were cut."""
+    reached = [accuracy_within(record, cost, budget) for record in runs.values()]
+    if None in reached:
+        return NOT_RUN
+    cut = any(_total(record, cost) > budget for record in runs.values())
+    return over_seeds([each for each in reached if each is not None], 1) + (CUT if cut else "")
 
 
 def worst_share(record: Record) -> float | None:
@@ -88,45 +126,36 @@ def worst_share(record: Record) -> float | None:
 
 
 def device_table(standings: Standings, mix: str, titles: Titles) -> str | None:
-    """The accuracy of the sub-model that the devices of each size can run; None before one was measured.
+    """The accuracy of the sub-model that the devices of each size can run, in the last round; None before one was
+    measured.
 
     A model that everyone trains runs on all devices, so that its accuracy is what the sub-models have to beat.
     """
     measured = {
-        label: {
-            seed: record.capacity_accuracy for seed, record in standings.runs[label].items() if record.capacity_accuracy
-        }
+        label: [(seed, record) for seed, record in standings.runs[label].items() if record.capacity_accuracy]
         for label in _labels(standings, mix)
-        if "/" in label
     }
-    sizes = dict.fromkeys(size for runs in measured.values() for found in runs.values() for size in found)
+    sizes = dict.fromkeys(
+        size for runs in measured.values() for _, record in runs for size in record.capacity_accuracy or {}
+    )
     if not sizes:
         return None
     rows = []
     for label, runs in measured.items():
         if runs:
-            each = ([found[size] for found in runs.values()] for size in sizes)
-            shown = [over_seeds([100 * value for value in values if value is not None], 1) for values in each]
-            rows.append([titles[label.partition("/")[0]], *shown, _seeds(runs)])
-    smallest = YARDSTICKS[mix][SMALLEST]
-    if smallest in standings.runs:
-        runs = standings.runs[smallest]
-        rows.append([titles[smallest], *[_accuracy(runs)] * len(sizes), _seeds(runs)])
-    return make_table(["sub-model of", *(str(Fraction(size)) for size in sizes), "seeds"], rows)
+            cells = [_of_sizes([record for _, record in runs], size) for size in sizes]
+            rows.append([titles[label.partition("/")[0]], *cells, _seeds(seed for seed, _ in runs)])
+    if (smallest := YARDSTICKS[mix][SMALLEST]) in standings.runs:
+        runs = list(standings.runs[smallest].items())
+        last = over_seeds([100 * record.final_accuracy for _, record in runs], 1)
+        rows.append([titles[smallest], *[last] * len(sizes), _seeds(seed for seed, _ in runs)])
+    return make_table(["last round, sub-model of", *(str(Fraction(size)) for size in sizes), "seeds"], rows)
 
 
-def budget_table(standings: Standings, mix: str, titles: Titles, cost: int) -> str:
-    """Accuracies within the cost of the method that spends least: the last evaluations that others made until then."""
-    found = [record for method in standings.methods(mix) for record in standings.runs[f"{method}/{mix}"].values()]
-    totals = [record.spent[-1][cost] for record in found if record.spent]
-    budget = min(totals, default=0.0)
-    title = f"accuracy within {budget:.3g} {'bytes' if cost == BYTES else 'multiply-adds'}"
-
-    def within(runs: Mapping[int, Record]) -> str:
-        reached = [accuracy_within(record, cost, budget) for record in runs.values()]
-        return over_seeds([each for each in reached if each is not None], 1) if None not in reached else NOT_RUN
-
-    return _table(standings, mix, titles, title, within)
+def _of_sizes(records: Sequence[Record], size: str) -> str:
+    """The accuracy of sub-models of one size, where all of these runs have one."""
+    found = [(record.capacity_accuracy or {}).get(size) for record in records]
+    return NOT_RUN if None in found else over_seeds([100 * each for each in found if each is not None], 1)
 
 
 def accuracy_within(record: Record, cost: int, budget: float) -> float | None:
@@ -147,7 +176,7 @@ def _worst(runs: Mapping[int, Record]) -> str:
     return over_seeds([each for each in found if each is not None], 1) if None not in found else NOT_RUN
 
 
-def _seeds(runs: Collection[int]) -> str:
+def _seeds(runs: Iterable[int]) -> str:
     return ", ".join(str(seed) for seed in runs)
 
 
@@ -158,13 +187,3 @@ def _labels(standings: Standings, mix: str) -> list[str]:
         key=lambda label: -mean(standings.accuracies(label).values()),
     )
     return [*methods, *(label for kind in (*TO_BEAT, FULL) if (label := YARDSTICKS[mix].get(kind)) in standings.runs)]
-
-
-def _table(
-    standings: Standings, mix: str, titles: Titles, title: str, show: Callable[[Mapping[int, Record]], str]
-) -> str:
-    rows = []
-    for label in _labels(standings, mix):
-        runs = standings.runs[label]
-        rows.append([titles[label.partition("/")[0]], show(runs), _seeds(runs)])
-    return make_table(["", title, "seeds"], rows)

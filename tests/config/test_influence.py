@@ -39,7 +39,7 @@ OTHER = {
     "evaluation.test": "false",
     "evaluation.local": "false",
     "evaluation.capacities": "[0.5]",
-    "evaluation.capacities_every": 7,
+    "evaluation.capacities_every": 6,
     "evaluation.alarm": 5,
     "checkpoint_history": 4,
 }

@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
+from fedwidth.analysis.yardsticks import yardsticks
 from fedwidth.config.read import read_settings
 from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.narrower import as_shares_of_server, with_narrower_server
@@ -70,11 +72,40 @@ def test_at_full_width_nothing_changes():
         (["devices.excluded=[0.5]"], "leaves out some of 1, 0.5, 0.25, who all train the whole"),
         (["devices.rates={all = 1e9}"], "devices.rates are of the server's model"),
         (["devices.budgets={phone = {memory = '1GB'}}"], "devices.budgets are of the server's model"),
+        (["devices.correlate=labels", "devices.correlate_strength=0.5"], "correlate_strength is 0 or 1"),
+        (["adapter.rank=4"], "capacities are shares of adapter.rank"),
+        (["method.name=hetlora"], "capacities are shares of adapter.rank"),
+        (["models=[{name='mlp', capacities=[0.5]}]", "method.name=dsfl"], "`models` go by shares"),
     ],
 )
 def test_what_has_no_meaning_is_refused(changes, words):
     with pytest.raises(OptionError, match=words):
         read_settings("quickstart", ["model.width=1/4", OF_MODEL, *changes], main=True)
+
+
+def test_networks_given_in_python_are_refused_too():
+    unread = replace(small("model.width=1/2"), devices=replace(small().devices, relative_to="model"))
+    with pytest.raises(OptionError, match="`models` go by shares"):
+        Experiment(replace(unread, method=replace(unread.method, name="dsfl")), models={0.5: nn.Linear(64, 10)})
+
+
+def test_a_wrong_width_gets_its_own_line():
+    unread = replace(small(), devices=replace(small().devices, relative_to="model"))
+    with pytest.raises(OptionError, match="model.width must be"):
+        Experiment(replace(unread, model=replace(unread.model, width=0.0)))
+
+
+def test_what_nobody_has_is_not_taken_for_another_size():
+    """Without a device of full width, leaving out 1 leaves out nobody, also beside a narrower server."""
+    changes = ["devices.capacities=b1-c1-d1", "devices.excluded=[1]"]
+    settings = small(*changes, "model.width=1/4", OF_MODEL)
+    assert settings.devices.excluded == []
+    capped = yardsticks(small("method.name=fedrolex", *changes))["capped"]
+    assert Capacities.parse(capped.devices.capacities).enrolled(capped.devices.excluded) == (1.0, 0.5, 0.25)
+
+
+def test_sizes_that_nobody_has_may_stand_anywhere():
+    assert small("devices.capacities=1/16:0 1:1 1/2:1", "model.width=1/2", OF_MODEL).devices.capacities == "a2"
 
 
 def test_other_words_are_refused():

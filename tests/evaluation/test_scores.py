@@ -232,6 +232,14 @@ class TestCapacities:
         assert seldom.summary[name] == often.summary[name]
         assert seldom.metrics[1][name] == often.metrics[1][name]
 
+    def test_who_asks_gets_them_after_any_round(self):
+        run = Experiment(small("method.name=heterofl", "evaluation.capacities=[0.5]", "evaluation.capacities_every=4"))
+        assert "capacity_accuracy" in run.evaluate(run.first_server())
+
+    def test_how_often_must_be_a_multiple(self):
+        with pytest.raises(OptionError, match=r"capacities_every must be a multiple of evaluation.every \(2\), or 0"):
+            small("evaluation.every=2", "evaluation.capacities_every=3")
+
     def test_a_sub_model_by_hand(self):
         # HeteroFL at a half: the first four hidden units and their columns.
         settings = small("method.name=heterofl", "evaluation.capacities=[0.5]")

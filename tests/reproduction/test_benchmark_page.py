@@ -8,12 +8,11 @@ from reproduction.benchmark.page import SETS, YARDSTICK_TITLES, per_seed, write_
 from reproduction.benchmark.standings import CAP, MIXES, YARDSTICKS, Standings, late_accuracy
 from reproduction.benchmark.tables import (
     BYTES,
-    accuracy_table,
     accuracy_within,
-    budget_table,
     device_table,
     gain_table,
     mean_ranks,
+    mix_table,
     worst_share,
 )
 from reproduction.benchmark.tuning import find_best, find_trials, training_of, tuning_table
@@ -80,15 +79,14 @@ def test_tables_put_the_best_first():
     runs += [*reached("two/all-quarter", 0.65), *reached("full", 0.8), *reached("smallest", 0.55)]
     standings = Standings.of("set", runs)
     assert mean_ranks(standings) == {"one": 1.5, "two": 1.5}
-    assert accuracy_table(standings, "five-sizes", TITLES).splitlines()[2:] == [
-        "| Two | 60.0 | 1 |",
-        "| One | 50.0 | 1 |",
-        "| *smallest for all* | 55.0 | 1 |",
-        "| *full for all* | 80.0 | 1 |",
+    assert [line.split(" | ")[:2] for line in mix_table(standings, "five-sizes", TITLES).splitlines()[2:]] == [
+        ["| Two", "60.0"],
+        ["| One", "50.0"],
+        ["| *smallest for all*", "55.0"],
+        ["| *full for all*", "80.0"],
     ]
     table = gain_table(standings, TITLES)
-    assert "| One | −5.0 | – | 1.5 |" in table
-    assert "| Two | +5.0 | – | 1.5 |" in table
+    assert table.splitlines()[2:] == ["| Two | +5.0, one seed | – | 1.5 |", "| One | −5.0, one seed | – | 1.5 |"]
 
 
 def test_yardsticks_are_shown_before_any_method_was_run():
@@ -114,13 +112,28 @@ def test_ranks_are_by_seeds_that_all_methods_have():
     assert mean_ranks(Standings.of("set", later)) == {}
 
 
+def test_a_method_without_a_rank_keeps_its_gain():
+    runs = [run("one/five-sizes", *[0.7] * 5, seed=2), *reached("two/five-sizes", 0.6), *reached("smallest", 0.5)]
+    assert gain_table(Standings.of("set", runs), TITLES).splitlines() == [
+        "|  | five sizes |",
+        "| --- | ---: |",
+        "| Two | +10.0, one seed |",
+        "| One | – |",
+    ]
+    both = [*runs, *reached("two/all-quarter", 0.6)]
+    assert gain_table(Standings.of("set", both), TITLES).splitlines()[2:] == [
+        "| Two | +10.0, one seed | – | 1.0 |",
+        "| One | – | – | – |",
+    ]
+
+
 def test_sub_models_beside_the_smallest_model_for_all():
     first, *others = reached("one/five-sizes", 0.5, 0.6, 0.7)
     sizes = ({"1": 0.6, "0.0625": 0.2}, {"1": 0.7, "0.0625": 0.4})
     runs = [first, *(replace(each, capacity_accuracy=own) for each, own in zip(others, sizes, strict=True))]
-    standings = Standings.of("set", [*runs, *reached("two/five-sizes", 0.3), *reached("smallest", 0.55)])
-    assert device_table(standings, "five-sizes", TITLES).splitlines() == [
-        "| sub-model of | 1 | 1/16 | seeds |",
+    runs += [replace(run("smallest", 0.2, 0.3), final_accuracy=0.55), *reached("two/five-sizes", 0.3)]
+    assert device_table(Standings.of("set", runs), "five-sizes", TITLES).splitlines() == [
+        "| last round, sub-model of | 1 | 1/16 | seeds |",
         "| --- | ---: | ---: | ---: |",
         "| One | 65.0 ± 7.1 | 30.0 ± 14.1 | 2, 3 |",
         "| *smallest for all* | 55.0 | 55.0 | 1 |",
@@ -128,16 +141,26 @@ def test_sub_models_beside_the_smallest_model_for_all():
     assert device_table(Standings.of("set", reached("two/five-sizes", 0.3)), "five-sizes", TITLES) is None
 
 
-def test_the_budget_is_what_a_method_spends_and_not_a_cheaper_yardstick():
-    runs = reached("one/five-sizes", 0.5, spent=[[10 * place, 1] for place in range(6)])
-    runs += reached("full", 0.8, spent=[[25 * place, 1] for place in range(6)])
-    runs += reached("smallest", 0.4, spent=[[place, 1] for place in range(6)])
-    assert budget_table(Standings.of("set", runs), "five-sizes", TITLES, BYTES).splitlines() == [
-        "|  | accuracy within 50 bytes | seeds |",
-        "| --- | ---: | ---: |",
-        "| One | 50.0 | 1 |",
-        "| *smallest for all* | 40.0 | 1 |",
-        "| *full for all* | 56.7 | 1 |",
+def test_sub_models_that_some_runs_lack():
+    sizes = ({"1": 0.6, "0.5": None}, {"1": 0.8, "0.25": 0.3})
+    runs = [
+        replace(each, capacity_accuracy=own)
+        for each, own in zip(reached("one/five-sizes", 0.6, 0.8), sizes, strict=True)
+    ]
+    assert "| One | 70.0 ± 14.1 | – | – | 1, 2 |" in device_table(Standings.of("set", runs), "five-sizes", TITLES)
+
+
+def test_the_budget_is_what_methods_spend_and_not_a_cheaper_yardstick():
+    runs = reached("one/five-sizes", 0.5, spent=[[10e9 * place, 1e12] for place in range(6)])
+    runs += reached("full", 0.8, spent=[[25e9 * place, 2e12 * place] for place in range(6)])
+    runs += reached("smallest", 0.4, spent=[[1e9 * place, 1e12] for place in range(6)])
+    table = mix_table(Standings.of("set", runs), "five-sizes", TITLES).splitlines()
+    head = "|  | accuracy | worst tenth of the clients | within 50 GB | within 1 T multiply-adds"
+    assert table[0] == f"{head} | GB | T multiply-adds | seeds |"
+    assert table[2:] == [
+        "| One | 50.0 | – | 50.0 | 50.0 | 50.0 | 1 | 1 |",
+        "| *smallest for all* | 40.0 | – | 40.0 | 40.0 | 5.0 | 1 | 1 |",
+        "| *full for all* | 80.0 | – | 56.7 † | 10.0 † | 125.0 | 10 | 1 |",
     ]
 
 

@@ -20,7 +20,10 @@ def run(
     seeds: options.Seeds = "",
     engine: options.Engine = "",
     ray_address: options.RayAddress = "",
-    only: Annotated[str, typer.Option("--only", help="Run only this variant of the recipe (its label).")] = "",
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="Run only this variant of the recipe (its label); may be repeated."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop or a kill.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,
     packed: options.Packed = False,
@@ -48,7 +51,7 @@ def run(
         print("\n".join(recipe_names()))
         return 0
     changes = [*with_data(changes, data), *with_engine(engine, ray_address)]
-    found = read_settings(recipe or "quickstart", changes, only=only)
+    found = read_settings(recipe or "quickstart", changes, only=only or ())
     folder = out or Path("runs") / (Path(recipe).stem if recipe else "quickstart")
     wanted = {run.label: (run.settings.name or run.label, run.settings) for run in found.runs}
     if found.yardsticks and not only if yardsticks is None else yardsticks:

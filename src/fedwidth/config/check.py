@@ -55,6 +55,12 @@ def check_settings(settings: Settings, method: Method | None = None, objective: 
             raise OptionError(f"data.{name} must be a share from 0 to below 1, not {getattr(settings.data, name):g}")
     if settings.data.public and settings.data.public_name:
         raise OptionError("data.public is a share of the training data and data.public_name another data set: give one")
+    evaluation = settings.evaluation
+    if evaluation.capacities_every % evaluation.every:
+        raise OptionError(
+            f"evaluation.capacities_every must be a multiple of evaluation.every ({evaluation.every}), or 0, not"
+            f" {evaluation.capacities_every}"
+        )
     if not settings.evaluation.test and not settings.data.validation:
         raise OptionError("evaluation.test is false, so data.validation must be above 0: nothing would be measured")
     if settings.model.fresh and not settings.model.weights:

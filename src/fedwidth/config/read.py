@@ -17,12 +17,14 @@ from fedwidth.errors import OptionError, unknown
 from fedwidth.settings import Settings
 
 
-def read_settings(source: str | Path, overrides: Sequence[str] = (), *, only: str = "", main: bool = False) -> Recipe:
+def read_settings(
+    source: str | Path, overrides: Sequence[str] = (), *, only: str | Sequence[str] = (), main: bool = False
+) -> Recipe:
     """Read a recipe: a file (*.toml), the name of a packaged recipe, or TOML text.
 
     `overrides` are `key=value` texts, made to each of its runs; values are TOML, and bare words are text. `only` takes
-    the runs with this label alone (see `Recipe.only`), and `main` the main run (or the one that `only` names), so that
-    a change need not make sense for the others.
+    the runs with this label, or these, alone (see `Recipe.only`), and `main` the main run (or the one that `only`
+    names), so that a change need not make sense for the others.
 
     >>> recipe = read_settings('rounds = 20', ["training.lr=0.5", "method.name=heterofl"])
     >>> recipe.main.rounds, recipe.main.training.lr, recipe.main.method.name
@@ -30,7 +32,8 @@ def read_settings(source: str | Path, overrides: Sequence[str] = (), *, only: st
     """
     document, changes = _parse(source), [parse_override(text) for text in overrides]
     refuse_given(document, changes)
-    recipe = read_recipe(document, changes, only=only, main=main)
+    labels = [only] if isinstance(only, str) else only
+    recipe = read_recipe(document, changes, only=[label for label in labels if label], main=main)
     for run in recipe.runs:
         try:
             check_settings(run.settings)

@@ -103,10 +103,12 @@ class Recipe:
         return replace(self, runs=tuple(run for run in self.runs if run.label in chosen))
 
 
-def read_recipe(document: Document, changes: Sequence[Document] = (), *, only: str = "", main: bool = False) -> Recipe:
+def read_recipe(
+    document: Document, changes: Sequence[Document] = (), *, only: Sequence[str] = (), main: bool = False
+) -> Recipe:
     """The recipe of a parsed file; `changes` (from `--set`) are made to each of its runs.
 
-    With `only`, it is the runs with this label (see `Recipe.only`), with `main` the main run alone: changes need not
+    With `only`, it is the runs with these labels (see `Recipe.only`), with `main` the main run alone: changes need not
     make sense for the others, which are not read.
     """
     base = {name: value for name, value in document.items() if name not in (*RECIPE_KEYS, GIVEN)}
@@ -128,10 +130,12 @@ def read_recipe(document: Document, changes: Sequence[Document] = (), *, only: s
     elif twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise OptionError(f"a recipe needs a different label for every run, but '{twice[0]}' occurs twice")
     elif only:
-        chosen = _matching(labels, [only])
+        chosen = _matching(labels, only)
         entries = [entry for entry in entries if entry[0] in chosen]
         if main and len(entries) > 1:
-            raise OptionError(f"--only '{only}' stands for {len(entries)} runs of the recipe, and here for one alone")
+            raise OptionError(
+                f"--only '{', '.join(only)}' stands for {len(entries)} runs of the recipe, and here for one alone"
+            )
     runs = [_variant(base, *entry, changes, paper) for entry in entries]
     settings = all_with_public([run.settings for run in runs])
     runs = [replace(run, settings=own) for run, own in zip(runs, settings, strict=True)]
@@ -226,9 +230,10 @@ def _told_apart(runs: Sequence[Variant]) -> tuple[Variant, ...]:
 
 def _settings(document: Document) -> Settings:
     """The settings of a document, with those its method and its objective need where it says nothing."""
-    settings = with_privacy(with_secure(as_shares_of_server(build(Settings, document)), document), document)
+    settings = with_privacy(with_secure(build(Settings, document), document), document)
     try:
         method, objective = method_of(settings), objective_of(settings.objective)
     except OptionError:  # what is wrong with it is said once the settings are checked
         return settings
+    settings = as_shares_of_server(settings, ranks=bool(method.adapters))
     return with_needs(with_needs(settings, method, document), objective, document)

@@ -14,8 +14,11 @@ SERVER, MODEL = "server", "model"
 """What capacities may be shares of."""
 
 
-def as_shares_of_server(settings: Settings) -> Settings:
-    """The settings with capacities that are shares of the server's width, where they are given of the model's."""
+def as_shares_of_server(settings: Settings, *, ranks: bool = False, models: bool = False) -> Settings:
+    """The settings with capacities that are shares of the server's width, where they are given of the model's.
+
+    `ranks` says that the method's capacities are shares of a rank, `models` that networks were given by capacity.
+    """
     devices, width = settings.devices, settings.model.width
     if devices.relative_to != MODEL:
         return settings
@@ -27,10 +30,19 @@ def as_shares_of_server(settings: Settings) -> Settings:
             raise OptionError(
                 f"devices.relative_to is model, but devices.{key} are of the server's model: leave one out"
             )
-    if settings.models:
-        raise OptionError("devices.relative_to is model, but [[models]] name networks by shares of the server's width")
+    if models or settings.models:
+        raise OptionError("devices.relative_to is model, but `models` go by shares of the server's width")
+    if ranks or settings.adapter.rank:
+        raise OptionError(
+            "devices.relative_to is model, but capacities are shares of adapter.rank here, not of a width"
+        )
+    if devices.correlate != "none" and 0 < devices.correlate_strength < 1:
+        raise OptionError(
+            "devices.relative_to is model, and clients keep their sizes only where devices.correlate_strength is 0 or 1"
+        )
     mix = Capacities.parse(devices.capacities)
-    if list(mix.values) != sorted(mix.values, reverse=True):
+    order = [value for value, weight in zip(mix.values, mix.weights, strict=True) if weight]
+    if order != sorted(order, reverse=True):
         raise OptionError("devices.relative_to = model needs devices.capacities from the widest to the narrowest")
     alike = [value for value in mix.enrolled() if value >= width]
     if any(value in devices.excluded for value in alike) and not set(alike) <= set(devices.excluded):
@@ -50,13 +62,14 @@ def with_narrower_server(settings: Settings, width: float) -> Settings:
     """
     devices, evaluation = settings.devices, settings.evaluation
     written = devices.capacities
+    there = Capacities.parse(written).enrolled()  # what is excluded and nobody has must not be taken for another size
     return replace(
         settings,
         model=replace(settings.model, width=settings.model.width * width),
         devices=replace(
             devices,
             capacities=_mix(written, width) if isinstance(written, str) else [min(1.0, own / width) for own in written],
-            excluded=_shares(devices.excluded, width),
+            excluded=_shares([value for value in devices.excluded if value in there], width),
         ),
         evaluation=replace(evaluation, capacities=_shares(evaluation.capacities, width)),
     )

@@ -68,11 +68,10 @@ class Evaluator:
         """Whether the state after so many rounds is measured."""
         return round % self.settings.evaluation.every == 0 or self.is_last(round)
 
-    def is_due_by_capacity(self, round: int) -> bool:
+    def measures_capacities(self, round: int) -> bool:
         """Whether an evaluation after so many rounds also measures the sub-models of the capacities."""
-        settings = self.settings.evaluation
-        often = not settings.capacities_every or round % settings.capacities_every == 0
-        return bool(settings.capacities) and (often or self.is_last(round))
+        every = self.settings.evaluation.capacities_every
+        return not every or round % every == 0 or self.is_last(round)
 
     def is_last(self, round: int) -> bool:
         """Whether the state after so many rounds is the run's last."""
@@ -86,13 +85,19 @@ class Evaluator:
         return settings.local and (settings.test or held_out)
 
     def measure(
-        self, server: Server, *, before: Server | None = None, cohort: Sequence[tuple[int, float]] = ()
+        self,
+        server: Server,
+        *,
+        before: Server | None = None,
+        cohort: Sequence[tuple[int, float]] = (),
+        all_capacities: bool = False,
     ) -> Measured:
         """The metric of a server's state on test and validation samples, on each client's own, and at each capacity.
 
         `before` is the server as the last round began, and `cohort` who was to train in it: they decide which sub-model
         stands for a capacity. Without `before` the method's memory is taken as the server holds it now, and without a
-        cohort it is the one that the settings draw.
+        cohort it is the one that the settings draw. Capacities are measured where the settings want it after such a
+        round, or always.
         """
         settings, data, found = self.settings.evaluation, self.data, {}
         model = self.prepare(self.model, server.state)
@@ -103,7 +108,7 @@ class Evaluator:
         if len(held := self.partition.validation):
             found["validation"], _ = score(model, data, data.train, settings, self.device, held)
         local = self._local(kept) if self.is_local else None
-        return self.describe(server, found, local, before=before, cohort=cohort)
+        return self.describe(server, found, local, before=before, cohort=cohort, all_capacities=all_capacities)
 
     def prepare(self, model: nn.Module, state: Mapping[str, Tensor], *, precise: bool = False) -> nn.Module:
         """The model with this state, ready to be measured; `precise` is for those who take it away."""
@@ -141,8 +146,9 @@ class Evaluator:
         *,
         before: Server | None = None,
         cohort: Sequence[tuple[int, float]] = (),
+        all_capacities: bool = False,
     ) -> Measured:
-        """What was found, as a line of the metrics has it; `before` and `cohort` as for `measure`.
+        """What was found, as a line of the metrics has it; what follows `local` is as for `measure`.
 
         The scores are of the test set ("global") and of the validation samples ("validation"), where measured.
         """
@@ -155,11 +161,12 @@ class Evaluator:
             line["class_accuracy"] = first.by_class
         if local is not None:
             line |= {f"local_{metric}": local.mean, "local_quantiles": local.quantiles}
-        if self.is_due_by_capacity(server.round):
+        capacities = self.settings.evaluation.capacities
+        if capacities and (all_capacities or self.measures_capacities(server.round)):
             line |= by_capacity(
                 self.method,
                 self.plan,
-                self.settings.evaluation.capacities,
+                capacities,
                 last=self.last_round(server, before=before, cohort=cohort),
                 metric=metric,
                 measure=lambda part, capacity: self._value_of(server.state_at(capacity), part),

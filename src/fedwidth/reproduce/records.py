@@ -75,7 +75,8 @@ class Record:
     """For each evaluation, what all clients had sent and received until then (bytes) and computed (multiply-adds);
     earlier records do not say."""
     capacity_accuracy: dict[str, float | None] | None = None
-    """The accuracy of the last round's sub-model of each capacity; earlier records do not say."""
+    """The accuracy of the last round's sub-model of each capacity, the mean over draws where clients of a capacity hold
+    different ones; earlier records do not say."""
 
     @cached_property
     def key(self) -> str:
@@ -136,7 +137,7 @@ def make_record(
         commit=commit,
         samples=samples.name,
         spent=_spent(lines, measured),
-        capacity_accuracy=measured[-1].get("capacity_accuracy"),
+        capacity_accuracy=measured[-1].get("capacity_accuracy_mean") or measured[-1].get("capacity_accuracy"),
     )
 
 

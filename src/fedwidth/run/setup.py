@@ -96,7 +96,7 @@ def set_up(
     check_given(
         settings, model=model, data=data, partition=partition, method=method, objective=objective, public=public
     )
-    settings, method, objective = _name(as_shares_of_server(settings), method, objective)
+    settings, method, objective = _name(settings, method, objective)
     own = {} if named else {"data": data, "partition": partition}
     given = without_name(settings, model=model, models=models or None, **own, public=public)
     if partition is not None and not named:
@@ -105,7 +105,9 @@ def set_up(
     if partition is None:
         check_settings(settings, method, objective)
     method = method or method_of(settings)
-    settings = with_rank(settings, method) if model is None or not find_adapters(model) else settings
+    with_adapters = model is not None and bool(find_adapters(model))
+    settings = settings if with_adapters else with_rank(settings, method)
+    settings = as_shares_of_server(settings, ranks=with_adapters, models=bool(models))
     check_adapters(settings, method)
     check_exponent(settings, method)
     check_secure(settings, method)

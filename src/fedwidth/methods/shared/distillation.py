@@ -82,7 +82,7 @@ def public_data(closing: Closing) -> Data:
 
 
 def batches_an_epoch(closing: Closing, batch_size: int) -> int:
-    """How many batches of a lesson have every public sample once; a last one that is not full is left out."""
+    """How many batches a lesson takes from all public samples before it shuffles them anew; all of them are full."""
     samples = len(public_data(closing).train)
     return samples // min(batch_size, samples)
 
