@@ -15,7 +15,8 @@ from reproduction.yardsticks import Measured, Yardsticks
 RECIPE = "benchmark/cifar10-all-methods"
 ABOUT = (
     "CIFAR-10 with 5 labels per client, devices of five fixed sizes, 100 rounds, at most 100 batches of distillation"
-    " in each, every method with its defaults (PriSM with a weight decay of 1e-4) and the same learning rate"
+    " in each, every method with its defaults (but for PriSM's weight decay of 1e-4 and FedHM's `keep_first = 0`)"
+    " and the same learning rate"
     f" (`{RECIPE}`, jobs `all-methods-cifar10-…` of"
     " `results/queue.toml`). A first look and no comparison: nothing was chosen for any of them, and FedAvg, FedProx,"
     " SCAFFOLD and FedBE train the whole model on every device, so that FedAvg is the yardstick *full for all*. Clients"

@@ -1,8 +1,8 @@
 """FedHM: a weak device trains the layers of the model as products of two factors of low rank (Yao et al. 2021).
 
 A device of capacity c has the factor f = 1/c. At f = 1 it trains the model itself. Otherwise every inner layer is
-decomposed, W = U V, with rank r = max(1, round(outputs / f)); a convolution becomes a 1 x k and a k x 1 one. Clients
-minimise
+decomposed, W = U V, with rank r = max(1, round(outputs / f)); a convolution becomes a 1 x k and a k x 1 one. The
+first residual block stays whole. Clients minimise
 
     loss + decay / 2 |U V|^2        the norm of products: weight decay of the settings leaves factors alone
 
@@ -39,20 +39,25 @@ from fedwidth.methods.definition import (
     Local,
     Method,
     Moment,
+    Option,
     above_zero,
     at_least_zero,
     choice,
-    count,
     switch,
 )
+from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan
+
+BLOCK = "block"
+"""Keeps the layers of the first residual block whole, as published."""
 
 
 def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index | Factors:
     """The factors of every inner layer that become smaller by it; the whole model where none does."""
     del counts
     components = {}
-    for weight in hidden_layers(plan)[int(at.options["keep_first"]) :]:
+    kept = at.options["keep_first"]
+    for weight in hidden_layers(plan)[first_block(plan) if kept == BLOCK else int(kept) :]:
         groups, rows, columns = matrix_shape(plan, weight, SEPARABLE)
         outputs = plan.shapes[weight][0] // groups
         if at.options["rank"] == "factor":
@@ -63,6 +68,26 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index | Factors
             components[weight] = tuple(range(rank))
     decays = bool(at.options["published"])
     return Factors(plan, SEPARABLE, components, decays=decays) if components else Index.whole(plan)
+
+
+def first_block(plan: Plan) -> int:
+    """How many inner layers the first residual block has: up to the one that adds to what the first layer gave.
+
+    >>> import torch, fedwidth
+    >>> first_block(fedwidth.trace(fedwidth.models.build("preresnet18"), torch.zeros(2, 3, 32, 32)))
+    2
+    >>> plain = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    >>> first_block(fedwidth.trace(plain, torch.zeros(2, 4)))
+    0
+    """
+    inner = hidden_layers(plan)
+    stream = {group for name in plan.layers if name not in inner for group in groups_of(plan.axes[name][0])}
+    ends = (
+        number
+        for number, name in enumerate(inner, 1)
+        if plan.layers[name] == 1 and stream.intersection(groups_of(plan.axes[name][0]))
+    )
+    return next(ends, 0)
 
 
 def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -113,7 +138,12 @@ METHOD = Method(
     choose=choose,
     options={
         "rank": choice("factor", "parameters", help="rank = outputs * capacity, or capacity^2 of a layer's weights"),
-        "keep_first": count(0, "inner layers that stay whole"),
+        "keep_first": Option(
+            BLOCK,
+            f"'{BLOCK}' or a whole number of at least 0",
+            lambda value: value == BLOCK or (type(value) is int and value >= 0),
+            "inner layers that stay whole",
+        ),
         "decay": at_least_zero(1e-4, "weight decay of products of factors"),
         "weights": choice("equal", "rank", help="what clients weigh: alike, or by the softmax of -1/capacity"),
         "temperature": above_zero(1.0, "of that softmax"),
