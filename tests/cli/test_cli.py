@@ -445,6 +445,11 @@ class TestRun:
         assert json.loads((tmp_path / "out" / "summary.json").read_text())["method"] == "heterofl"
         assert not (tmp_path / "out" / "compare").exists()
 
+    def test_only_some_of_them(self, tmp_path):
+        others = "".join(f'\n[[compare]]\nlabel = "{label}"\nmethod.name = "heterofl"\n' for label in "bcd")
+        assert run_command(["run", write_recipe(tmp_path, others), "--out", "out", "--only", "c", "--only", "b"]) == 0
+        assert [path.name for path in (tmp_path / "out" / "compare").iterdir()] == ["c"]
+
     def test_a_change_need_not_make_sense_for_runs_left_out(self, tmp_path, capsys):
         recipe = write_recipe(tmp_path, '\n[[compare]]\nlabel = "b"\nmethod.name = "heterofl"\n')
         change = ["--out", "out", *sets("method.options.step=2")]

@@ -46,3 +46,11 @@ def test_the_table_says_which_devices_a_method_left_out(tmp_path, capsys):
     left_out = json.loads((tmp_path / "runs" / "summary.json").read_text())["left_out"]
     assert list(left_out) == ["0.25", "0.125", "0.0625"]
     assert "capacity 0.25 has 226,738" in left_out["0.25"]
+
+
+def test_servers_of_other_widths_are_told_apart(tmp_path, capsys):
+    recipe = write_recipe(tmp_path, "evaluation.capacities = [1, 0.25]\n")
+    changes = ["--over", "model.width=1,1/2", "--set", "devices.relative_to=model"]
+    assert run_command(["sweep", recipe, *changes, "--out", str(tmp_path / "runs")]) == 0
+    said = capsys.readouterr().out
+    assert "Widths are shares of the server's model, which is not of the same width in all runs." in said

@@ -31,6 +31,8 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
         rows.append([mine[0][0].title, *(over_seeds(values, metric=own) if values else "–" for values in known)])
     print_table(["run", *columns], rows, title=f"{metric.title} at each width{metric.unit}")
     shown = [mine[0][0] for mine in by_label.values()]
+    if len({run.settings.model.width for run, runs in zip(shown, tables, strict=True) if any(runs)}) > 1:
+        print("Widths are shares of the server's model, which is not of the same width in all runs.")
     if keeping := [run.title for run in shown if "own" in method_of(run.settings).reads]:
         print(f"{', '.join(keeping)}: at each width the model of the first client of that size, which stays with it.")
 
