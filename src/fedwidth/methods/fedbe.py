@@ -98,9 +98,9 @@ def sharpen(probabilities: Tensor, temperature: float) -> Tensor:
 def close(closing: Closing) -> dict[str, Tensor]:
     """The average of clients, taught."""
     mean, options = closing.average(), closing.options
-    steps = min(options["steps"], options["epochs"] * batches_an_epoch(closing, options["batch_size"]))
-    if not steps:
+    if not options["steps"] or not options["epochs"]:
         return mean
+    steps = min(options["steps"], options["epochs"] * batches_an_epoch(closing, options["batch_size"]))
     generator = numpy_generator(closing.seed, "ensemble", closing.round)
     drawn = [draw(closing, mean, generator) for _ in range(options["samples"])]
     models = [filled(closing, GLOBAL, state).eval() for state in (mean, *drawn)]
