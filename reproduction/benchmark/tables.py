@@ -86,14 +86,13 @@ def mix_table(standings: Standings, mix: str, titles: Titles) -> str:
     Accuracies at equal cost are within what a method of the mix spends at most: a run that costs more is cut there, in
     the middle of its schedule, and marked.
     """
-    labels = _labels(standings, mix)
     methods = [f"{method}/{mix}" for method in standings.methods(mix)]
     budgets = [
         max((_total(record, cost) for label in methods for record in standings.runs[label].values()), default=0.0)
         for cost in (BYTES, OPERATIONS)
     ]
     rows = []
-    for label in labels:
+    for label in _labels(standings, mix):
         runs = standings.runs[label]
         within = [_within(runs, cost, budget) for cost, budget in enumerate(budgets)]
         spent = [mean(_total(record, cost) for record in runs.values()) for cost in (BYTES, OPERATIONS)]

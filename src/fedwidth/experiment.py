@@ -274,7 +274,7 @@ class Experiment:
 
     def evaluate(self, server: Server) -> Line:
         """The metric of a server's state on test and validation samples, on each client's own, and at each capacity."""
-        return self.evaluator.measure(server, all_capacities=True).line
+        return self.evaluator.measure(server, with_capacities=True).line
 
     def first_server(self, files: Files | None = None) -> Server:
         """The server before the first round; what clients remember is kept in `files`, or in memory."""

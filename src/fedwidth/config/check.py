@@ -61,7 +61,7 @@ def check_settings(settings: Settings, method: Method | None = None, objective: 
             f"evaluation.capacities_every must be a multiple of evaluation.every ({evaluation.every}), or 0, not"
             f" {evaluation.capacities_every}"
         )
-    if not settings.evaluation.test and not settings.data.validation:
+    if not evaluation.test and not settings.data.validation:
         raise OptionError("evaluation.test is false, so data.validation must be above 0: nothing would be measured")
     if settings.model.fresh and not settings.model.weights:
         raise OptionError("model.fresh names tensors that are not read from model.weights, which is empty")

@@ -68,7 +68,7 @@ def with_narrower_server(settings: Settings, width: float) -> Settings:
         model=replace(settings.model, width=settings.model.width * width),
         devices=replace(
             devices,
-            capacities=_mix(written, width) if isinstance(written, str) else [min(1.0, own / width) for own in written],
+            capacities=_mix(written, width) if isinstance(written, str) else [_share(own, width) for own in written],
             excluded=_shares([value for value in devices.excluded if value in there], width),
         ),
         evaluation=replace(evaluation, capacities=_shares(evaluation.capacities, width)),
@@ -77,7 +77,12 @@ def with_narrower_server(settings: Settings, width: float) -> Settings:
 
 def _shares(values: Sequence[float], width: float) -> list[float]:
     """Capacities as shares of a narrower width, each once."""
-    return list(dict.fromkeys(min(1.0, value / width) for value in values))
+    return list(dict.fromkeys(_share(value, width) for value in values))
+
+
+def _share(value: float, width: float) -> float:
+    """A capacity as a share of a narrower width, all of which a wider device can hold."""
+    return min(1.0, value / width)
 
 
 def _mix(written: str, width: float) -> str:
@@ -90,7 +95,7 @@ def _mix(written: str, width: float) -> str:
     weights: dict[float, float] = {}
     for value, weight in zip(mix.values, mix.weights, strict=True):
         if weight:
-            share = min(1.0, value / width)
+            share = _share(value, width)
             weights[share] = weights.get(share, 0.0) + weight
     letters = {value: letter for letter, value in LETTERS.items()}
     if all(value in letters and weight == int(weight) for value, weight in weights.items()):

@@ -90,14 +90,14 @@ class Evaluator:
         *,
         before: Server | None = None,
         cohort: Sequence[tuple[int, float]] = (),
-        all_capacities: bool = False,
+        with_capacities: bool = False,
     ) -> Measured:
         """The metric of a server's state on test and validation samples, on each client's own, and at each capacity.
 
         `before` is the server as the last round began, and `cohort` who was to train in it: they decide which sub-model
         stands for a capacity. Without `before` the method's memory is taken as the server holds it now, and without a
-        cohort it is the one that the settings draw. Capacities are measured where the settings want it after such a
-        round, or always.
+        cohort it is the one that the settings draw. With `with_capacities` the capacities of the settings are measured
+        after any round, else only where they are due.
         """
         settings, data, found = self.settings.evaluation, self.data, {}
         model = self.prepare(self.model, server.state)
@@ -108,7 +108,7 @@ class Evaluator:
         if len(held := self.partition.validation):
             found["validation"], _ = score(model, data, data.train, settings, self.device, held)
         local = self._local(kept) if self.is_local else None
-        return self.describe(server, found, local, before=before, cohort=cohort, all_capacities=all_capacities)
+        return self.describe(server, found, local, before=before, cohort=cohort, with_capacities=with_capacities)
 
     def prepare(self, model: nn.Module, state: Mapping[str, Tensor], *, precise: bool = False) -> nn.Module:
         """The model with this state, ready to be measured; `precise` is for those who take it away."""
@@ -146,7 +146,7 @@ class Evaluator:
         *,
         before: Server | None = None,
         cohort: Sequence[tuple[int, float]] = (),
-        all_capacities: bool = False,
+        with_capacities: bool = False,
     ) -> Measured:
         """What was found, as a line of the metrics has it; what follows `local` is as for `measure`.
 
@@ -162,7 +162,7 @@ class Evaluator:
         if local is not None:
             line |= {f"local_{metric}": local.mean, "local_quantiles": local.quantiles}
         capacities = self.settings.evaluation.capacities
-        if capacities and (all_capacities or self.measures_capacities(server.round)):
+        if capacities and (with_capacities or self.measures_capacities(server.round)):
             line |= by_capacity(
                 self.method,
                 self.plan,

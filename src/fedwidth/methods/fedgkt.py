@@ -53,7 +53,7 @@ from fedwidth.methods.shared.boundary import (
     lower_counts,
     lower_half,
 )
-from fedwidth.methods.shared.distillation import MAX_ANSWERED, adam, apart
+from fedwidth.methods.shared.distillation import MAX_ANSWERED, adam, divergences
 from fedwidth.methods.shared.own_models import OwnModel, first_models, own_model
 from fedwidth.methods.shared.repeated import Graphs, Repeated
 from fedwidth.methods.shared.width_models import filled, tensors_of
@@ -94,7 +94,7 @@ def distillation(own: Tensor, other: Tensor, temperature: float) -> Tensor:
     """
     wanted = torch.softmax(other / temperature, -1)
     said = functional.log_softmax(own / temperature, -1)
-    return apart(said, wanted) * temperature**2
+    return divergences(said, wanted) * temperature**2
 
 
 def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:

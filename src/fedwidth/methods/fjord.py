@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedwidth.core.selection import prefix
 from fedwidth.methods.definition import ROUNDING, ClientPass, Local, Method, Moment, Option, is_share, per_group, switch
-from fedwidth.methods.shared.distillation import apart
+from fedwidth.methods.shared.distillation import divergences
 
 
 def units(size: int, kept: int, at: Moment) -> Tensor:
@@ -37,7 +37,7 @@ def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
         return loss
     # Section 3.3: the client's full width learns from the labels and teaches the drawn width.
     teacher = client.logits(inputs)
-    lessons = apart(logits.log_softmax(-1), teacher.detach().softmax(-1))
+    lessons = divergences(logits.log_softmax(-1), teacher.detach().softmax(-1))
     return client.loss(teacher, targets) + 0.5 * loss + 0.5 * client.mean(lessons, targets)
 
 

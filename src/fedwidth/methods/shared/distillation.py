@@ -146,13 +146,13 @@ def cosine(rate: float, steps: int) -> list[float]:
     return rates
 
 
-def apart(own: Tensor, wanted: Tensor) -> Tensor:
-    """KL(wanted || own) of each sample, from log-probabilities of its own [..., classes] and probabilities.
+def divergences(own: Tensor, wanted: Tensor) -> Tensor:
+    """KL(wanted || own) of each sample, given logarithms of its own probabilities [..., classes] and those wanted.
 
     For losses of clients: PyTorch's function takes the clients of a stack one after the other.
 
     >>> said, wanted = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.622459, 0.377541]])
-    >>> round(apart(said.log(), wanted).item(), 4)
+    >>> round(divergences(said.log(), wanted).item(), 4)
     0.0303
     """
     return (torch.xlogy(wanted, wanted) - wanted * own).sum(-1)
