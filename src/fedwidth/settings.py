@@ -311,6 +311,7 @@ class EvaluationSettings:
     """What is measured, and when."""
 
     every: int = key(10, "rounds between evaluations; the last round is always evaluated", least=1)
+    also: list[int] = key([], "further rounds after which it is evaluated, such as some of the last ones")
     norm: str = key(
         "static", "batch norm: statistics from training data, or of each test batch", choices=("static", "batch")
     )

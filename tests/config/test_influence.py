@@ -36,6 +36,7 @@ OTHER = {
     "ray.gpus": 0.5,
     "precision": "bf16",
     "evaluation.every": 1,
+    "evaluation.also": "[1]",
     "evaluation.test": "false",
     "evaluation.local": "false",
     "evaluation.capacities": "[0.5]",

@@ -236,6 +236,15 @@ class TestCapacities:
         run = Experiment(small("method.name=heterofl", "evaluation.capacities=[0.5]", "evaluation.capacities_every=4"))
         assert "capacity_accuracy" in run.evaluate(run.first_server())
 
+    def test_further_rounds_are_measured_as_they_always_would_be(self):
+        often = Experiment(small("rounds=7", "evaluation.every=1")).run()
+        seldom = Experiment(small("rounds=7", "evaluation.every=4", "evaluation.also=[5, 6, 20]")).run()
+        name = "global_accuracy"
+        assert [line["round"] for line in seldom.metrics if name in line] == [4, 5, 6, 7]
+        assert all(line[name] == often.metrics[line["round"] - 1][name] for line in seldom.metrics if name in line)
+        with pytest.raises(OptionError, match=r"evaluation.also must be rounds, counted from 1, not \[0\]"):
+            small("evaluation.also=[0]")
+
     def test_how_often_must_be_a_multiple(self):
         with pytest.raises(OptionError, match=r"capacities_every must be a multiple of evaluation.every \(2\), or 0"):
             small("evaluation.every=2", "evaluation.capacities_every=3")

@@ -111,6 +111,28 @@ def test_runs_of_a_job_train_as_one_batch_where_it_says_so(go, queue):
     assert [(record.packed, record.engine) for record in done] == [(2, "vectorised")] * 2
 
 
+def test_the_seeds_of_each_row_train_as_one_batch_where_a_job_says_so(go, queue):
+    rows = 'only = ["fedrolex", "heterofl"]\nseeds = [1, 2]\npacked = "seeds"'
+    text = queue.read_text()
+    begin = text.index("[[job]]")
+    job = f'[[job]]\nname = "rows"\nasks = "Why?"\nrecipe = "{queue.parent / "small.toml"}"\nseconds = 20\n{rows}\n'
+    queue.write_text(text[:begin] + job)
+    done = go(changes=["engine=auto"]).done
+    assert [(record.label, record.seed, record.packed) for record in done] == [
+        ("fedrolex", 1, 2),
+        ("fedrolex", 2, 2),
+        ("heterofl", 1, 2),
+        ("heterofl", 2, 2),
+    ]
+
+
+def test_seeds_that_cannot_train_as_one_batch_train_one_by_one(go, queue):
+    queue.write_text(queue.read_text().replace("seeds = [1, 2]", 'seeds = [1, 2]\npacked = "seeds"'))
+    done = go(changes=["engine=auto", "server.robust=median"], only=["steps"]).done
+    assert [(record.seed, record.packed) for record in done] == [(1, 1), (2, 1)]
+    assert any("one by one instead, as " in line and "which a pack does not keep" in line for line in go.said)
+
+
 def test_the_command_runs_and_lists(queue, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ["reproduce", "--queue", str(queue)]
@@ -145,7 +167,7 @@ def test_the_command_runs_and_lists(queue, tmp_path, capsys, monkeypatch):
         ('[[job]]\nname = "a"\nasks = "Why?"', "seconds must be a number above 0"),
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1', "needs a recipe"),
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\nset = "x=1"', "set must be a list of texts"),
-        ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\npacked = 1', "packed must be true or false"),
+        ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\npacked = 1', 'true, false or "seeds", not 1'),
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\nseeds = 1', "seeds must be a list"),
         ('[[job]]\nnam = "a"', "unknown key of job 1 of the queue 'nam' (did you mean 'name'?)"),
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\n' * 2, "'a' occurs twice"),

@@ -56,6 +56,8 @@ def check_settings(settings: Settings, method: Method | None = None, objective: 
     if settings.data.public and settings.data.public_name:
         raise OptionError("data.public is a share of the training data and data.public_name another data set: give one")
     evaluation = settings.evaluation
+    if any(round < 1 for round in evaluation.also):
+        raise OptionError(f"evaluation.also must be rounds, counted from 1, not {evaluation.also}")
     if evaluation.capacities_every % evaluation.every:
         raise OptionError(
             f"evaluation.capacities_every must be a multiple of evaluation.every ({evaluation.every}), or 0, not"

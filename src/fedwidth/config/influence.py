@@ -37,7 +37,7 @@ PRECISION = ("precision",)
 BUDGET = ("privacy.epsilon", "privacy.delta", "privacy.accountant")
 """When a private run ends. Its rounds have the same bits, so that one which ended early may go on with more."""
 MEASURING = (
-    *("evaluation.every", "evaluation.test", "evaluation.local"),
+    *("evaluation.every", "evaluation.also", "evaluation.test", "evaluation.local"),
     *("evaluation.capacities", "evaluation.capacities_every"),
 )
 ADDED = (
@@ -45,6 +45,7 @@ ADDED = (
         "data.public",
         "data.public_name",
         "data.validation",
+        "evaluation.also",
         "evaluation.test",
         "evaluation.alarm",
         "evaluation.capacities_every",

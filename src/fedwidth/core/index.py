@@ -48,7 +48,8 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
         """The units kept of each group; None where tensors of one group keep different units (FedBRB)."""
         self._kept = dict(kept)
         self._pieces: dict[str, Rectangles | None] = {}
-        self._runs: dict[Axis, Runs] = {}
+        self._runs: dict[tuple[int, int], Runs] = {}
+        """The runs of positions along a dimension, by the identity of the tensor that holds them and the full size."""
         self._on: dict[tuple[str, torch.device], tuple[Tensor, ...]] = {}
 
     @classmethod
@@ -79,13 +80,25 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
         if all(counts[name] == group.size for name, group in plan.groups.items()):
             return cls.whole(plan)
 
+        checked: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = {}  # by group and what was chosen, as it was then
+        found: dict[tuple[Axis, tuple[int, ...]], Tensor] = {}  # axes that are alike and keep the same share tensors
+
+        def units_of(name: str, dim: int, group: str) -> Tensor:
+            chosen = choose(name, dim, group)
+            at = (group, id(chosen), chosen._version) if isinstance(chosen, Tensor) else (group, -1, len(checked))
+            if at not in checked:
+                units = check_units(plan.groups[group], chosen)
+                if len(units) != counts[group]:
+                    raise SelectionError(f"'{name}' keeps {len(units)} units of '{group}', not {counts[group]}")
+                checked[at] = chosen, units  # both are held, so that no other tensor gets their identity
+            return checked[at][1]
+
         def pick(name: str, dim: int, axis: Axis) -> Tensor:
-            units = {}
-            for group in groups_of(axis):
-                units[group] = check_units(plan.groups[group], choose(name, dim, group))
-                if len(units[group]) != counts[group]:
-                    raise SelectionError(f"'{name}' keeps {len(units[group])} units of '{group}', not {counts[group]}")
-            return positions(axis, units)
+            units = {group: units_of(name, dim, group) for group in groups_of(axis)}
+            at = axis, tuple(map(id, units.values()))
+            if at not in found:
+                found[at] = positions(axis, units)
+            return found[at]
 
         tensors: dict[str, tuple[Tensor, ...]] = {}
         for name, axes in plan.axes.items():
@@ -210,7 +223,7 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
     def _runs_of(self, name: str) -> Iterator[Runs]:
         """The runs of positions kept along each dimension of a tensor."""
         for axis, kept in zip(self.plan.axes[name], self._kept[name], strict=True):
-            runs = self._runs.get(axis) or runs_of(kept, axis.size)
-            if self.units is not None:  # then axes that are alike keep the same positions
-                self._runs[axis] = runs
-            yield runs
+            at = id(kept), axis.size
+            if at not in self._runs:  # tensors that keep the same positions of an axis share them
+                self._runs[at] = runs_of(kept, axis.size)
+            yield self._runs[at]

@@ -81,6 +81,12 @@ def take(tensor: Tensor, index: Index, name: str) -> Tensor:
     return out
 
 
+def view(tensor: Tensor, index: Index, name: str) -> Tensor:
+    """The positions that `index` keeps of a full tensor, to be read: no copy where they lie side by side."""
+    pieces = index.pieces(name)
+    return tensor[pieces[0][0]] if pieces is not None and len(pieces) == 1 else take(tensor, index, name)
+
+
 def put(tensor: Tensor, value: Tensor, index: Index, name: str) -> None:
     """Write a narrow tensor back to the positions it was taken from, in place."""
     pieces = index.pieces(name)

@@ -35,6 +35,9 @@ SMALL_STEP = {"cpu": 1e6, "cuda": 2.5e9}
 """The multiply-adds of a forward pass of one batch up to which calling PyTorch (on a GPU: launching kernels) costs more
 than the arithmetic."""
 
+SMALL_PACKED_STEP = 5e9
+"""The same on a GPU for runs that train as one batch, whose stacks are fuller."""
+
 MAX_STACKED = {"cpu": 5e6, "cuda": 2**28}
 """The number of parameters of all clients of a round beyond which memory is what takes the time."""
 
@@ -82,7 +85,7 @@ def choose_packed(trainer: Trainer) -> str:
     """The engine of runs that train as one batch: as the settings say, or slots on a GPU where steps are large."""
     if trainer.settings.engine != "auto":
         return "cuda" if trainer.settings.engine == "cuda" else "vectorised"
-    large = trainer.device.type == "cuda" and TrainingCost.of(trainer).step > SMALL_STEP["cuda"]
+    large = trainer.device.type == "cuda" and TrainingCost.of(trainer).step > SMALL_PACKED_STEP
     return "cuda" if large else "vectorised"
 
 

@@ -66,7 +66,8 @@ class Evaluator:
 
     def is_due(self, round: int) -> bool:
         """Whether the state after so many rounds is measured."""
-        return round % self.settings.evaluation.every == 0 or self.is_last(round)
+        settings = self.settings.evaluation
+        return round % settings.every == 0 or round in settings.also or self.is_last(round)
 
     def measures_capacities(self, round: int) -> bool:
         """Whether an evaluation after so many rounds also measures the sub-models of the capacities."""

@@ -17,15 +17,16 @@ sizes that are no multiple of the block (the last block is moved back, see `sele
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedwidth.core.aggregation import weight_shape
-from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
+from fedwidth.core.running_mean import Weight
 from fedwidth.core.selection import block, blocks, grid_coordinates
-from fedwidth.core.submodel import put, take, with_ties
+from fedwidth.core.submodel import put, take, view, with_ties
 from fedwidth.methods.definition import ROUNDING, Closing, Method, Moment, Option, choice, is_share
 from fedwidth.plan.axis import Axis, Units, groups_of, tiling
 from fedwidth.plan.plan import Plan
@@ -34,17 +35,21 @@ from fedwidth.plan.plan import Plan
 def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
     """A client holds, of every tensor, the block of its grid whose turn it is in this round (Eq. 4)."""
     blocks_held: dict[str, dict[int, int]] = {}  # by tensor and dimension
+    known: dict[tuple[str, int], Tensor] = {}  # by group and block: most tensors of a group hold the same one
     for name, axes in plan.axes.items():
         grid = {dim: _grid_length(plan, counts, groups_of(axis)) for dim, axis in enumerate(axes) if groups_of(axis)}
         number = at.round
         if len(grid) == 1 and len(axes) == 1 and at.options["vectors"] == "rows":
             number //= next(iter(grid.values()))
         blocks_held[name] = dict(zip(grid, grid_coordinates(number, list(grid.values())), strict=True))
-    return Index.of_tensors(
-        plan,
-        counts,
-        lambda name, dim, group: block(plan.groups[group].size, counts[group], blocks_held[name][dim]),
-    )
+
+    def units(name: str, dim: int, group: str) -> Tensor:
+        at = group, blocks_held[name][dim]
+        if at not in known:
+            known[at] = block(plan.groups[group].size, counts[group], at[1])
+        return known[at]
+
+    return Index.of_tensors(plan, counts, units)
 
 
 def _grid_length(plan: Plan, counts: Mapping[str, int], groups: Sequence[str]) -> int:
@@ -53,44 +58,74 @@ def _grid_length(plan: Plan, counts: Mapping[str, int], groups: Sequence[str]) -
 
 def close(closing: Closing) -> dict[str, Tensor]:
     """Average (FedRolex Eq. 10), then add `broadcast` times the updates that other blocks received."""
-    state, sums, plan, options = closing.state, closing.sums, closing.plan, closing.options
+    state, plan, options = closing.state, closing.plan, closing.options
     result = dict(closing.average())
     if not options["broadcast"]:
         return result
+    whole = options["copies"] == "blocks"
+    senders = Senders(plan)
+    means = [Means(summed.index, summed.mean, summed.weight) for summed in closing.sums]
     for name, new in result.items():
         is_trained = name in plan.parameters and (new.is_floating_point() or new.is_complex())
-        if is_trained and name not in plan.tied and any(summed.index.sliced(name) for summed in sums):
-            old, whole = state[name].detach(), options["copies"] == "blocks"
-            moves = _copy_blocks(old, new, name, sums, plan) if whole else _copy_updates(old, name, sums, plan)
+        if is_trained and name not in plan.tied and any(one.index.sliced(name) for one in means):
+            here = [one for one in means if name in one.mean and one.index.sliced(name)]
+            old = state[name].detach()
+            moves = _copy_blocks(old, new, name, here, plan) if whole else _copy_updates(old, name, here, senders)
             result[name] = moves.mul_(options["broadcast"]).add_(new)
     return with_ties(result, plan)
 
 
-def _copy_updates(old: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
+@dataclass(frozen=True)
+class Means:
+    """What the clients of one size have made of their blocks, by tensor: asked for once, as an engine may make it."""
+
+    index: Index
+    mean: Mapping[str, Tensor]
+    weight: Mapping[str, Weight]
+
+
+class Senders:
+    """How many client sizes broadcast to each element of a tensor; tensors with the same blocks share the numbers."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._known: dict[object, Tensor] = {}
+
+    def of(self, old: Tensor, name: str, here: Sequence[Means]) -> Tensor:
+        """The numbers, at least 1, in a shape that broadcasts over the tensor."""
+        shape = tuple(weight_shape(self.plan, name))
+        held = tuple(id(kept) for one in here for kept in one.index[name])
+        at = shape, held, old.real.dtype, old.device
+        if at not in self._known:
+            found = torch.full(shape, len(here), dtype=old.real.dtype, device=old.device)
+            for one in here:
+                put(found, take(found, one.index, name) - 1, one.index, name)
+            self._known[at] = found.clamp_(min=1)
+        return self._known[at]
+
+
+def _copy_updates(old: Tensor, name: str, here: Sequence[Means], senders: Senders) -> Tensor:
     """The mean over client sizes of their update, repeated over their grid but for the block they trained."""
-    here = _broadcasting(name, sums)
+    axes = senders.plan.axes[name]
     total = torch.zeros(old.shape, dtype=old.dtype, device=old.device)
-    senders = torch.full(weight_shape(plan, name), len(here), dtype=old.real.dtype, device=old.device)
-    for summed in here:
-        index = summed.index
-        update = summed.mean[name].to(old.dtype) - take(old, index, name)
-        weight = summed.weight[name]
+    for one in here:
+        index, weight = one.index, one.weight[name]
+        update = one.mean[name].to(old.dtype) - view(old, index, name)
         if isinstance(weight, Tensor):  # rows of labels that none of its clients has were not trained
             update = update * (weight > 0)
         trained = take(total, index, name)
-        _add_tiled(total, update, plan.axes[name], index.counts)
+        _add_tiled(total, update, axes, index.counts)
         put(total, trained, index, name)
-        put(senders, take(senders, index, name) - 1, index, name)
-    return total.div_(senders.clamp_(min=1))
+    return total.div_(senders.of(old, name, here))
 
 
-def _copy_blocks(old: Tensor, new: Tensor, name: str, sums: Sequence[CohortSum], plan: Plan) -> Tensor:
+def _copy_blocks(old: Tensor, new: Tensor, name: str, here: Sequence[Means], plan: Plan) -> Tensor:
     """The way from `new` to the mean of the blocks that were trained elsewhere; none where all were trained here."""
     total, senders = torch.zeros_like(old), torch.zeros_like(old.real)
-    for summed in _broadcasting(name, sums):
-        index, mean, weight = summed.index, summed.mean[name].to(old.dtype), summed.weight[name]
+    for one in here:
+        index, mean, weight = one.index, one.mean[name].to(old.dtype), one.weight[name]
         held = torch.ones_like(mean.real)
-        held *= (mean != take(old, index, name)).any()  # a block that is frozen is not copied
+        held *= (mean != view(old, index, name)).any()  # a block that is frozen is not copied
         if isinstance(weight, Tensor):
             held *= weight > 0
         for whole, part in ((total, mean * held), (senders, held)):
@@ -98,10 +133,6 @@ def _copy_blocks(old: Tensor, new: Tensor, name: str, sums: Sequence[CohortSum],
             _add_tiled(whole, part, plan.axes[name], index.counts)
             put(whole, trained, index, name)
     return torch.where(senders > 0, total / senders.clamp(min=1) - new, 0.0)
-
-
-def _broadcasting(name: str, sums: Sequence[CohortSum]) -> list[CohortSum]:
-    return [summed for summed in sums if name in summed.mean and summed.index.sliced(name)]
 
 
 def _add_tiled(total: Tensor, update: Tensor, axes: Sequence[Axis], counts: Mapping[str, int]) -> None:

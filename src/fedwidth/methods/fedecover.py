@@ -56,15 +56,22 @@ def draw(used: bytes, numbers: tuple[int, ...], seed: int, round: int, group: in
     """The units of every client of a round: client c gets `numbers[c]` of them. `used` has one byte for each unit."""
     generator = numpy_generator(seed, "unused", round, group)
     unused = generator.permutation(np.flatnonzero(np.frombuffer(used, dtype=np.bool_) == 0))
-    everything, drawn = np.arange(len(used)), []
+    drawn = []
     for number in numbers:
         own, unused = unused[:number], unused[number:]
         if len(own) < number:
-            others = generator.permutation(np.setdiff1d(everything, own))
+            others = generator.permutation(_all_but(own, len(used)))
             more = others[: number - len(own)]
-            unused, own = generator.permutation(np.setdiff1d(everything, more)), np.concatenate([own, more])
+            unused, own = generator.permutation(_all_but(more, len(used))), np.concatenate([own, more])
         drawn.append(own)
     return tuple(drawn)
+
+
+def _all_but(units: np.ndarray, size: int) -> np.ndarray:
+    """The other units of a group, in order."""
+    others = np.ones(size, dtype=np.bool_)  # many times as fast as `np.setdiff1d`
+    others[units] = False
+    return np.flatnonzero(others)
 
 
 def note(closing: Closing) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from fedwidth.errors import FedwidthError
 from fedwidth.reproduce.queue_file import Job
 from fedwidth.reproduce.records import Record, read_all
 from fedwidth.reproduce.running import Clock, find_missing, run_all
-from fedwidth.reproduce.table_runs import TableRun
+from fedwidth.reproduce.table_runs import Packed, TableRun
 from fedwidth.run import folder as folders
 
 
@@ -77,7 +77,7 @@ def work_through(
     results: Path = Path("results"),
     work: Path = Path("runs/reproduce"),
     max_minutes: float | None = None,
-    packed: bool = False,
+    packed: Packed = False,
     commit: str = "",
     say: Callable[[str], None] = print,
     stop: Callable[[], bool] = lambda: False,

@@ -10,7 +10,7 @@ only = ["heterofl"]                          only the runs with these labels; wi
 set = ["training.milestones=[100, 150]"]     what differs, as --set takes it
 seeds = [1]                                  without it those of the recipe
 seconds = 70                                 how long it is expected to take
-packed = false                               whether its runs train as one batch
+packed = false                               whether its runs train as one batch; "seeds": those of one row do
 answer = "Confirmed: …"                      one sentence, once it has been run: confirmed, refuted or open
 """
 
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.errors import FedwidthError, OptionError, unknown, whole_number
-from fedwidth.reproduce.table_runs import TableRun, list_table_runs
+from fedwidth.reproduce.table_runs import SEEDS, Packed, TableRun, list_table_runs
 
 FOLDER = "queue"
 """The folder, in that of the results, for records of experiments that no recipe has."""
@@ -44,7 +44,7 @@ class Job:
     only: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
-    packed: bool = False
+    packed: Packed = False
     answer: str = ""
 
     def runs(self, changes: Sequence[str], work: Path) -> list[TableRun]:
@@ -108,8 +108,9 @@ def _read_job(table: Mapping[str, Any], number: int, common: Sequence[str]) -> J
         raise OptionError(f"{where}: seconds must be a number above 0, not {seconds!r}")
     if not isinstance(table.get("answer", ""), str):
         raise OptionError(f"{where}: answer must be a sentence")
-    if not isinstance(table.get("packed", False), bool):
-        raise OptionError(f"{where}: packed must be true or false")
+    packed = table.get("packed", False)
+    if not isinstance(packed, bool) and packed != SEEDS:
+        raise OptionError(f'{where}: packed must be true, false or "{SEEDS}", not {packed!r}')
     recipe = table.get("recipe", [])
     recipes = _texts([recipe] if isinstance(recipe, str) else recipe, f"{where}: recipe")
     if not recipes:
@@ -125,7 +126,7 @@ def _read_job(table: Mapping[str, Any], number: int, common: Sequence[str]) -> J
         only=_texts(table.get("only", []), f"{where}: only"),
         changes=(*common, *_texts(table.get("set", []), f"{where}: set")),
         seeds=tuple(whole_number(f"{where}: seeds", seed) for seed in seeds),
-        packed=table.get("packed", False),
+        packed=packed,
         answer=table.get("answer", ""),
     )
 

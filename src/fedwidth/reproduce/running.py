@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import Any
 from fedwidth.analysis.wording import plural
 from fedwidth.config.build import find_device
 from fedwidth.engines import choose_engine
+from fedwidth.engines.packed.limits import why_not_pack
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.reproduce.estimate import count_steps
 from fedwidth.reproduce.progress import count_seconds_left, make_reporter, show_time_left
 from fedwidth.reproduce.records import UNFINISHED, Record, append_record, make_record, read_all
-from fedwidth.reproduce.table_runs import TableRun, list_table_runs, title_of, without_root
+from fedwidth.reproduce.table_runs import SEEDS, Packed, TableRun, list_table_runs, title_of, without_root
 from fedwidth.run import folder as folders
 from fedwidth.run.cache import Cache
 from fedwidth.run.lockstep import run_in_lockstep
@@ -50,7 +51,7 @@ def reproduce(
     results: Path = Path("results"),
     work: Path = Path("runs/reproduce"),
     max_minutes: float | None = None,
-    packed: bool = False,
+    packed: Packed = False,
     commit: str = "",
     say: Callable[[str], None] = print,
     stop: Callable[[], bool] = lambda: False,
@@ -60,7 +61,8 @@ def reproduce(
 
     A run that was interrupted goes on from its last checkpoint. When the minutes are over, the run that is training
     stops after its round and is saved. `tables` are recipes; `changes` are `key=value` texts, made to each run. With
-    `packed`, runs of one shape train as one batch, all seeds together. `commit` is that of the source, for the records.
+    `packed`, runs of one shape train as one batch, all seeds together, or ("seeds") the seeds of one row. `commit` is
+    that of the source, for the records.
     """
     ends = None if max_minutes is None else clock() + 60 * max_minutes
     runs = list_table_runs(tables, only=only, seeds=seeds, changes=changes, work=work)
@@ -73,7 +75,7 @@ def run_all(
     results: Path,
     commit: str = "",
     ends: float | None = None,
-    packed: bool = False,
+    packed: Packed = False,
     say: Callable[[str], None] = print,
     stop: Callable[[], bool] = lambda: False,
     clock: Clock = time.monotonic,
@@ -88,26 +90,22 @@ def run_all(
     for device in {run.settings.device for run in missing}:
         find_device(device)  # one this machine lacks is refused before anything is said
     say(f"{plural(len(runs), 'run')}, {len(runs) - len(missing)} recorded; {show_time_left(missing, results)}")
-    settings = [run.settings for run in missing]
-    batches = group_for_packing(settings) if packed else [[number] for number in range(len(missing))]
     done: dict[Path, Record] = {}
-    cache = Cache()
 
     def should_stop() -> bool:
         return stop() or (ends is not None and clock() >= ends)
 
-    for numbers in batches:
+    for batch, experiments in _in_batches(missing, packed, say):
         if should_stop():
             break
-        batch = [missing[number] for number in numbers]
-        experiments = [cache.experiment(run.settings) for run in batch]
-        engine, explained = name_engine(experiments, packed=packed)
+        together = packed is True or len(batch) > 1
+        engine, explained = name_engine(experiments, packed=together)
         say(f"{title_of(batch)}: {explained}")
         fallen: list[str] = []
         make = partial(_record, engine=engine, fallen=fallen, commit=commit)
         try:
             with note_fallback(fallen):
-                records = _train(batch, experiments, make, packed=packed, say=say, stop=should_stop)
+                records = _train(batch, experiments, make, packed=together, say=say, stop=should_stop)
         except Stopped as stopped:
             say(f"{title_of(batch)}: {stopped}; it goes on from there the next time")
             for run in batch:
@@ -125,6 +123,28 @@ def run_all(
     seconds = count_seconds_left(remaining, results)
     say(f"{plural(len(done), 'run')} finished, {len(remaining)} remaining; {show_time_left(remaining, results)}")
     return Outcome(tuple(done.values()), len(runs) - len(missing), remaining, seconds)
+
+
+def _in_batches(
+    runs: Sequence[TableRun], packed: Packed, say: Callable[[str], None]
+) -> Iterator[tuple[list[TableRun], list[Experiment]]]:
+    """The runs that train together, or each alone, as they are made ready to train.
+
+    The seeds of a row train one by one where they cannot train together.
+    """
+    cache, settings = Cache(), [run.settings for run in runs]
+    alone = [[number] for number in range(len(runs))]
+    for numbers in group_for_packing(settings, seeds_only=packed == SEEDS) if packed else alone:
+        batch = [runs[number] for number in numbers]
+        experiments = [cache.experiment(run.settings) for run in batch]
+        reason = None
+        if packed == SEEDS and len(batch) > 1:
+            reason = why_not_pack([experiment.trainer for experiment in experiments])
+        if reason is None:
+            yield batch, experiments
+        else:
+            say(f"{title_of(batch)}: one by one instead, as {reason}")
+            yield from (([run], [experiment]) for run, experiment in zip(batch, experiments, strict=True))
 
 
 def find_missing(runs: Sequence[TableRun], records: Sequence[Record]) -> list[TableRun]:

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from fedwidth.analysis.experiment_key import experiment_key
 from fedwidth.config.influence import identity
 from fedwidth.config.read import read_settings, recipe_names
 from fedwidth.config.recipe import Variant
 from fedwidth.settings import Settings
+
+SEEDS = "seeds"
+Packed = bool | Literal["seeds"]
+"""Whether runs train as one batch: all that are alike (True), or the seeds of one row."""
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
 
 def test_auto_packs_large_steps_in_slots_on_a_gpu_and_stacks_otherwise(tmp_path):
     run, other = experiments(["engine=auto"], ["engine=auto", "seed=2"])
-    large = replace(run.trainer.settings, training=replace(run.trainer.settings.training, batch_size=10**7))
+    large = replace(run.trainer.settings, training=replace(run.trainer.settings.training, batch_size=10**8))
     on_gpu = replace(run.trainer, device=torch.device("cuda"))
     assert choose_packed(run.trainer) == "vectorised"
     assert choose_packed(on_gpu) == "vectorised"

@@ -40,16 +40,19 @@ def check_for_packing(settings: Settings) -> None:
         raise OptionError(f"packed runs need engine auto, vectorised or cuda, not {settings.engine}")
 
 
-def group_for_packing(all_settings: Sequence[Settings]) -> list[list[int]]:
+def group_for_packing(all_settings: Sequence[Settings], *, seeds_only: bool = False) -> list[list[int]]:
     """Numbers of the runs that go well together: of one length, and with clients of the same capacities.
 
     They need not be one experiment (`config.influence` says what is): a pack shares a model, data and a way to train.
+    With `seeds_only` they are runs that differ in nothing but their seed.
     """
     groups: dict[str, list[int]] = {}
     for number, settings in enumerate(all_settings):
         found = by_key(asdict(settings))
         alike = {
-            name: value for name, value in found.items() if name in ALIKE or name.startswith(("model.", "objective."))
+            name: value
+            for name, value in found.items()
+            if (name != "seed" if seeds_only else name in ALIKE or name.startswith(("model.", "objective.")))
         }
         groups.setdefault(json.dumps(alike, sort_keys=True), []).append(number)
     return list(groups.values())
