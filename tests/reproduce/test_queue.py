@@ -167,7 +167,7 @@ def test_the_command_runs_and_lists(queue, tmp_path, capsys, monkeypatch):
         ('[[job]]\nname = "a"\nasks = "Why?"', "seconds must be a number above 0"),
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1', "needs a recipe"),
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\nset = "x=1"', "set must be a list of texts"),
-        ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\npacked = 1', 'true, false or "seeds", not 1'),
+        ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\npacked = 1', "packed must be true, false or"),
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\nseeds = 1', "seeds must be a list"),
         ('[[job]]\nnam = "a"', "unknown key of job 1 of the queue 'nam' (did you mean 'name'?)"),
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\n' * 2, "'a' occurs twice"),
