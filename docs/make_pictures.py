@@ -42,13 +42,14 @@ ROWS = (
 )
 MORE_ROWS = {
     "fedmosaic": ("clients of capacity 1/2, 1/4, 1/4, 1/8", (1 / 2, 1 / 4, 1 / 4, 1 / 8)),
+    "fedladder": ("clients of capacity 1, 1/2, 1/4, 1/8", (1.0, 1 / 2, 1 / 4, 1 / 8)),
     "fedimportance": ("clients of capacity 1, 1/2, 1/4, 1/4", (1.0, 1 / 2, 1 / 4, 1 / 4)),
 }
 """Cohorts that only the picture of this method has."""
 ELSEWHERE = {"fedbrb": "dots: changed by the broadcast alone", "fedtile": "dots: changed as copies, nobody held them"}
 """What it means that a weight nobody trained has changed."""
 ORDER = ("fedavg", "heterofl", "fjord", "feddropout", "fedminoccurances", "fedecover", "fedrolex", "fedcover")
-ORDER += ("fedstack", "fedbrb", "fedimportance", "fedtile", "fedmosaic", "fedprox", "scaffold")
+ORDER += ("fedstack", "fedbrb", "fedimportance", "fedtile", "fedmosaic", "fedladder", "fedprox", "scaffold")
 STEPS = {"fedprox": {"mu": 1.0}, "scaffold": {}}
 """Methods that hold everything and change the step: they are drawn by their way, with these options."""
 FROZEN, DEEP = (1.0, 3 / 4, 5 / 8, 1 / 2), 6

@@ -17,7 +17,7 @@ from reproduction.benchmark.tables import (
     worst_share,
     yardstick_table,
 )
-from reproduction.benchmark.tuning import find_trials, tuning_table
+from reproduction.benchmark.tuning import ONE_WIDTH, find_trials, tuning_table, width_table
 from reproduction.markdown import folded
 
 MARK = re.compile(r"(<!-- made by `make results`: (?P<kind>\w+) of (?P<set>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -35,6 +35,7 @@ def write_benchmark(page: str, records: Sequence[Record]) -> str:
     """The page with all that is between marks made anew."""
     titles = {name: method.title for name, method in methods().items()} | YARDSTICK_TITLES
     made = {"tuning": tuning_text, "yardsticks": yardsticks_text, "gains": gains_text, "details": details_text}
+    made["widths"] = widths_text
 
     def fill(found: re.Match[str]) -> str:
         text = made[found["kind"]](found["set"], records, titles)
@@ -46,6 +47,12 @@ def write_benchmark(page: str, records: Sequence[Record]) -> str:
 def tuning_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
     """The trials of a data set, in which there are smallest models of two sizes."""
     return tuning_table(find_trials(f"benchmark/{name}-tuning", records), _with_sizes(titles))
+
+
+def widths_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
+    """Trials with server models of other widths."""
+    trials, tuned = (find_trials(f"benchmark/{name}-{kind}", records) for kind in ("server-width", "tuning"))
+    return width_table(trials, tuned, titles | {ONE_WIDTH: "only devices that can hold it"})
 
 
 def yardsticks_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:

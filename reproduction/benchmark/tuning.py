@@ -54,6 +54,36 @@ def tuning_table(trials: Trials, titles: Mapping[str, str]) -> str:
     return make_table(["", *(_words(column) for column in columns)], rows)
 
 
+WIDTHS = {"half": "1/2", "quarter": "1/4", "eighth": "1/8"}
+"""The widths of a server's model by the label that the recipe's columns have."""
+ONE_WIDTH = "one-width"
+"""The row in which only devices train that can hold the server's model."""
+WHOLE, SMALLEST = {ONE_WIDTH: "exclude"}, {ONE_WIDTH: "smallest"}
+"""What stands for that row where the server's model is the whole one, and as narrow as the weakest device."""
+
+
+def width_table(trials: Trials, tuned: Trials, titles: Mapping[str, str]) -> str:
+    """Validation accuracies in percent by the width of the server's model, the best width of each row in bold.
+
+    `trials` have models between the whole one and the narrowest; what these two reached is the best of `tuned`.
+    """
+    best = find_best(tuned)
+
+    def reached(row: str | None) -> Record | None:
+        return tuned[row][best[row]] if row in best else None
+
+    rows = []
+    for row, of_row in trials.items():
+        there = [reached(WHOLE.get(row, row)), *of_row.values(), reached(SMALLEST.get(row))]
+        found = [None if record is None else record.final_accuracy for record in there]
+        most = max((each for each in found if each is not None), default=None)
+        texts = ["" if each is None else f"{100 * each:.1f}" for each in found]
+        shown = [f"**{text}**" if text and each == most else text for text, each in zip(texts, found, strict=True)]
+        rows.append([titles[row], *shown])
+    columns = list(next(iter(trials.values())))
+    return make_table(["server's width", "1", *(WIDTHS[column] for column in columns), "1/16"], rows)
+
+
 def _words(column: str) -> str:
     """A column's label as people write it.
 

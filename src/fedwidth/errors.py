@@ -54,7 +54,7 @@ class FellBack(UserWarning):
     """A warning that an engine cannot train this run, and that clients are trained one at a time instead."""
 
 
-MAX_NAMED, NEAREST = 30, 5
+MAX_NAMED, NEAREST = 40, 5
 """Up to so many allowed names are listed in full; of more, only so many that are nearest to what was given."""
 
 

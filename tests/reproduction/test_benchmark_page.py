@@ -15,7 +15,7 @@ from reproduction.benchmark.tables import (
     mix_table,
     worst_share,
 )
-from reproduction.benchmark.tuning import find_best, find_trials, training_of, tuning_table
+from reproduction.benchmark.tuning import find_best, find_trials, training_of, tuning_table, width_table
 
 from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, SMALLEST
 from fedwidth.config.read import read_settings, recipe_names
@@ -44,6 +44,24 @@ def test_the_page_in_the_repository_is_up_to_date():
     assert page == write_benchmark(page, RECORDS), "run `make results`"
     for name in SETS:
         assert (ROOT / "results" / "benchmark" / f"{name}.csv").read_text() == per_seed(name, RECORDS)
+
+
+def test_widths_between_the_whole_model_and_the_smallest_are_told_apart():
+    def trial(row, column, accuracy):
+        return replace(run(f"{row}/{column}", accuracy), final_accuracy=accuracy)
+
+    trials = {
+        "one-width": {"half": trial("one-width", "half", 0.73), "quarter": trial("one-width", "quarter", 0.70)},
+        "two": {"half": trial("two", "half", 0.71), "quarter": None},
+    }
+    tuned = {
+        "exclude": {"sgd-1": trial("exclude", "sgd-1", 0.67)},
+        "smallest": {"sgd-1": trial("smallest", "sgd-1", 0.58)},
+        "two": {"sgd-1": trial("two", "sgd-1", 0.69)},
+    }
+    lines = width_table(trials, tuned, TITLES | {"one-width": "alone"}).splitlines()
+    assert lines[0].split(" | ") == ["| server's width", "1", "1/2", "1/4", "1/16 |"]
+    assert lines[2:] == ["| alone | 67.0 | **73.0** | 70.0 | 58.0 |", "| Two | 69.0 | **71.0** |  |  |"]
 
 
 def test_the_last_five_evaluations_count():

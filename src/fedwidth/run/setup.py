@@ -153,6 +153,7 @@ def set_up(
         method = replace(method, architectures=given_architectures(models, settings, method, data, objective))
     elif settings.models:
         method = replace(method, architectures=build_architectures(settings, data, objective))
+    method = replace(method, enrolled=capacities.enrolled(settings.devices.excluded))
     check_dtypes(made, method.architectures)
     settings = without_scaler(settings, plan)
     _check_has_norms(settings, made)

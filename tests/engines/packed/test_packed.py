@@ -244,3 +244,13 @@ def test_runs_with_excluded_devices_can_be_packed(engine):
         assert [line["clients"] for line in one.metrics] == [line["clients"] for line in together.metrics]
         for name, tensor in one.server.state.items():
             torch.testing.assert_close(together.server.state[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_clients_of_two_capacities_may_hold_the_same_part():
+    # Of eight hidden units both an eighth and a sixteenth keep one.
+    changes = ["method.name=heterofl", "devices.capacities=d1-e1", "model.options={hidden=[8]}", "engine=vectorised"]
+    alone = Experiment(small(*changes, "training.scaler=false"))
+    packed = [Experiment(small(*changes, "training.scaler=false", f"seed={seed}"), data=alone.data) for seed in (1, 2)]
+    expected, found = alone.run().server.state, run_in_lockstep(packed)[0].server.state
+    for name, tensor in expected.items():
+        assert torch.allclose(tensor, found[name], rtol=1e-4, atol=1e-5), name

@@ -103,9 +103,10 @@ def average_runs(
 def _cohorts(stacks: Sequence[StackedUpdates], trainers: Sequence[Trainer]) -> list[list[_Cohort]]:
     """The cohorts of every run, with their weights."""
     rows = [(client, number, row) for number, stack in enumerate(stacks) for row, client in enumerate(stack.clients)]
-    found: list[dict[str, _Cohort]] = [{} for _ in trainers]
+    found: list[dict[tuple[str, int], _Cohort]] = [{} for _ in trainers]
     for client, number, row in sorted(rows, key=lambda entry: (entry[0].run, entry[0].position)):
-        own, key = found[client.run], client.task.cohort
+        # Clients of different capacities may hold the same part: then they are in different stacks.
+        own, key = found[client.run], (client.task.cohort, number)
         labelled = stacks[number].labels is not None
         weight = _weight(trainers[client.run], client.task, client.steps, labelled=labelled)
         if key not in own:

@@ -246,7 +246,8 @@ class Strategy(FedAvg):
         enrolled = self._capacities or own
         if not slices:
             self._capacities = enrolled
-        self._rounds = replace(self._rounds, enrolled=enrolled)
+        self.method = replace(self.method, enrolled=tuple(enrolled))
+        self._rounds = replace(self._rounds, method=self.method, enrolled=enrolled)
         state = with_ties({**self._own, **given}, self.plan)
         self.plan.check_state(state)
         beginning = Beginning(

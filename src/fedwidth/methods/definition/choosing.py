@@ -77,6 +77,8 @@ class Moment:
     """What every client remembers, by its number. Empty unless the method's `reads` names it."""
     architectures: Architectures = field(default_factory=dict)
     """The networks that clients of some capacities hold in place of widths of the run's model."""
+    enrolled: Sequence[float] = ()
+    """The capacities of all devices there are. Empty if nobody said which."""
     plan: Plan | None = None
     """The plan, which `per_group` fills in for functions that are asked about one group."""
     group: str = ""

@@ -117,6 +117,8 @@ class Method:
     """The value of every option, set by `with_options`."""
     architectures: Architectures = field(default_factory=dict)
     """Such networks, set by the run that has some."""
+    enrolled: tuple[float, ...] = ()
+    """The capacities of a run's devices, set by the run."""
     made_of: tuple[Method, ...] = ()
     """If two methods were combined: the one that chooses and the one that trains."""
 
@@ -191,6 +193,7 @@ class Method:
             state=state if "state" in self.reads else None,
             own=(own or {}) if "own" in self.reads else self._unread("own"),
             architectures=self.architectures,
+            enrolled=self.enrolled,
             method=self.name,
         )
         if moment.client >= moment.clients:

@@ -54,7 +54,7 @@ def _path(method: Method) -> str:
 
 def _same(one: Method, other: Method) -> bool:
     """Whether two methods are alike in all but the values of their options and what a run gives them."""
-    own = {field.name for field in fields(Method)} - {"values", "architectures", "made_of"}
+    own = {field.name for field in fields(Method)} - {"values", "architectures", "enrolled", "made_of"}
     return all(getattr(one, name) == getattr(other, name) for name in own)
 
 
