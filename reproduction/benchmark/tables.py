@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from statistics import mean
 
 from fedwidth.analysis.difference import Difference, correct
@@ -158,11 +159,18 @@ def _of_sizes(records: Sequence[Record], size: str) -> str:
 
 
 def accuracy_within(record: Record, cost: int, budget: float) -> float | None:
-    """The mean of the last evaluations that a run made within a budget, in percent; None where it made none."""
+    """The mean of the last evaluations that a run made within a budget, in percent.
+
+    None where it made none, or so few that they lie further apart than those at the end of a run.
+    """
     if record.spent is None:
         return None
-    made = [row[1] for row, spent in zip(record.evaluations, record.spent, strict=True) if spent[cost] <= budget]
-    last = [100 * float(value) for value in made[-LAST_EVALUATIONS:] if value is not None]
+    made = [row for row, spent in zip(record.evaluations, record.spent, strict=True) if spent[cost] <= budget]
+    rows = made[-LAST_EVALUATIONS:]
+    rounds, late = ([int(row[0] or 0) for row in some] for some in (rows, record.evaluations[-2:]))
+    if any(after - before > late[-1] - late[0] for before, after in pairwise(rounds)):
+        return None
+    last = [100 * float(row[1]) for row in rows if row[1] is not None]
     return mean(last) if last else None
 
 

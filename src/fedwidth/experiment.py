@@ -85,7 +85,7 @@ class Experiment:
         self.model, self.plan = setup.model, setup.plan
         self.given = setup.given
         """What the run was given in Python that its settings do not name."""
-        enrolled = self.capacities.enrolled(settings.devices.excluded)
+        enrolled = self.method.enrolled
         example = moved(self.data.example(), self.device)
         beginning = Beginning(
             state_of(self.model),
@@ -105,7 +105,7 @@ class Experiment:
         # The settings stay as they were given: a run that is resumed is compared with them.
         devices, speeds = settings.devices, Speeds.of(settings.devices, enrolled)
         devices = replace(devices, excluded=[*devices.excluded, *self.unfit])
-        enrolled = self.capacities.enrolled(devices.excluded)
+        enrolled = tuple(capacity for capacity in enrolled if capacity not in self.unfit)
         self.cohorts = Cohorts(self.capacities, len(self.partition), devices, settings.seed)
         self.trainer = Trainer(
             self.model,

@@ -88,6 +88,7 @@ def test_some_methods_are_private_and_most_that_hold_slices_are_robust():
         "fedcover",
         "feddropout",
         "fedecover",
+        "fedladder",
         "fedminoccurances",
         "fedmosaic",
         "fedstack",

@@ -32,7 +32,7 @@ def accuracy_by_hand(experiment, model, index):
     return (answers == targets).double().mean().item()
 
 
-@pytest.mark.parametrize("name", sorted(name for name, method in methods().items() if method.slices))
+@pytest.mark.parametrize("name", sorted(n for n, method in methods().items() if method.slices and not method.serves))
 def test_the_accuracy_of_a_width_is_that_of_a_sub_model_a_client_trained(name):
     wide = ["model.options={hidden=[16]}", "devices.per_round=6", "seed=3", "rounds=4"]
     experiment = Experiment(small(f"method.name={name}", "evaluation.capacities=[1, 0.5, 0.25]", *wide))

@@ -155,3 +155,24 @@ def test_devices_of_two_kinds_that_train_one_network_also_do_so_in_a_pack():
     found = run_in_lockstep(packed)[0].server.state
     for name, tensor in expected.items():
         assert torch.allclose(tensor, found[name], rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.parametrize("rounds", [5, 6, 9])
+def test_what_a_device_runs_is_the_network_of_its_kind_whatever_was_trained_last(tmp_path, rounds):
+    run = Experiment(small(*MIXED, f"rounds={rounds}", "evaluation.capacities=[1, 0.5, 0.25, 0.125]"))
+    result = run.run(tmp_path / "run")
+    line, there = result.metrics[-1], networks(run.plan, (0.5, 0.25, 0.125), "floor")
+    assert line["capacity_accuracy"]["1"] == line["global_accuracy"]
+    assert "capacity_accuracy_mean" not in line, "all devices of a kind run the same"
+    for capacity, index in zip((0.5, 0.25, 0.125), there, strict=True):
+        taken = fedwidth.load(tmp_path / "run", capacity=capacity)
+        cut = index.cut(result.server.state, run.plan)
+        assert same({name: cut[name] for name in taken.state_dict()}, taken.state_dict())
+
+
+def test_a_kind_that_no_client_has_gets_no_network():
+    # The mix has four kinds, and six clients only two of them.
+    run = Experiment(small("method.name=fedladder", "devices.capacities=1:1 1/2:1 1/4:30 1/8:30", "data.clients=6"))
+    assert run.method.enrolled == (0.25, 0.125)
+    changed = {n: bool((t != run.first_state[n]).any()) for n, t in run.run().server.state.items() if t.dim() > 1}
+    assert all(changed.values())

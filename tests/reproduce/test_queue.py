@@ -1,9 +1,11 @@
 """The queue: what waits is run in order, in time, once, and never taken for a recipe's own cell."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from fedwidth.reproduce.queue import find_progress, work_through
 from fedwidth.reproduce.queue_file import read_queue
 from fedwidth.reproduce.records import read_all, read_records
 from fedwidth.reproduce.running import reproduce
+from fedwidth.run.cache import Cache
 from small_runs import write_recipe
 from two_runs import write_queue
 
@@ -131,6 +134,29 @@ def test_seeds_that_cannot_train_as_one_batch_train_one_by_one(go, queue):
     done = go(changes=["engine=auto", "server.robust=median"], only=["steps"]).done
     assert [(record.seed, record.packed) for record in done] == [(1, 1), (2, 1)]
     assert any("one by one instead, as " in line and "which a pack does not keep" in line for line in go.said)
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_seeds_train_one_by_one_with_an_engine_that_has_no_packs(go, queue, engine):
+    queue.write_text(queue.read_text().replace("seeds = [1, 2]", 'seeds = [1, 2]\npacked = "seeds"'))
+    done = go(changes=[f"engine={engine}"], only=["steps"]).done
+    assert [(record.seed, record.packed, record.engine) for record in done] == [(1, 1, engine), (2, 1, engine)]
+
+
+def test_one_run_at_a_time_is_in_memory(go, monkeypatch):
+    alive, made = weakref.WeakSet(), []
+    build = Cache.experiment
+
+    def watched(self, settings):
+        gc.collect()
+        made.append(len(alive))
+        found = build(self, settings)
+        alive.add(found)
+        return found
+
+    monkeypatch.setattr(Cache, "experiment", watched)
+    go()
+    assert made == [0] * 4
 
 
 def test_the_command_runs_and_lists(queue, tmp_path, capsys, monkeypatch):

@@ -85,7 +85,8 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
 
         def units_of(name: str, dim: int, group: str) -> Tensor:
             chosen = choose(name, dim, group)
-            at = (group, id(chosen), chosen._version) if isinstance(chosen, Tensor) else (group, -1, len(checked))
+            known = isinstance(chosen, Tensor) and not chosen.is_inference()  # whose changes are not counted
+            at = (group, id(chosen), chosen._version) if known else (group, -1, len(checked))
             if at not in checked:
                 units = check_units(plan.groups[group], chosen)
                 if len(units) != counts[group]:
@@ -113,6 +114,10 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
 
     def __getitem__(self, name: str) -> tuple[Tensor, ...]:
         return self._kept[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is known of single tensors: elsewhere they are others."""
+        return {**self.__dict__, "_runs": {}, "_on": {}}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kept)

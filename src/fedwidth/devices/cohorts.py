@@ -53,6 +53,16 @@ class Cohorts:
             number = {capacity: own.count(capacity) for capacity in capacities.values}
         return {c: self.rate * n for c, n in number.items() if n and c not in settings.excluded}
 
+    @property
+    def enrolled(self) -> tuple[float, ...]:
+        """The capacities of the clients that may take part, largest first; of few clients none may have some of a mix.
+
+        >>> Cohorts(Capacities.parse("1:8 1/2:1 1/4:8"), 4, DeviceSettings(per_round=2), seed=1).enrolled
+        (1.0, 0.25)
+        """
+        there = self.expected() or self.capacities.enrolled(self.settings.excluded)
+        return tuple(sorted(there, reverse=True))
+
     def capacity_of(self, client: int, round: int) -> float:
         """The capacity a client has in a round."""
         return self.capacities.of_client(

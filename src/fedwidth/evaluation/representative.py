@@ -11,6 +11,8 @@ places 0, 1, 2 … of the last round's cohort, each as if its client had this ca
 ten clients, the places of the round before follow, in a cohort of the same size, and so on back to the first round: a
 very short run has fewer draws. The method's memory is that of the last round throughout, as earlier ones are not kept.
 
+Where the method says what a device of a capacity runs (`Method.serves`), that stands for it.
+
 Where every client has a model of its own, that of the first client of this capacity stands for it, and there is none
 where nobody in the cohort has the capacity.
 """
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedwidth.core.index import Index
@@ -88,7 +90,7 @@ def by_capacity(
     name = f"capacity_{metric}"
     found: dict[str, dict[str, Any]] = {name: {}}
     owned = "own" in method.reads
-    differ = draws and not owned and not method.shared(method.values)
+    differ = draws and not owned and method.serves is None and not method.shared(method.values)
     if differ:
         found |= {f"{name}_mean": {}, f"{name}_spread": {}}
     for capacity in capacities:
@@ -106,6 +108,7 @@ def by_capacity(
 
 def _select(method: Method, plan: Plan, capacity: float, last: LastRound, *, round: int, place: int) -> Index:
     clients = max(1, len(last.cohort))
+    method = method if method.serves is None else replace(method, choose=method.serves)
     number = last.cohort[place][0] if place < len(last.cohort) else place
     found: Index = method.select(
         plan,

@@ -12,6 +12,7 @@ Where all devices are of one kind there is one network, which all of them train.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -73,6 +74,13 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
     return Index.of_units(plan, {name: kept[: counts[name]] for name, kept in units.items()})
 
 
+def serve(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
+    """A device runs the network of its kind, and one that can hold the whole model runs all of them."""
+    if at.capacity >= 1:
+        return Index.whole(plan)
+    return choose(plan, counts, replace(at, options={**at.options, "descend": 0}))
+
+
 def steps_down(turn: int, descend: int, most: int) -> int:
     """How many networks narrower than its own a client trains in this turn: one every third, two every ninth …
 
@@ -109,6 +117,7 @@ METHOD = Method(
     paper="this project",
     equation="docs/methods/fedladder.md",
     choose=choose,
+    serves=serve,
     options={
         "rounding": ROUNDING,
         "descend": Option(

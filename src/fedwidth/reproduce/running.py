@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,21 +85,31 @@ def run_all(
     for run in runs:
         if run.settings.answers and not run.settings.evaluation.test:
             raise OptionError(f"{run.title}: evaluation.test is false, but published accuracies are of the test set")
-        if packed:
+        if packed is True:
             check_for_packing(run.settings)
     missing = find_missing(runs, read_all(results))
     for device in {run.settings.device for run in missing}:
         find_device(device)  # one this machine lacks is refused before anything is said
     say(f"{plural(len(runs), 'run')}, {len(runs) - len(missing)} recorded; {show_time_left(missing, results)}")
     done: dict[Path, Record] = {}
+    cache = Cache()
 
     def should_stop() -> bool:
         return stop() or (ends is not None and clock() >= ends)
 
-    for batch, experiments in _in_batches(missing, packed, say):
-        if should_stop():
-            break
+    settings = [run.settings for run in missing]
+    alone = [[number] for number in range(len(missing))]
+    waiting = deque(group_for_packing(settings, seeds_only=packed == SEEDS) if packed else alone)
+    while waiting and not should_stop():
+        numbers = waiting.popleft()
+        batch = [missing[number] for number in numbers]
+        experiments = [cache.experiment(run.settings) for run in batch]
         together = packed is True or len(batch) > 1
+        if packed == SEEDS and together and (reason := _why_alone(experiments)) is not None:
+            say(f"{title_of(batch)}: one by one instead, as {reason}")
+            waiting.extendleft([number] for number in reversed(numbers))
+            del experiments
+            continue
         engine, explained = name_engine(experiments, packed=together)
         say(f"{title_of(batch)}: {explained}")
         fallen: list[str] = []
@@ -125,26 +136,13 @@ def run_all(
     return Outcome(tuple(done.values()), len(runs) - len(missing), remaining, seconds)
 
 
-def _in_batches(
-    runs: Sequence[TableRun], packed: Packed, say: Callable[[str], None]
-) -> Iterator[tuple[list[TableRun], list[Experiment]]]:
-    """The runs that train together, or each alone, as they are made ready to train.
-
-    The seeds of a row train one by one where they cannot train together.
-    """
-    cache, settings = Cache(), [run.settings for run in runs]
-    alone = [[number] for number in range(len(runs))]
-    for numbers in group_for_packing(settings, seeds_only=packed == SEEDS) if packed else alone:
-        batch = [runs[number] for number in numbers]
-        experiments = [cache.experiment(run.settings) for run in batch]
-        reason = None
-        if packed == SEEDS and len(batch) > 1:
-            reason = why_not_pack([experiment.trainer for experiment in experiments])
-        if reason is None:
-            yield batch, experiments
-        else:
-            say(f"{title_of(batch)}: one by one instead, as {reason}")
-            yield from (([run], [experiment]) for run, experiment in zip(batch, experiments, strict=True))
+def _why_alone(experiments: Sequence[Experiment]) -> str | None:
+    """The reason why the seeds of a row cannot train as one batch, or None."""
+    try:
+        check_for_packing(experiments[0].settings)
+    except OptionError as error:
+        return str(error)
+    return why_not_pack([experiment.trainer for experiment in experiments])
 
 
 def find_missing(runs: Sequence[TableRun], records: Sequence[Record]) -> list[TableRun]:

@@ -36,6 +36,7 @@ from fedwidth.data import Data, Partition
 from fedwidth.data.checks import check_partition
 from fedwidth.data.records import moved
 from fedwidth.devices.capacity import Capacities
+from fedwidth.devices.cohorts import Cohorts
 from fedwidth.devices.correlation import correlate
 from fedwidth.devices.narrower import as_shares_of_server
 from fedwidth.errors import OptionError
@@ -153,7 +154,7 @@ def set_up(
         method = replace(method, architectures=given_architectures(models, settings, method, data, objective))
     elif settings.models:
         method = replace(method, architectures=build_architectures(settings, data, objective))
-    method = replace(method, enrolled=capacities.enrolled(settings.devices.excluded))
+    method = replace(method, enrolled=Cohorts(capacities, len(partition), settings.devices, settings.seed).enrolled)
     check_dtypes(made, method.architectures)
     settings = without_scaler(settings, plan)
     _check_has_norms(settings, made)

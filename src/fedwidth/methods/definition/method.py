@@ -65,6 +65,9 @@ class Method:
     """Where the paper defines the choice."""
     choose: Choose
     """A function (plan, number of units to keep of each group, moment) -> what the client holds."""
+    serves: Choose | None = None
+    """A function like `choose` that says what a device of a capacity runs, where that is not what clients were given in
+    the last round: so sub-models are measured and taken away. None: what they were given."""
     options: Mapping[str, Option] = field(default_factory=dict)
     """The options a recipe may set, by name."""
     slices: bool = True
