@@ -34,8 +34,13 @@ YARDSTICK_TITLES = {
 def write_benchmark(page: str, records: Sequence[Record]) -> str:
     """The page with all that is between marks made anew."""
     titles = {name: method.title for name, method in methods().items()} | YARDSTICK_TITLES
-    made = {"tuning": tuning_text, "yardsticks": yardsticks_text, "gains": gains_text, "details": details_text}
-    made["widths"] = widths_text
+    made = {
+        "tuning": tuning_text,
+        "widths": widths_text,
+        "yardsticks": yardsticks_text,
+        "gains": gains_text,
+        "details": details_text,
+    }
 
     def fill(found: re.Match[str]) -> str:
         text = made[found["kind"]](found["set"], records, titles)

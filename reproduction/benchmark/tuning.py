@@ -58,23 +58,23 @@ WIDTHS = {"half": "1/2", "quarter": "1/4", "eighth": "1/8"}
 """The widths of a server's model by the label that the recipe's columns have."""
 ONE_WIDTH = "one-width"
 """The row in which only devices train that can hold the server's model."""
-WHOLE, SMALLEST = {ONE_WIDTH: "exclude"}, {ONE_WIDTH: "smallest"}
-"""What stands for that row where the server's model is the whole one, and as narrow as the weakest device."""
 
 
 def width_table(trials: Trials, tuned: Trials, titles: Mapping[str, str]) -> str:
     """Validation accuracies in percent by the width of the server's model, the best width of each row in bold.
 
-    `trials` have models between the whole one and the narrowest; what these two reached is the best of `tuned`.
+    `trials` have models between the whole one and the narrowest; what these two reached is the best of `tuned`, where
+    only devices that can hold them train in the rows *exclude* and *smallest for all*.
     """
     best = find_best(tuned)
 
-    def reached(row: str | None) -> Record | None:
+    def reached(row: str) -> Record | None:
         return tuned[row][best[row]] if row in best else None
 
     rows = []
     for row, of_row in trials.items():
-        there = [reached(WHOLE.get(row, row)), *of_row.values(), reached(SMALLEST.get(row))]
+        alone = row == ONE_WIDTH
+        there = [reached("exclude" if alone else row), *of_row.values(), reached("smallest") if alone else None]
         found = [None if record is None else record.final_accuracy for record in there]
         most = max((each for each in found if each is not None), default=None)
         texts = ["" if each is None else f"{100 * each:.1f}" for each in found]

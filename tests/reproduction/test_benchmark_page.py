@@ -46,6 +46,14 @@ def test_the_page_in_the_repository_is_up_to_date():
         assert (ROOT / "results" / "benchmark" / f"{name}.csv").read_text() == per_seed(name, RECORDS)
 
 
+def test_evaluations_that_lie_too_far_apart_are_not_averaged_within_a_budget():
+    rows = [[round, 0.5, None, None] for round in (100, 200, 300, 420, 440)]
+    spent = [[float(row[0]), 0.0] for row in rows]
+    sparse = replace(run("one/five-sizes", 0.5), evaluations=rows, spent=spent)
+    assert accuracy_within(sparse, BYTES, 350) is None
+    assert accuracy_within(sparse, BYTES, 150) == pytest.approx(50.0), "one evaluation is that of its round"
+
+
 def test_widths_between_the_whole_model_and_the_smallest_are_told_apart():
     def trial(row, column, accuracy):
         return replace(run(f"{row}/{column}", accuracy), final_accuracy=accuracy)

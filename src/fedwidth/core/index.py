@@ -116,7 +116,7 @@ class Index(Mapping[str, tuple[Tensor, ...]]):
         return self._kept[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is known of single tensors: elsewhere they are others."""
+        """Without what is kept by the identity of a tensor or its device, which are others elsewhere."""
         return {**self.__dict__, "_runs": {}, "_on": {}}
 
     def __iter__(self) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedwidth.devices.capacity import Capacities, sample_by_chance, sample_clients
-from fedwidth.settings import DeviceSettings
+from fedwidth.settings import DeviceSettings, Settings
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,12 @@ class Cohorts:
     """How many there are in all."""
     settings: DeviceSettings
     seed: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Cohorts:
+        """The cohorts of a run with these settings, for those who have neither its data nor its clients."""
+        capacities = Capacities.parse(settings.devices.capacities)
+        return cls(capacities, settings.data.clients, settings.devices, settings.seed)
 
     def of_round(self, round: int) -> list[tuple[int, float]]:
         """The clients of a round, each with the capacity it has in it; those of excluded capacities are left out.
@@ -55,7 +61,7 @@ class Cohorts:
 
     @property
     def enrolled(self) -> tuple[float, ...]:
-        """The capacities of the clients that may take part, largest first; of few clients none may have some of a mix.
+        """The capacities of the clients that may take part, largest first, without those of the mix that no client has.
 
         >>> Cohorts(Capacities.parse("1:8 1/2:1 1/4:8"), 4, DeviceSettings(per_round=2), seed=1).enrolled
         (1.0, 0.25)

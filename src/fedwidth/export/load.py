@@ -26,7 +26,8 @@ from fedwidth.core.narrow import skeleton, with_buffers
 from fedwidth.core.part import Part
 from fedwidth.data import Data
 from fedwidth.data.stand_in import facts_of, stand_in
-from fedwidth.devices.capacity import Capacities, parse_capacity
+from fedwidth.devices.capacity import parse_capacity
+from fedwidth.devices.cohorts import Cohorts
 from fedwidth.errors import DataError, FedwidthError, OptionError, StateError
 from fedwidth.evaluation.representative import LastRound, representative_index
 from fedwidth.experiment import Experiment
@@ -210,9 +211,8 @@ def global_model(
 
 def with_architectures(settings: Settings, data: Data, objective: Objective) -> Method:
     """The method that settings name, with the architectures and devices that they name."""
-    enrolled = Capacities.parse(settings.devices.capacities).enrolled(settings.devices.excluded)
     architectures = build_architectures(settings, data, objective)
-    return replace(method_of(settings), architectures=architectures, enrolled=enrolled)
+    return replace(method_of(settings), architectures=architectures, enrolled=Cohorts.of(settings).enrolled)
 
 
 def _other_part(

@@ -77,7 +77,7 @@ def close(closing: Closing) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Means:
-    """What the clients of one size have made of their blocks, by tensor: asked for once, as an engine may make it."""
+    """The mean of the clients of one size and its weight, by tensor: asked for once, as engines make them on demand."""
 
     index: Index
     mean: Mapping[str, Tensor]

@@ -20,7 +20,6 @@ from fedwidth.core.cost import Cost
 from fedwidth.core.part import Part
 from fedwidth.core.submodel import state_of
 from fedwidth.data import Data, load
-from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.cohorts import Cohorts
 from fedwidth.devices.memory import Memory
 from fedwidth.errors import FedwidthError, OptionError
@@ -96,9 +95,8 @@ class ModelRebuilder:
                 if ":" in name and not self._own_models:
                     raise OptionError(f"the {kind} '{name}' is code of its own, which a report does not import")
             found = self._model(settings)
-            capacities = Capacities.parse(settings.devices.capacities)
-            enrolled = Cohorts(capacities, settings.data.clients, settings.devices, settings.seed).enrolled
-            chosen = replace(method_of(settings), architectures=self._architectures(settings), enrolled=enrolled)
+            architectures, enrolled = self._architectures(settings), Cohorts.of(settings).enrolled
+            chosen = replace(method_of(settings), architectures=architectures, enrolled=enrolled)
             _check_same(run, found[1])
             data = self._load(settings)
             takes = step_memory(objective_of(settings.objective, data), data, settings.training)
