@@ -73,7 +73,7 @@ def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index | Factors
 def first_block(plan: Plan) -> int:
     """How many inner layers the first residual block has: up to the one that adds to what the first layer gave.
 
-    >>> import torch, fedwidth
+    >>> import torch, fedwidth, fedwidth.models
     >>> first_block(fedwidth.trace(fedwidth.models.build("preresnet18"), torch.zeros(2, 3, 32, 32)))
     2
     >>> plain = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
