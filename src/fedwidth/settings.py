@@ -321,6 +321,11 @@ class EvaluationSettings:
     capacities_every: int = key(
         0, "rounds between evaluations that measure these too; 0: all do; the last round's always does", least=0
     )
+    draws: int = key(
+        10,
+        "sub-models of each capacity that are measured after the last round, where its clients hold different units",
+        least=1,
+    )
     alarm: float = key(
         0.0,
         "points of accuracy (by validation where there is one) below the best of the last 5 evaluations that are"

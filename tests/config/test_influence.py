@@ -41,6 +41,7 @@ OTHER = {
     "evaluation.local": "false",
     "evaluation.capacities": "[0.5]",
     "evaluation.capacities_every": 6,
+    "evaluation.draws": 3,
     "evaluation.alarm": 5,
     "checkpoint_history": 4,
 }

@@ -114,6 +114,7 @@ def test_draws_are_the_places_of_the_last_rounds():
     assert starts == [2 * moves % 8 for moves in (3, 4, 5, 2, 3, 4, 1, 2, 3, 0)]
     many = [(client, 0.25) for client in range(12)]
     assert len(drawn_indexes(method("feddropout"), PLAN, 0.25, LastRound(0, many, seed=1))) == 10
+    assert len(drawn_indexes(method("feddropout"), PLAN, 0.25, LastRound(0, many, seed=1), draws=3)) == 3
     assert len(drawn_indexes(method("feddropout"), PLAN, 0.25, LastRound(1, COHORT, seed=1))) == 6, "2 rounds of 3"
 
 
@@ -138,7 +139,7 @@ def test_mean_and_spread_over_draws_by_hand():
     shared = {"capacity_accuracy": {"0.25": 0.1}}
     assert by_capacity(rolex, PLAN, [0.25], last=last, measure=accuracy) == shared
     assert set(by_capacity(staggered, PLAN, [0.25], last=last, measure=accuracy)) == set(found)
-    assert set(by_capacity(staggered, PLAN, [0.25], last=last, measure=accuracy, draws=False)) == set(shared)
+    assert set(by_capacity(staggered, PLAN, [0.25], last=last, measure=accuracy, draws=1)) == set(shared)
 
 
 def test_a_resumed_run_measures_the_same_sub_models(tmp_path):

@@ -38,7 +38,7 @@ BUDGET = ("privacy.epsilon", "privacy.delta", "privacy.accountant")
 """When a private run ends. Its rounds have the same bits, so that one which ended early may go on with more."""
 MEASURING = (
     *("evaluation.every", "evaluation.also", "evaluation.test", "evaluation.local"),
-    *("evaluation.capacities", "evaluation.capacities_every"),
+    *("evaluation.capacities", "evaluation.capacities_every", "evaluation.draws"),
 )
 ADDED = (
     *(
@@ -49,6 +49,7 @@ ADDED = (
         "evaluation.test",
         "evaluation.alarm",
         "evaluation.capacities_every",
+        "evaluation.draws",
         "devices.relative_to",
         "devices.correlate",
         "devices.correlate_strength",

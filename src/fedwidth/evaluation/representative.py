@@ -6,10 +6,11 @@ the cohort had no client of this capacity, it is what a client in the first plac
 method keeps a model for each width, it is that model after the round.
 
 With some methods clients of one capacity hold different units in a round. One sub-model then says little about the
-others, so after the last round of a run the mean and the spread over ten draws are given beside it. The draws are the
-places 0, 1, 2 … of the last round's cohort, each as if its client had this capacity. Where the cohort has fewer than
-ten clients, the places of the round before follow, in a cohort of the same size, and so on back to the first round: a
-very short run has fewer draws. The method's memory is that of the last round throughout, as earlier ones are not kept.
+others, so after the last round of a run the mean and the spread over several draws (`evaluation.draws`, ten) are given
+beside it. The draws are the places 0, 1, 2 … of the last round's cohort, each as if its client had this capacity. Where
+the cohort has fewer clients, the places of the round before follow, in a cohort of the same size, and so on back to the
+first round: a very short run has fewer draws. The method's memory is that of the last round throughout, as earlier ones
+are not kept.
 
 Where the method says what a device of a capacity runs (`Method.serves`), that stands for it.
 
@@ -30,6 +31,7 @@ from fedwidth.methods import Memory, Method
 from fedwidth.plan.plan import Plan
 
 DRAWS = 10
+"""How many sub-models of a capacity are measured, where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,10 @@ def representative_index(method: Method, plan: Plan, capacity: float, last: Last
     return _select(method, plan, capacity, last, round=last.round, place=next(places, 0))
 
 
-def drawn_indexes(method: Method, plan: Plan, capacity: float, last: LastRound) -> list[Index]:
-    """The indexes of ten draws, the last round's first; fewer where fewer places have been drawn so far."""
+def drawn_indexes(method: Method, plan: Plan, capacity: float, last: LastRound, draws: int = DRAWS) -> list[Index]:
+    """The indexes of so many draws, the last round's first; fewer where fewer places have been drawn so far."""
     clients = max(1, len(last.cohort))
-    draws = min(DRAWS, clients * (last.round + 1))
-    places = [divmod(draw, clients) for draw in range(draws)]
+    places = [divmod(draw, clients) for draw in range(min(draws, clients * (last.round + 1)))]
     return [_select(method, plan, capacity, last, round=last.round - ago, place=place) for ago, place in places]
 
 
@@ -70,13 +71,13 @@ def by_capacity(
     last: LastRound,
     measure: Callable[[Index, float], float],
     metric: str = "accuracy",
-    draws: bool = True,
+    draws: int = DRAWS,
 ) -> dict[str, dict[str, float | None]]:
     """What the metrics say of the sub-models at these capacities, given the metric of an index at a capacity.
 
-    `capacity_accuracy` is of the sub-model that stands for each capacity. With `draws`, and where the method gives
-    clients of one capacity different units, `capacity_accuracy_mean` and `capacity_accuracy_spread` are the mean and
-    the sample standard deviation over the draws (None for a single draw). What is equal is measured once. Where the
+    `capacity_accuracy` is of the sub-model that stands for each capacity. With several `draws`, and where the method
+    gives clients of one capacity different units, `capacity_accuracy_mean` and `capacity_accuracy_spread` are the mean
+    and the sample standard deviation over the draws (None for a single draw). What is equal is measured once. Where the
     metric is another, its name stands in place of accuracy.
     """
     known: dict[tuple[str, float], float] = {}
@@ -90,7 +91,7 @@ def by_capacity(
     name = f"capacity_{metric}"
     found: dict[str, dict[str, Any]] = {name: {}}
     owned = "own" in method.reads
-    differ = draws and not owned and method.serves is None and not method.shared(method.values)
+    differ = draws > 1 and not owned and method.serves is None and not method.shared(method.values)
     if differ:
         found |= {f"{name}_mean": {}, f"{name}_spread": {}}
     for capacity in capacities:
@@ -100,7 +101,7 @@ def by_capacity(
             continue
         found[name][key] = measured(representative_index(method, plan, capacity, last), capacity)
         if differ:
-            drawn = [measured(index, capacity) for index in drawn_indexes(method, plan, capacity, last)]
+            drawn = [measured(index, capacity) for index in drawn_indexes(method, plan, capacity, last, draws)]
             found[f"{name}_mean"][key] = statistics.fmean(drawn)
             found[f"{name}_spread"][key] = statistics.stdev(drawn) if len(drawn) > 1 else None
     return found

@@ -14,7 +14,6 @@ from fedwidth.config.read import read_settings
 from fedwidth.core.submodel import state_of
 from fedwidth.data import load
 from fedwidth.engines.choice import choose_packed
-from fedwidth.engines.packed.engine import PackedEngine
 from fedwidth.errors import OptionError, UpdateError
 from fedwidth.evaluation.packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Experiment, Stopped
@@ -89,7 +88,7 @@ class Looks(nn.Sequential):
 
 def test_a_pack_of_stacks_takes_slices_alone():
     with pytest.raises(OptionError, match="cuts its stacks with one gather, and FedHM hands out no slices"):
-        PackedEngine([run.trainer for run in experiments(["method.name=fedhm"], ["method.name=fedhm", "seed=2"])])
+        run_in_lockstep(experiments(["method.name=fedhm"], ["method.name=fedhm", "seed=2"]))
 
 
 def test_a_model_that_cannot_be_stacked_is_refused():

@@ -10,12 +10,15 @@ import torch
 from fedwidth.config.read import read_settings
 from fedwidth.engines.packed.clients import RunRound
 from fedwidth.engines.packed.engine import PackedEngine
+from fedwidth.engines.slots import pool as slot_pool
 from fedwidth.engines.slots.making import make_slot
 from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.errors import OptionError, UpdateError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.methods import method
+from fedwidth.run.folder import read_metrics
 from fedwidth.run.lockstep import run_in_lockstep
+from fedwidth.run.lockstep.lane import lanes_of
 from fedwidth.run.lockstep.packing import explain_packed_engine
 from small_runs import same
 
@@ -71,6 +74,58 @@ def test_a_stopped_pack_goes_on_to_the_same_bits(tmp_path):
         run_in_lockstep(experiments(*VARIANTS), places, stop=lambda: True)
     again = run_in_lockstep(experiments(*VARIANTS), places, resume=True)
     assert all(equal(one, other) for one, other in zip(whole, again, strict=True))
+
+
+def test_a_pack_stops_all_its_runs_after_one_round(tmp_path):
+    asked = []
+
+    def stop():
+        asked.append(1)
+        return len(asked) == 2
+
+    places = [tmp_path / str(number) for number in range(3)]
+    with pytest.raises(Stopped, match="stopped after round 2 of 3"):
+        run_in_lockstep(experiments(*VARIANTS[:3]), places, stop=stop)
+    assert [len(read_metrics(place)) for place in places] == [2, 2, 2]
+
+
+def test_while_one_run_is_averaged_the_clients_of_the_others_train(monkeypatch):
+    events = []
+    train = slot_pool._train
+
+    def noted(flat_task, *rest):
+        events.append(("train", flat_task.trainer.settings.seed, flat_task.round))
+        train(flat_task, *rest)
+
+    def close(closing):
+        events.append(("average", closing.seed, closing.round))
+        return closing.average()
+
+    monkeypatch.setattr(slot_pool, "_train", noted)
+    settings = [read_settings("quickstart", [*BASE, *MODELS["mlp"], f"seed={seed}"]).main for seed in (1, 2)]
+    first = Experiment(settings[0], method=replace(method("fedrolex"), close=close))
+    run_in_lockstep([first, Experiment(settings[1], method=first.method, data=first.data)])
+    order = list(dict.fromkeys(events))
+    begun = [("train", 1, 0), ("train", 2, 0)]
+    middle = [
+        event for round in (1, 2) for seed in (1, 2) for event in (("average", seed, round - 1), ("train", seed, round))
+    ]
+    assert order == [*begun, *middle, ("average", 1, 2), ("average", 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "lanes"),
+    [
+        ((1, 2, 3), [[0], [1], [2]]),
+        ((1, 1, 2), [[0, 1], [2]]),  # runs with one seed may be equal, which only one lane finds out
+        ((1, 2, 3, 4), [[0, 3], [1], [2]]),
+    ],
+)
+def test_runs_with_different_seeds_are_in_lanes_of_their_own(seeds, lanes):
+    runs = experiments(*([f"seed={seed}"] for seed in seeds))
+    assert lanes_of(runs) == lanes
+    stacked = experiments(*([f"seed={seed}", "engine=vectorised"] for seed in seeds))
+    assert lanes_of(stacked) == [list(range(len(seeds)))]
 
 
 def test_the_next_round_is_chosen_once():

@@ -8,7 +8,7 @@ with one state that hand the same sub-models to the same clients get one list of
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -19,12 +19,10 @@ from fedwidth.core.submodel import state_of
 from fedwidth.engines.choice import choose_packed
 from fedwidth.engines.flat.layout import FlatState, Layout
 from fedwidth.engines.packed.clients import Coming, RunRound, partition_digests
-from fedwidth.engines.packed.limits import why_not_pack
 from fedwidth.engines.packed.packed_slots import PackedSlots
 from fedwidth.engines.packed.packed_stacks import PackedStacks
 from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.engines.stacks.pool import StackPool
-from fedwidth.errors import OptionError
 from fedwidth.training.client import Trainer
 from fedwidth.training.engine import RoundResult
 
@@ -32,8 +30,8 @@ from fedwidth.training.engine import RoundResult
 class PackedTrainer(Protocol):
     """Trains the clients of several runs together, in slots or as stacks."""
 
-    def train(self, rounds: Sequence[RunRound], coming: Coming) -> list[RoundResult]:
-        """Train a round of every run; the sums and what the clients reported, run by run."""
+    def start(self, rounds: Sequence[RunRound], coming: Coming) -> Callable[[], list[RoundResult]]:
+        """Begin a round of every run; what is returned waits for it, and gives the sums and reports run by run."""
 
     def close(self) -> None:
         """Give the device's memory back."""
@@ -45,11 +43,11 @@ class PackedEngine:
     def __init__(
         self, trainers: Sequence[Trainer], *, slots: SlotPool | None = None, stacks: StackPool | None = None
     ) -> None:
-        """The runs train in `slots` or `stacks`, whichever suits them; both are made here unless they are given."""
+        """The runs, which must go together (`limits.check_pack`), train in `slots` or `stacks`, whichever suits them.
+
+        Both are made here unless they are given.
+        """
         first = trainers[0]
-        reason = why_not_pack(trainers)
-        if reason:
-            raise OptionError(f"these runs cannot train as one batch: {reason}")
         self.layout = Layout(first.plan, state_of(first.model), next(first.model.parameters()).dtype)
         self._trainer: PackedTrainer = (
             PackedSlots(trainers, self.layout, slots)
@@ -60,14 +58,24 @@ class PackedEngine:
         self._shared = {id(trainer): _what_counts(trainer, partitions[id(trainer.partition)]) for trainer in trainers}
 
     def run(self, rounds: Sequence[RunRound], coming: Coming = lambda: ()) -> list[RoundResult]:
-        """Train a round of every run, and meanwhile prepare the coming one.
+        """Train a round of every run, and meanwhile prepare the coming one."""
+        return self.start(rounds, coming)()
 
-        Runs that do the same work get the same sums, as one object.
+    def start(self, rounds: Sequence[RunRound], coming: Coming = lambda: ()) -> Callable[[], list[RoundResult]]:
+        """Begin to train a round of every run, and prepare the coming one; what is returned waits for the results.
+
+        Until it is called the device may be busy with the round, and the caller with something else. Runs that do the
+        same work get the same sums, as one object.
         """
         keys = [self._key(round) for round in rounds]
         distinct = dict(zip(keys, rounds, strict=True))
-        trained = dict(zip(distinct, self._trainer.train(list(distinct.values()), coming), strict=True))
-        return [trained[key] for key in keys]
+        end = self._trainer.start(list(distinct.values()), coming)
+
+        def results() -> list[RoundResult]:
+            trained = dict(zip(distinct, end(), strict=True))
+            return [trained[key] for key in keys]
+
+        return results
 
     def close(self) -> None:
         """Give the device's memory back."""

@@ -6,11 +6,18 @@ from collections.abc import Sequence
 
 from fedwidth.engines.choice import choose_packed
 from fedwidth.engines.limits import TRIALS, why_not_by_rule
+from fedwidth.errors import OptionError
 from fedwidth.training.client import Trainer
 from fedwidth.training.server.single_updates import why_single
 
 SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
 """Training settings that all clients of a stack or a slot must have in common."""
+
+
+def check_pack(trainers: Sequence[Trainer]) -> None:
+    """Refuse runs that cannot train as one batch."""
+    if (reason := why_not_pack(trainers)) is not None:
+        raise OptionError(f"these runs cannot train as one batch: {reason}")
 
 
 def why_not_pack(trainers: Sequence[Trainer]) -> str | None:

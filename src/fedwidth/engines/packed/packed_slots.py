@@ -7,19 +7,23 @@ all runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from fedwidth.engines.flat.cohorts import Layouts
+from fedwidth.engines.flat.cohorts import Cohorts, Layouts
 from fedwidth.engines.flat.engine import FlatEngine
 from fedwidth.engines.flat.layout import Layout
 from fedwidth.engines.flat.pool import wait_for_all
+from fedwidth.engines.flat.tasks import FlatTask, FlatUpdate
 from fedwidth.engines.memory import if_memory_allows, run_within_memory
 from fedwidth.engines.packed.clients import Coming, RunRound, run_name
 from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.training.client import Trainer
 from fedwidth.training.engine import RoundResult
+
+Begun = tuple[list[tuple[Cohorts, list[FlatTask]]], Iterator[FlatUpdate]]
+"""A round that trains: the empty sums and the tasks of every run, and the updates of all of them."""
 
 
 class PackedSlots:
@@ -33,24 +37,35 @@ class PackedSlots:
             id(trainer): FlatEngine(trainer, self.pool, layouts, averages_here=True) for trainer in trainers
         }
 
-    def train(self, rounds: Sequence[RunRound], coming: Coming) -> list[RoundResult]:
-        """Train a round of every run; the sums and what the clients reported, run by run."""
-        return run_within_memory(self.pool, lambda: self._train(rounds, coming))
+    def start(self, rounds: Sequence[RunRound], coming: Coming) -> Callable[[], list[RoundResult]]:
+        """Begin a round of every run; what is returned gives the sums and what the clients reported, run by run."""
+        begun: list[Begun] = []
+        if_memory_allows(lambda: begun.append(self._begin(rounds, coming)))
+
+        def end() -> list[RoundResult]:
+            return self._end(rounds, begun.pop() if begun else self._begin(rounds, coming))
+
+        return lambda: run_within_memory(self.pool, end)
 
     def close(self) -> None:
         """Give the device's memory back."""
         for engine in self._engines.values():
             engine.close()
 
-    def _train(self, rounds: Sequence[RunRound], coming: Coming) -> list[RoundResult]:
-        """Train a round of every run with the slots there are."""
+    def _begin(self, rounds: Sequence[RunRound], coming: Coming) -> Begun:
+        """Let a round of every run train with the slots there are."""
         engines = [self._engines[id(round.trainer)] for round in rounds]
         started = [engine.start_round(r.state, r.tasks, r.round) for engine, r in zip(engines, rounds, strict=True)]
         of_all = [replace(each, run=run_name(each.trainer)) for _, flat_tasks in started for each in flat_tasks]
         training = {id(round.trainer) for round in rounds}  # of runs that are equal so far, one
-        trained = self.pool.train(of_all, lambda: self._work_ahead(coming, training))
+        return started, self.pool.train(of_all, lambda: self._work_ahead(coming, training))
+
+    def _end(self, rounds: Sequence[RunRound], begun: Begun) -> list[RoundResult]:
+        """Wait for a round that has begun, and add its updates up."""
+        started, trained = begun
         found = []
-        for engine, round in zip(engines, rounds, strict=True):
+        for round in rounds:
+            engine = self._engines[id(round.trainer)]
             sums, flat_tasks = started.pop(0)  # let go of, once it is averaged
             reports = engine.add_updates(sums, islice(trained, len(flat_tasks)))
             found.append((engine.finish_sums(round.state, sums), reports))

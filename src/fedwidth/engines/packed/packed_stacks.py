@@ -10,7 +10,7 @@ only the order of sums inside a stacked product may differ, because more models 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -60,10 +60,10 @@ class PackedStacks:
         self._subs.clear()
         self._labels.clear()
 
-    def train(self, rounds: Sequence[RunRound], coming: Coming) -> list[RoundResult]:
-        """Train a round of every run; the sums and what the clients reported, run by run."""
+    def start(self, rounds: Sequence[RunRound], coming: Coming) -> Callable[[], list[RoundResult]]:
+        """What trains a round of every run; it gives the sums and what the clients reported, run by run."""
         orders, self._orders = self._orders, self._no_orders()
-        return run_within_memory(self.pool, lambda: self._train(rounds, orders, coming))
+        return lambda: run_within_memory(self.pool, lambda: self._train(rounds, orders, coming))
 
     def _train(self, rounds: Sequence[RunRound], orders: SharedOrders, coming: Coming) -> list[RoundResult]:
         """Train a round of every run with the memory there is."""

@@ -76,28 +76,46 @@ class SlotPool:
     ) -> Iterator[FlatUpdate]:
         """Train in waves: as many clients at a time as there are slots of their sizes.
 
+        The first wave is under way when this returns: whoever asks for the updates later can do other work until then.
         A wave that runs out of memory has given nothing back yet, so its clients can train again: each counts once.
         """
         left = list(flat_tasks)
-        del flat_tasks  # what the caller has done with is gone before it asks for the last one
-        while left:
-            wave, batches = self._train_first(left)
-            del left[: len(wave)]
-            if not left:
-                self.batches_ahead.clear()  # a round that came otherwise than expected has left some
-                try:
-                    if meanwhile is not None:  # the caller's stream is still free: what it queues runs beside this
-                        meanwhile()
-                finally:
-                    self._join(wave)
-            else:
+        return self._updates(left, self._begin_wave(left, meanwhile), meanwhile) if left else iter(())
+
+    def _begin_wave(self, left: list[FlatTask], meanwhile: Callable[[], None] | None) -> tuple[Wave, list[Batches]]:
+        """Queue the training of the first tasks, which are then no longer left; beside the last wave the caller works.
+
+        The caller's stream is still free: what it queues runs beside the wave.
+        """
+        wave, batches = self._train_first(left)
+        del left[: len(wave)]
+        if not left:
+            self.batches_ahead.clear()  # a round that came otherwise than expected has left some
+            try:
+                if meanwhile is not None:
+                    meanwhile()
+            except BaseException:
                 self._join(wave)
+                raise
+        return wave, batches
+
+    def _updates(
+        self, left: list[FlatTask], begun: tuple[Wave, list[Batches]], meanwhile: Callable[[], None] | None
+    ) -> Iterator[FlatUpdate]:
+        """The updates of a wave that has begun, and of those that follow it."""
+        wave, batches = begun
+        del begun  # its memory is given back below
+        while True:
+            self._join(wave)
             del batches  # the slots' streams have read them: their memory may go to the caller's
             trained = [TrainedSlot(each.round, each.task, each.run, slot) for each, slot in wave]
             while wave:  # what is done with results comes after the training, without anybody waiting
                 yield _update_of(*wave.pop(0))
             _check_finite(trained)  # waits for the device
             trained.clear()  # the next wave may need the slots' memory
+            if not left:
+                return
+            wave, batches = self._begin_wave(left, meanwhile)
 
     def prepare(self, trainer: Trainer, orders: Sequence[Order]) -> None:
         """Gather the batches of a coming round."""

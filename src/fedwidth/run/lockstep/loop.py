@@ -1,36 +1,28 @@
 """Several runs as one batch: they advance in step, and each writes what it would write alone.
 
-while any run has rounds left:
-    choose      every run's sub-models; equal choices are made once
-    train       the clients of all runs together (`engines.packed`)
-    evaluate    the new states together, equal ones once
-    write       every run's metrics and checkpoint
+while any run has rounds left, for each lane:
+    end         average and evaluate the round that its clients have trained, and write it down
+    begin       choose the next sub-models and let them train, while the other lanes have their turn
+
+A lane (`lane`) is a number of runs that train together. Where there are several, the GPU is busy with the clients of
+the others while the processor is busy with one.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from fedwidth.core.cohort import CohortSum
-from fedwidth.engines.packed.clients import RunRound
 from fedwidth.engines.packed.engine import PackedEngine
+from fedwidth.engines.packed.limits import check_pack
 from fedwidth.experiment import Experiment, Line, Result, Stopped
 from fedwidth.gpu import on_gpu
-from fedwidth.methods import Memory
-from fedwidth.run.lockstep.choices import Choices
-from fedwidth.run.lockstep.evaluation import LockstepEvaluation
+from fedwidth.run.lockstep.lane import Lane, lanes_of
 from fedwidth.run.lockstep.packing import use_packed_engine
-from fedwidth.run.recorder import Recorder
 from fedwidth.run.start import begin
-from fedwidth.training.engine import Report
-from fedwidth.training.server.state import Server
 
 
 def run_in_lockstep(
@@ -53,81 +45,39 @@ def run_in_lockstep(
         torch.set_num_threads(1)
         stack.enter_context(on_gpu(experiments[0].device))
         use_packed_engine(experiments)
-        pack = PackedEngine([experiment.trainer for experiment in experiments])
-        stack.callback(pack.close)
+        check_pack([experiment.trainer for experiment in experiments])
+        numbers = lanes_of(experiments)
+        packs = [PackedEngine([experiments[number].trainer for number in lane]) for lane in numbers]
+        for pack in packs:
+            stack.callback(pack.close)
         recorders = [
             stack.enter_context(begin(experiment, folder, resume=resume, overwrite=overwrite, packed=len(experiments)))
             for experiment, folder in zip(experiments, folders or [None] * len(experiments), strict=True)
         ]
-        _share_states(recorders, pack)
-        evaluation, choices = LockstepEvaluation(experiments), Choices()
-        stopping = False
-        while not stopping and not all(recorder.ended for recorder in recorders):
-            going = [number for number, recorder in enumerate(recorders) if not recorder.ended]
-            choices = _advance([recorders[number] for number in going], pack, evaluation, choices)
-            stopping = stop() and not all(recorder.ended for recorder in recorders)
-            for number in going:
-                recorders[number].save(always=stopping)
-                on_round(number, recorders[number].lines[-1])
-        if stopping:
+        lanes = [
+            Lane(lane, [recorders[number] for number in lane], pack) for lane, pack in zip(numbers, packs, strict=True)
+        ]
+        _advance(lanes, on_round, stop)
+        if not all(recorder.ended for recorder in recorders):
             done = max(recorder.server.round for recorder in recorders)
             raise Stopped(f"stopped after round {done} of {experiments[0].settings.rounds}")
         return [recorder.finish() for recorder in recorders]
 
 
-def _advance(
-    recorders: Sequence[Recorder], pack: PackedEngine, evaluation: LockstepEvaluation, choices: Choices
-) -> Choices:
-    """One round of all runs; what was chosen for the next one meanwhile."""
-    coming = Choices()
-    chosen = [choices.choose(recorder) for recorder in recorders]
-    rounds = [
-        RunRound(recorder.experiment.trainer, recorder.server.state, tasks, recorder.server.round)
-        for recorder, tasks in zip(recorders, chosen, strict=True)
-        if tasks  # of a run all clients may be excluded or absent
-    ]
-    trained = iter(pack.run(rounds, lambda: coming.look_ahead(recorders)) if rounds else ())
-    closed: dict[object, Server] = {}
-    ended: list[tuple[Server, Report]] = []
-    for recorder, tasks in zip(recorders, chosen, strict=True):
-        if not tasks:
-            ended.append((recorder.server.skip(), Report((), ())))
-            continue
-        sums, report = next(trained)
-        key = _closing_key(recorder, sums)
-        if key not in closed:
-            closed[key] = recorder.experiment.rounds.close(recorder.server, tasks, sums, report)
-        ended.append((closed[key], report))
-    measured = evaluation.measure([(recorder, server) for recorder, (server, _) in zip(recorders, ended, strict=True)])
-    for recorder, (server, report), tasks, found in zip(recorders, ended, chosen, measured, strict=True):
-        recorder.record(server, tasks, report, found)
-    return coming
-
-
-def _closing_key(recorder: Recorder, sums: Sequence[CohortSum]) -> object:
-    """What the state after a round depends on: equal runs then go on with one state."""
-    method, server = recorder.experiment.method, recorder.server
-    plain = method.close is None and method.advance is None
-    own = () if plain else (id(method.close), id(method.advance), repr(sorted(method.values.items())))
-    held = tuple(id(each) for each in (server.memory, server.moments, server.clients) if each)
-    rounds = recorder.experiment.rounds
-    return id(sums), own, held, rounds.enrolled, id(rounds.public), rounds.server_step
-
-
-def _share_states(recorders: Sequence[Recorder], pack: PackedEngine) -> None:
-    """Let runs whose states are equal, bit for bit, hold one: then equal work is found, also after a resume."""
-    known: dict[object, Mapping[str, Tensor]] = {}
-    memories: dict[object, Memory] = {}
-    for recorder in recorders:
-        server = recorder.server
-        state = pack.flatten(server.state)
-        others = [state.others[name] for name in sorted(state.others)]
-        key = tuple(_digest(tensor) for tensor in (state.flat, *others))
-        seen = tuple((name, _digest(tensor)) for name, tensor in sorted(server.memory.items()))
-        recorder.server = replace(
-            server, state=known.setdefault(key, state), memory=memories.setdefault(seen, server.memory)
-        )
-
-
-def _digest(tensor: Tensor) -> bytes:
-    return hashlib.blake2b(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).digest()
+def _advance(lanes: Sequence[Lane], on_round: Callable[[int, Line], None], stop: Callable[[], bool]) -> None:
+    """Train all lanes to their last round, or until they are to stop: then each ends the round that it trains."""
+    stopping = False
+    going = [lane for lane in lanes if not lane.ended]
+    for lane in going:
+        lane.begin()
+    while going:
+        for lane in going:
+            numbers = lane.end()
+            stopping = stop() if lane is going[0] else stopping
+            if not stopping and not lane.ended:
+                lane.begin()
+            for number in numbers:
+                recorder = lane.runs[number]
+                recorder.save(always=stopping)
+                on_round(number, recorder.lines[-1])
+        going = [] if stopping else [lane for lane in going if not lane.ended]
