@@ -34,6 +34,11 @@ class RoundSums(Sequence[CohortSum]):
         """The new global state: what `finalise` would give."""
         raise NotImplementedError
 
+    def add_repeated(self, average: State, state: State, share: float) -> dict[str, Tensor] | None:
+        """What `core.repetition` would add to an average; None where the engine has no way of its own to do so."""
+        del average, state, share
+        return None
+
 
 def finalise(state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, Tensor]:
     """The new global state: the weighted average of all sums, element by element (FedRolex Eq. 10).

@@ -17,18 +17,16 @@ sizes that are no multiple of the block (the last block is moved back, see `sele
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedwidth.core.aggregation import weight_shape
 from fedwidth.core.index import Index
-from fedwidth.core.running_mean import Weight
+from fedwidth.core.repetition import Means, add_repeated, add_tiled, repeated
 from fedwidth.core.selection import block, blocks, grid_coordinates
 from fedwidth.core.submodel import put, take, view, with_ties
 from fedwidth.methods.definition import ROUNDING, Closing, Method, Moment, Option, choice, is_share
-from fedwidth.plan.axis import Axis, Units, groups_of, tiling
+from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan
 
 
@@ -58,65 +56,17 @@ def _grid_length(plan: Plan, counts: Mapping[str, int], groups: Sequence[str]) -
 
 def close(closing: Closing) -> dict[str, Tensor]:
     """Average (FedRolex Eq. 10), then add `broadcast` times the updates that other blocks received."""
-    state, plan, options = closing.state, closing.plan, closing.options
-    result = dict(closing.average())
-    if not options["broadcast"]:
-        return result
-    whole = options["copies"] == "blocks"
-    senders = Senders(plan)
-    means = [Means(summed.index, summed.mean, summed.weight) for summed in closing.sums]
-    for name, new in result.items():
-        is_trained = name in plan.parameters and (new.is_floating_point() or new.is_complex())
-        if is_trained and name not in plan.tied and any(one.index.sliced(name) for one in means):
-            here = [one for one in means if name in one.mean and one.index.sliced(name)]
-            old = state[name].detach()
-            moves = _copy_blocks(old, new, name, here, plan) if whole else _copy_updates(old, name, here, senders)
-            result[name] = moves.mul_(options["broadcast"]).add_(new)
+    state, sums, plan, share = closing.state, closing.sums, closing.plan, closing.options["broadcast"]
+    average = closing.average()
+    if not share:
+        return average
+    if closing.options["copies"] == "updates":
+        return add_repeated(average, state, sums, plan, share)
+    result = dict(average)
+    for name, here in repeated(state, sums, plan).items():
+        moves = _copy_blocks(state[name].detach(), result[name], name, here, plan)
+        result[name] = moves.mul_(share).add_(result[name])
     return with_ties(result, plan)
-
-
-@dataclass(frozen=True)
-class Means:
-    """The mean of the clients of one size and its weight, by tensor: asked for once, as engines make them on demand."""
-
-    index: Index
-    mean: Mapping[str, Tensor]
-    weight: Mapping[str, Weight]
-
-
-class Senders:
-    """How many client sizes broadcast to each element of a tensor; tensors with the same blocks share the numbers."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self._known: dict[object, Tensor] = {}
-
-    def of(self, old: Tensor, name: str, here: Sequence[Means]) -> Tensor:
-        """The numbers, at least 1, in a shape that broadcasts over the tensor."""
-        shape = tuple(weight_shape(self.plan, name))
-        held = tuple(id(kept) for one in here for kept in one.index[name])
-        at = shape, held, old.real.dtype, old.device
-        if at not in self._known:
-            found = torch.full(shape, len(here), dtype=old.real.dtype, device=old.device)
-            for one in here:
-                put(found, take(found, one.index, name) - 1, one.index, name)
-            self._known[at] = found.clamp_(min=1)
-        return self._known[at]
-
-
-def _copy_updates(old: Tensor, name: str, here: Sequence[Means], senders: Senders) -> Tensor:
-    """The mean over client sizes of their update, repeated over their grid but for the block they trained."""
-    axes = senders.plan.axes[name]
-    total = torch.zeros(old.shape, dtype=old.dtype, device=old.device)
-    for one in here:
-        index, weight = one.index, one.weight[name]
-        update = one.mean[name].to(old.dtype) - view(old, index, name)
-        if isinstance(weight, Tensor):  # rows of labels that none of its clients has were not trained
-            update = update * (weight > 0)
-        trained = take(total, index, name)
-        _add_tiled(total, update, axes, index.counts)
-        put(total, trained, index, name)
-    return total.div_(senders.of(old, name, here))
 
 
 def _copy_blocks(old: Tensor, new: Tensor, name: str, here: Sequence[Means], plan: Plan) -> Tensor:
@@ -130,24 +80,9 @@ def _copy_blocks(old: Tensor, new: Tensor, name: str, here: Sequence[Means], pla
             held *= weight > 0
         for whole, part in ((total, mean * held), (senders, held)):
             trained = take(whole, index, name)
-            _add_tiled(whole, part, plan.axes[name], index.counts)
+            add_tiled(whole, part, plan.axes[name], index.counts)
             put(whole, trained, index, name)
     return torch.where(senders > 0, total / senders.clamp(min=1) - new, 0.0)
-
-
-def _add_tiled(total: Tensor, update: Tensor, axes: Sequence[Axis], counts: Mapping[str, int]) -> None:
-    """Add a narrow tensor, repeated over the blocks of its grid, in place."""
-    blocks, block = [], []  # an axis of whole blocks is seen as (blocks, block): it repeats without being copied
-    for dim, axis in enumerate(axes):
-        if isinstance(axis, Units) and axis.size % counts[axis.group] == 0:
-            blocks += [axis.size // counts[axis.group], counts[axis.group]]
-            block += [1, counts[axis.group]]
-            continue
-        if groups_of(axis):
-            update = update.index_select(dim, tiling(axis, counts).to(update.device))
-        blocks.append(axis.size)
-        block.append(axis.size)
-    total.view(blocks).add_(update.reshape(block))
 
 
 METHOD = Method(

@@ -5,8 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedwidth
-from fedwidth.engines.flat.layout import Layout, SubLayout
-from fedwidth.engines.flat.sums import FlatSum, average_flat, check_finite
+from fedwidth.core.repetition import add_repeated
+from fedwidth.engines.flat.layout import FlatState, Layout, SubLayout
+from fedwidth.engines.flat.sums import FlatSum, FlatSums, average_flat, check_finite, repeat_flat
 from fedwidth.errors import UpdateError
 from fedwidth.plan.axis import Fixed, Units
 from hand_plans import heads_plan, mlp_plan, plan_of, random_state
@@ -32,6 +33,44 @@ def test_flat_gather_equals_extract_and_flat_average_equals_merge(plan, name):
     new = average_flat(flat, list(sums.values()), layout)
     merged = fedwidth.merge(state, updates, plan)
     assert all(torch.equal(new[n], merged[n]) for n in merged)
+
+
+@pytest.mark.parametrize("labels", [[], [0, 2]], ids=["all classes", "two classes"])
+@pytest.mark.parametrize("plan", [mlp_plan(), heads_plan()], ids=["mlp", "heads"])
+def test_updates_are_repeated_over_vectors_as_they_are_tensor_by_tensor(plan, labels):
+    state = random_state(plan)
+    layout = Layout(plan, state, torch.float32)
+    flat = layout.flatten(state)
+    sums = {}
+    for task in fedwidth.method("fedbrb").assign(plan, list(enumerate((1.0, 0.5, 0.5, 0.3))), round=5):
+        cohort = sums.setdefault(task.index.key, flat_sum(layout, task.index))
+        rows = rows_of(cohort, labels) if labels and len(cohort.sub.classes) else None
+        cohort.add_flat(flat.flat[cohort.positions] + task.client + 1, 1.0 + task.client, rows)
+    found = FlatSums(list(sums.values()), layout)
+    average = found.average(flat)
+    vectors = add_repeated(average, flat, found, plan, 0.2)
+    tensors = add_repeated(average, flat, list(sums.values()), plan, 0.2)
+    assert isinstance(vectors, FlatState)
+    assert all(torch.equal(vectors[name], tensors[name]) for name in tensors)
+    assert any(not torch.equal(vectors[name], average[name]) for name in tensors)
+
+
+def test_what_reaches_another_block_by_hand():
+    # One client of half the width adds 1 to its 4 of 8 and 3 of 6 units, another of a quarter of "a" and a third of "b"
+    # adds 3. A block that both reach gets their mean, 2; the one that only the other trained gets 1 or 3.
+    plan = mlp_plan()
+    state = {name: torch.zeros_like(tensor) for name, tensor in random_state(plan, dtype=torch.float64).items()}
+    layout = Layout(plan, state, torch.float64)
+    cohorts = []
+    for value, a, b in ((1.0, 4, 3), (3.0, 2, 2)):
+        cohort = flat_sum(layout, fedwidth.Index.of_units(plan, {"a": range(a), "b": range(b)}))
+        cohort.add_flat(torch.full((cohort.sub.size,), value, dtype=torch.float64), 1.0, None)
+        cohorts.append(cohort)
+    moves = layout.views(repeat_flat(layout.flatten(state), cohorts))
+    assert moves["a.bias"].tolist() == [0, 0, 3, 3, 2, 2, 2, 2]
+    assert moves["b.weight"][0].tolist() == [0, 0, 3, 3, 2, 2, 2, 2]
+    assert moves["b.weight"][:, 0].tolist() == [0, 0, 3, 2, 2, 2]
+    assert moves["c.bias"].tolist() == [0, 0, 0, 0], "nobody holds a block of it: all hold the whole"
 
 
 def flat_sum(layout, index):

@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from fedwidth.core.index import Index
 from fedwidth.engines.flat.tensor_layout import ALIGNED, TensorLayout, aligned, offsets_of
+from fedwidth.plan.axis import tiling
 from fedwidth.plan.plan import Plan
 
 
@@ -88,6 +89,7 @@ class SubLayout(TensorLayout):
         super().__init__({n: index.shapes[n] for n in layout.names}, layout.dtype, channels_last=channels_last)
         self.layout = layout
         self.sliced = {n: index.sliced(n) for n in layout.names}
+        self.counts = index.counts
         axes = dict(layout.plan.label_axes)
         self._class_axes = {name: axes[name] for name in layout.names if name in axes}
         self._make_gather(device)
@@ -147,6 +149,27 @@ class SubLayout(TensorLayout):
             for pointer in self.pointers:
                 result = result + tables.index_select(1, pointer)
         return result
+
+    @cached_property
+    def blocks(self) -> list[str]:
+        """The parameters of which the sub-model holds a block."""
+        plan = self.layout.plan
+        return [name for name in self.layout.names if self.sliced[name] and name in plan.parameters]
+
+    @cached_property
+    def repeats(self) -> Tensor:
+        """For every element of the full vector the element of the sub-model's that it repeats, when the sub-model's
+        block of each tensor is laid out over all of it; `size` where there is no such block."""
+        layout, device = self.layout, self.constant.device
+        found = torch.full((layout.size,), self.size, dtype=torch.int32, device=device)
+        own = self.views(torch.arange(self.size, dtype=torch.int32, device=device))
+        whole = layout.views(found)
+        for name in self.blocks:
+            part = own[name]
+            for dim in self.sliced[name]:
+                part = part.index_select(dim, tiling(layout.plan.axes[name][dim], self.counts).to(device))
+            whole[name].copy_(part)
+        return found
 
     def labels(self, classes: int) -> Tensor:
         """The class each element belongs to, and `classes` for those that belong to none."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedwidth.core.aggregation import RoundSums, average_tensor, blend_into
 from fedwidth.core.cohort import CohortSum
@@ -143,6 +144,34 @@ class FlatSums(RoundSums):
         if self._known is not None and self._known[0] is state:
             return self._known[1]
         return average_flat(self._layout.flatten(state), self._sums, self._layout)
+
+    def add_repeated(
+        self, average: Mapping[str, Tensor], state: Mapping[str, Tensor], share: float
+    ) -> FlatState | None:
+        """An average, and a share of the updates that reach each element from other blocks (`core.repetition`)."""
+        layout = self._layout
+        if not isinstance(average, FlatState) or any(name in layout.plan.parameters for name in layout.others):
+            return None
+        moves = repeat_flat(layout.flatten(state), self._sums)
+        return FlatState(moves.mul_(share).add_(average.flat), layout, average.others)
+
+
+def repeat_flat(state: FlatState, sums: Sequence[FlatSum]) -> Tensor:
+    """The arithmetic of `core.repetition` over vectors: what reaches each element from other blocks, 0 if nothing."""
+    total, senders = torch.zeros_like(state.flat), torch.zeros_like(state.flat.real)
+    for cohort in sums:
+        assert cohort.flat_mean is not None
+        where, source = Positions(cohort.positions), cohort.sub.repeats
+        update = cohort.flat_mean - where.take(state.flat)
+        if cohort.label_weight is not None:  # rows of labels that none of its clients has were not trained
+            trained = cohort.label_weight > 0
+            cohort.sub.put_labelled(update, cohort.sub.take_labelled(update) * trained)
+        update = functional.pad(update, (0, 1))  # where nothing is repeated, the element behind the last is: 0
+        for whole, part in ((total, update.index_select(0, source)), (senders, source < cohort.sub.size)):
+            here = where.take(whole)
+            whole += part
+            where.put(whole, here)
+    return total.div_(senders.clamp_(min=1))
 
 
 def average_flat(state: FlatState, sums: Sequence[FlatSum], layout: Layout) -> FlatState:
