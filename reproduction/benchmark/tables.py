@@ -127,7 +127,7 @@ def worst_share(record: Record) -> float | None:
 
 def device_table(standings: Standings, mix: str, titles: Titles) -> str | None:
     """The accuracy of the sub-model that the devices of each size can run, in the last round; None before one was
-    measured.
+    measured. Where validation samples have seen them too, also of the one that does best on those.
 
     A model that everyone trains runs on all devices, so that its accuracy is what the sub-models have to beat.
     """
@@ -141,15 +141,33 @@ def device_table(standings: Standings, mix: str, titles: Titles) -> str | None:
     if not sizes:
         return None
     rows = []
+    validated = any(record.capacity_validation for runs in measured.values() for _, record in runs)
     for label, runs in measured.items():
         if runs:
-            cells = [_of_sizes([record for _, record in runs], size) for size in sizes]
+            records = [record for _, record in runs]
+            cells = [_of_sizes(records, size) for size in sizes]
+            cells += [of_validation(records)] if validated else []
             rows.append([titles[label.partition("/")[0]], *cells, _seeds(seed for seed, _ in runs)])
     if (smallest := YARDSTICKS[mix][SMALLEST]) in standings.runs:
         runs = list(standings.runs[smallest].items())
         last = over_seeds([100 * record.final_accuracy for _, record in runs], 1)
-        rows.append([titles[smallest], *[last] * len(sizes), _seeds(seed for seed, _ in runs)])
-    return make_table(["last round, sub-model of", *(str(Fraction(size)) for size in sizes), "seeds"], rows)
+        rows.append([titles[smallest], *[last] * (len(sizes) + validated), _seeds(seed for seed, _ in runs)])
+    chosen = ["best by validation"] if validated else []
+    return make_table(["last round, sub-model of", *(str(Fraction(size)) for size in sizes), *chosen, "seeds"], rows)
+
+
+def of_validation(records: Sequence[Record]) -> str:
+    """The accuracy of the sub-models that do best on validation samples, and their sizes; where all runs have some."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        known = {value: size for size, value in (record.capacity_validation or {}).items() if value is not None}
+        best = known[max(known)] if known else ""
+        tested = (record.capacity_accuracy or {}).get(best)
+        if tested is None:
+            return NOT_RUN
+        found.setdefault(best, []).append(100 * tested)
+    sizes = ", ".join(str(Fraction(size)) for size in sorted(found, key=float, reverse=True))
+    return f"{over_seeds([value for values in found.values() for value in values], 1)} ({sizes})"
 
 
 def _of_sizes(records: Sequence[Record], size: str) -> str:

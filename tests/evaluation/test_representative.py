@@ -123,7 +123,7 @@ def test_mean_and_spread_over_draws_by_hand():
 
     def accuracy(index, capacity):
         measured.append(units(index))
-        return units(index)[0] / 10
+        return {"accuracy": units(index)[0] / 10}
 
     last = LastRound(1, COHORT, seed=1)
     found = by_capacity(method("fedstack"), PLAN, [0.25, 1.0], last=last, measure=accuracy)

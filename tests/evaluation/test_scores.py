@@ -222,6 +222,21 @@ class TestCapacities:
         assert list(line["capacity_accuracy"]) == ["1", "0.5", "0.125"]
         assert line["capacity_accuracy"]["1"] == line["global_accuracy"]
 
+    def test_validation_samples_see_them_too_where_there_are_some(self):
+        changes = [
+            "method.name=heterofl",
+            "evaluation.capacities=[1, 0.5]",
+            "evaluation.every=3",
+            "data.validation=0.2",
+        ]
+        line = Experiment(small(*changes)).run().metrics[-1]
+        assert list(line["capacity_validation_accuracy"]) == ["1", "0.5"]
+        assert line["capacity_validation_accuracy"]["1"] == line["validation_accuracy"]
+        assert line["capacity_accuracy"]["1"] == line["global_accuracy"]
+        unseen = Experiment(small(*changes, "evaluation.test=false")).run().metrics[-1]
+        assert unseen["capacity_accuracy"] == line["capacity_validation_accuracy"]
+        assert "capacity_validation_accuracy" not in unseen
+
     def test_they_may_be_measured_less_often_and_at_the_end_in_any_case(self):
         changes = ["method.name=heterofl", "evaluation.capacities=[0.5]", "evaluation.every=1", "rounds=5"]
         often = Experiment(small(*changes)).run()

@@ -167,6 +167,25 @@ def test_sub_models_beside_the_smallest_model_for_all():
     assert device_table(Standings.of("set", reached("two/five-sizes", 0.3)), "five-sizes", TITLES) is None
 
 
+def test_the_sub_model_that_validation_likes_best_is_reported_on_the_test_set():
+    # With seed 1 validation likes 1/4 best, with seed 2 the whole: 0.5 and 0.8 on the test set.
+    tested = ({"1": 0.6, "0.25": 0.5}, {"1": 0.8, "0.25": 0.9})
+    seen = ({"1": 0.1, "0.25": 0.2}, {"1": 0.4, "0.25": 0.3})
+    runs = [
+        replace(each, capacity_accuracy=own, capacity_validation=held)
+        for each, own, held in zip(reached("one/five-sizes", 0.6, 0.8), tested, seen, strict=True)
+    ]
+    runs += [replace(each, capacity_accuracy=tested[0]) for each in reached("two/five-sizes", 0.6)]
+    runs += [replace(run("smallest", 0.2, 0.3), final_accuracy=0.55)]
+    assert device_table(Standings.of("set", runs), "five-sizes", TITLES).splitlines() == [
+        "| last round, sub-model of | 1 | 1/4 | best by validation | seeds |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| One | 70.0 ± 14.1 | 70.0 ± 28.3 | 65.0 ± 21.2 (1, 1/4) | 1, 2 |",
+        "| Two | 60.0 | 50.0 | – | 1 |",
+        "| *smallest for all* | 55.0 | 55.0 | 55.0 | 1 |",
+    ]
+
+
 def test_sub_models_that_some_runs_lack():
     sizes = ({"1": 0.6, "0.5": None}, {"1": 0.8, "0.25": 0.3})
     runs = [

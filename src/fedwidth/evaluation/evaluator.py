@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.core.part import Part
-from fedwidth.data import Data, Partition
+from fedwidth.data import Data, Partition, Split
 from fedwidth.errors import OptionError
 from fedwidth.evaluation import scores
 from fedwidth.evaluation.representative import LastRound, by_capacity, representative_index
@@ -170,7 +170,7 @@ class Evaluator:
                 capacities,
                 last=self.last_round(server, before=before, cohort=cohort),
                 metric=metric,
-                measure=lambda part, capacity: self._value_of(server.state_at(capacity), part),
+                measure=lambda part, capacity: self._scores_of(server.state_at(capacity), part),
                 draws=self.settings.evaluation.draws if self.is_last(server.round) else 1,  # they take their time
             )
         return Measured(line, local)
@@ -196,11 +196,20 @@ class Evaluator:
         _, kept = scores.score(self.model, self.data, split, settings, self.device, objective=self.objective)
         return scores.local_scores_of(kept, partition, self.data, mask, self.objective)
 
-    def _value_of(self, state: Mapping[str, Tensor], part: Part) -> float:
-        """What this part of the model scores on the test set, or on the validation samples where that is not seen."""
+    def _scores_of(self, state: Mapping[str, Tensor], part: Part) -> dict[str, float]:
+        """What this part of the model scores on the test set, and on the validation samples under a name of its own.
+
+        Where the test set is not seen, the validation samples stand for it.
+        """
         small = part.module(self.model, self.plan).to(self.device)
         self.prepare(small, part.cut(state, self.plan))
-        settings, data = self.settings.evaluation, self.data
-        split, samples = (data.test, None) if settings.test else (data.train, self.partition.validation)
-        score, _ = scores.score(small, data, split, settings, self.device, samples, objective=self.objective)
-        return score.value
+        settings, data, held = self.settings.evaluation, self.data, self.partition.validation
+        metric = self.objective.metric.name
+
+        def score(split: Split, samples: Tensor | None) -> float:
+            return scores.score(small, data, split, settings, self.device, samples, objective=self.objective)[0].value
+
+        if not settings.test:
+            return {metric: score(data.train, held)}
+        found = {metric: score(data.test, None)}
+        return found | {f"validation_{metric}": score(data.train, held)} if len(held) else found

@@ -69,20 +69,21 @@ def by_capacity(
     capacities: Sequence[float],
     *,
     last: LastRound,
-    measure: Callable[[Index, float], float],
+    measure: Callable[[Index, float], Mapping[str, float]],
     metric: str = "accuracy",
     draws: int = DRAWS,
 ) -> dict[str, dict[str, float | None]]:
-    """What the metrics say of the sub-models at these capacities, given the metric of an index at a capacity.
+    """What the metrics say of the sub-models at these capacities, given what an index scores at a capacity.
 
+    Scores have names, such as accuracy (the metric) and validation_accuracy, where validation samples are seen as well.
     `capacity_accuracy` is of the sub-model that stands for each capacity. With several `draws`, and where the method
     gives clients of one capacity different units, `capacity_accuracy_mean` and `capacity_accuracy_spread` are the mean
     and the sample standard deviation over the draws (None for a single draw). What is equal is measured once. Where the
     metric is another, its name stands in place of accuracy.
     """
-    known: dict[tuple[str, float], float] = {}
+    known: dict[tuple[str, float], Mapping[str, float]] = {}
 
-    def measured(index: Index, capacity: float) -> float:
+    def measured(index: Index, capacity: float) -> Mapping[str, float]:
         at = index.key, 1.0 if index.is_whole else capacity
         if at not in known:
             known[at] = measure(index, at[1])
@@ -99,9 +100,10 @@ def by_capacity(
         if owned and all(own != capacity for _, own in last.cohort):
             found[name][key] = None
             continue
-        found[name][key] = measured(representative_index(method, plan, capacity, last), capacity)
+        for score, value in measured(representative_index(method, plan, capacity, last), capacity).items():
+            found.setdefault(f"capacity_{score}", {})[key] = value
         if differ:
-            drawn = [measured(index, capacity) for index in drawn_indexes(method, plan, capacity, last, draws)]
+            drawn = [measured(index, capacity)[metric] for index in drawn_indexes(method, plan, capacity, last, draws)]
             found[f"{name}_mean"][key] = statistics.fmean(drawn)
             found[f"{name}_spread"][key] = statistics.stdev(drawn) if len(drawn) > 1 else None
     return found

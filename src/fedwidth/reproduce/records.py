@@ -77,6 +77,8 @@ class Record:
     capacity_accuracy: dict[str, float | None] | None = None
     """The accuracy of the last round's sub-model of each capacity, the mean over draws where clients of a capacity hold
     different ones; earlier records do not say."""
+    capacity_validation: dict[str, float | None] | None = None
+    """The same on validation samples, of one sub-model of each capacity; None where there are none."""
 
     @cached_property
     def key(self) -> str:
@@ -138,6 +140,7 @@ def make_record(
         samples=samples.name,
         spent=_spent(lines, measured),
         capacity_accuracy=measured[-1].get("capacity_accuracy_mean") or measured[-1].get("capacity_accuracy"),
+        capacity_validation=measured[-1].get("capacity_validation_accuracy"),
     )
 
 
