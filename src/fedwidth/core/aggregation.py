@@ -34,8 +34,8 @@ class RoundSums(Sequence[CohortSum]):
         """The new global state: what `finalise` would give."""
         raise NotImplementedError
 
-    def add_repeated(self, average: State, state: State, share: float) -> dict[str, Tensor] | None:
-        """What `core.repetition` would add to an average; None where the engine has no way of its own to do so."""
+    def add_broadcast(self, average: State, state: State, share: float) -> dict[str, Tensor] | None:
+        """An average with a broadcast of updates (`methods.shared.broadcast`); None: no way of its own."""
         del average, state, share
         return None
 

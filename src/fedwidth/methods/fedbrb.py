@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from fedwidth.core.index import Index
-from fedwidth.core.repetition import Means, add_repeated, add_tiled, repeated
 from fedwidth.core.selection import block, blocks, grid_coordinates
 from fedwidth.core.submodel import put, take, view, with_ties
 from fedwidth.methods.definition import ROUNDING, Closing, Method, Moment, Option, choice, is_share
+from fedwidth.methods.shared.broadcast import Means, add_broadcast, add_tiled, holders_of_blocks
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan
 
@@ -61,9 +61,9 @@ def close(closing: Closing) -> dict[str, Tensor]:
     if not share:
         return average
     if closing.options["copies"] == "updates":
-        return add_repeated(average, state, sums, plan, share)
+        return add_broadcast(average, state, sums, plan, share)
     result = dict(average)
-    for name, here in repeated(state, sums, plan).items():
+    for name, here in holders_of_blocks(state, sums, plan).items():
         moves = _copy_blocks(state[name].detach(), result[name], name, here, plan)
         result[name] = moves.mul_(share).add_(result[name])
     return with_ties(result, plan)

@@ -5,10 +5,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedwidth
-from fedwidth.core.repetition import add_repeated
 from fedwidth.engines.flat.layout import FlatState, Layout, SubLayout
-from fedwidth.engines.flat.sums import FlatSum, FlatSums, average_flat, check_finite, repeat_flat
+from fedwidth.engines.flat.sums import FlatSum, FlatSums, average_flat, broadcast_flat, check_finite
 from fedwidth.errors import UpdateError
+from fedwidth.methods.shared.broadcast import add_broadcast
 from fedwidth.plan.axis import Fixed, Units
 from hand_plans import heads_plan, mlp_plan, plan_of, random_state
 
@@ -48,8 +48,8 @@ def test_updates_are_repeated_over_vectors_as_they_are_tensor_by_tensor(plan, la
         cohort.add_flat(flat.flat[cohort.positions] + task.client + 1, 1.0 + task.client, rows)
     found = FlatSums(list(sums.values()), layout)
     average = found.average(flat)
-    vectors = add_repeated(average, flat, found, plan, 0.2)
-    tensors = add_repeated(average, flat, list(sums.values()), plan, 0.2)
+    vectors = add_broadcast(average, flat, found, plan, 0.2)
+    tensors = add_broadcast(average, flat, list(sums.values()), plan, 0.2)
     assert isinstance(vectors, FlatState)
     assert all(torch.equal(vectors[name], tensors[name]) for name in tensors)
     assert any(not torch.equal(vectors[name], average[name]) for name in tensors)
@@ -66,7 +66,7 @@ def test_what_reaches_another_block_by_hand():
         cohort = flat_sum(layout, fedwidth.Index.of_units(plan, {"a": range(a), "b": range(b)}))
         cohort.add_flat(torch.full((cohort.sub.size,), value, dtype=torch.float64), 1.0, None)
         cohorts.append(cohort)
-    moves = layout.views(repeat_flat(layout.flatten(state), cohorts))
+    moves = layout.views(broadcast_flat(layout.flatten(state), cohorts))
     assert moves["a.bias"].tolist() == [0, 0, 3, 3, 2, 2, 2, 2]
     assert moves["b.weight"][0].tolist() == [0, 0, 3, 3, 2, 2, 2, 2]
     assert moves["b.weight"][:, 0].tolist() == [0, 0, 3, 2, 2, 2]

@@ -114,17 +114,18 @@ def test_while_one_run_is_averaged_the_clients_of_the_others_train(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "lanes"),
+    ("seeds", "rates", "lanes"),
     [
-        ((1, 2, 3), [[0], [1], [2]]),
-        ((1, 1, 2), [[0, 1], [2]]),  # runs with one seed may be equal, which only one lane finds out
-        ((1, 2, 3, 4), [[0, 3], [1], [2]]),
+        ((1, 2, 3), (0.1, 0.1, 0.1), [[0], [1], [2]]),
+        ((1, 1, 2), (0.1, 0.1, 0.1), [[0, 1], [2]]),  # the first two may be equal, which only one lane finds out
+        ((1, 1, 1), (0.1, 0.2, 0.1), [[0, 2], [1]]),
+        ((1, 2, 3, 4), (0.1, 0.1, 0.1, 0.1), [[0, 3], [1], [2]]),
     ],
 )
-def test_runs_with_different_seeds_are_in_lanes_of_their_own(seeds, lanes):
-    runs = experiments(*([f"seed={seed}"] for seed in seeds))
-    assert lanes_of(runs) == lanes
-    stacked = experiments(*([f"seed={seed}", "engine=vectorised"] for seed in seeds))
+def test_runs_that_cannot_be_equal_are_in_lanes_of_their_own(seeds, rates, lanes):
+    changes = [[f"seed={seed}", f"training.lr={rate}"] for seed, rate in zip(seeds, rates, strict=True)]
+    assert lanes_of(experiments(*changes)) == lanes
+    stacked = experiments(*([*each, "engine=vectorised"] for each in changes))
     assert lanes_of(stacked) == [list(range(len(seeds)))]
 
 

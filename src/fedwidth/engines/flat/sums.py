@@ -145,19 +145,19 @@ class FlatSums(RoundSums):
             return self._known[1]
         return average_flat(self._layout.flatten(state), self._sums, self._layout)
 
-    def add_repeated(
+    def add_broadcast(
         self, average: Mapping[str, Tensor], state: Mapping[str, Tensor], share: float
     ) -> FlatState | None:
-        """An average, and a share of the updates that reach each element from other blocks (`core.repetition`)."""
+        """An average, and a share of the updates that reach each element from other blocks."""
         layout = self._layout
         if not isinstance(average, FlatState) or any(name in layout.plan.parameters for name in layout.others):
             return None
-        moves = repeat_flat(layout.flatten(state), self._sums)
+        moves = broadcast_flat(layout.flatten(state), self._sums)
         return FlatState(moves.mul_(share).add_(average.flat), layout, average.others)
 
 
-def repeat_flat(state: FlatState, sums: Sequence[FlatSum]) -> Tensor:
-    """The arithmetic of `core.repetition` over vectors: what reaches each element from other blocks, 0 if nothing."""
+def broadcast_flat(state: FlatState, sums: Sequence[FlatSum]) -> Tensor:
+    """What reaches each element from other blocks, 0 if nothing: the arithmetic of `methods.shared.broadcast`."""
     total, senders = torch.zeros_like(state.flat), torch.zeros_like(state.flat.real)
     for cohort in sums:
         assert cohort.flat_mean is not None

@@ -29,14 +29,16 @@ def lanes_of(experiments: Sequence[Experiment]) -> list[list[int]]:
     """The numbers of the runs in each lane.
 
     Clients that are stacked train all at once, so they need one lane. In slots they train side by side anyway. Runs
-    with one seed may do the same work, which only a lane finds out, so they stay together.
+    with one seed and one way to train may do the same work, which only a lane finds out, so they stay together.
     """
     if choose_packed(experiments[0].trainer) != "cuda":
         return [list(range(len(experiments)))]
-    seeds = list(dict.fromkeys(experiment.settings.seed for experiment in experiments))
-    lanes: list[list[int]] = [[] for _ in seeds[:MAX_LANES]]
-    for number, experiment in enumerate(experiments):
-        lanes[seeds.index(experiment.settings.seed) % len(lanes)].append(number)
+    settings = [experiment.settings for experiment in experiments]
+    kinds = [repr((each.seed, each.training, each.server)) for each in settings]
+    distinct = list(dict.fromkeys(kinds))
+    lanes: list[list[int]] = [[] for _ in distinct[:MAX_LANES]]
+    for number, kind in enumerate(kinds):
+        lanes[distinct.index(kind) % len(lanes)].append(number)
     return lanes
 
 

@@ -31,23 +31,23 @@ class Means:
     weight: Mapping[str, Weight]
 
 
-def add_repeated(
+def add_broadcast(
     average: Mapping[str, Tensor], state: State, sums: Sequence[CohortSum], plan: Plan, share: float
 ) -> dict[str, Tensor]:
     """The average of a round, and `share` times the mean of the updates that reach each element from other blocks.
 
     That is added to the parameters that some cohort holds a block of; tied ones stay equal.
     """
-    found = sums.add_repeated(average, state, share) if isinstance(sums, RoundSums) else None
+    found = sums.add_broadcast(average, state, share) if isinstance(sums, RoundSums) else None
     if found is not None:
         return found
     result, senders = dict(average), Senders(plan)
-    for name, here in repeated(state, sums, plan).items():
-        result[name] = _repeat_update(state[name].detach(), name, here, senders).mul_(share).add_(average[name])
+    for name, here in holders_of_blocks(state, sums, plan).items():
+        result[name] = _broadcast_update(state[name].detach(), name, here, senders).mul_(share).add_(average[name])
     return with_ties(result, plan)
 
 
-def repeated(state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, list[Means]]:
+def holders_of_blocks(state: State, sums: Sequence[CohortSum], plan: Plan) -> dict[str, list[Means]]:
     """The parameters that some cohort holds a block of, each with the cohorts that do."""
     means = [Means(summed.index, summed.mean, summed.weight) for summed in sums]
     found = {}
@@ -80,7 +80,7 @@ class Senders:
         return self._known[at]
 
 
-def _repeat_update(old: Tensor, name: str, here: Sequence[Means], senders: Senders) -> Tensor:
+def _broadcast_update(old: Tensor, name: str, here: Sequence[Means], senders: Senders) -> Tensor:
     """The mean over cohorts of their update of one tensor, repeated over their grid but for the block they trained."""
     axes = senders.plan.axes[name]
     total = torch.zeros(old.shape, dtype=old.dtype, device=old.device)
