@@ -127,7 +127,8 @@ def worst_share(record: Record) -> float | None:
 
 def device_table(standings: Standings, mix: str, titles: Titles) -> str | None:
     """The accuracy of the sub-model that the devices of each size can run, in the last round; None before one was
-    measured. Where validation samples have seen them too, also of the one that does best on those.
+    measured. Where validation samples have seen them too, also of the one that does best on those, and where they were
+    asked together, of all of them.
 
     A model that everyone trains runs on all devices, so that its accuracy is what the sub-models have to beat.
     """
@@ -141,18 +142,21 @@ def device_table(standings: Standings, mix: str, titles: Titles) -> str | None:
     if not sizes:
         return None
     rows = []
-    validated = any(record.capacity_validation for runs in measured.values() for _, record in runs)
+    shown = [record for runs in measured.values() for _, record in runs]
+    validated = any(record.capacity_validation for record in shown)
+    asked = any(record.together_accuracy is not None for record in shown)
     for label, runs in measured.items():
         if runs:
             records = [record for _, record in runs]
             cells = [_of_sizes(records, size) for size in sizes]
             cells += [of_validation(records)] if validated else []
+            cells += [_of_all([record.together_accuracy for record in records])] if asked else []
             rows.append([titles[label.partition("/")[0]], *cells, _seeds(seed for seed, _ in runs)])
     if (smallest := YARDSTICKS[mix][SMALLEST]) in standings.runs:
         runs = list(standings.runs[smallest].items())
         last = over_seeds([100 * record.final_accuracy for _, record in runs], 1)
-        rows.append([titles[smallest], *[last] * (len(sizes) + validated), _seeds(seed for seed, _ in runs)])
-    chosen = ["best by validation"] if validated else []
+        rows.append([titles[smallest], *[last] * (len(sizes) + validated + asked), _seeds(seed for seed, _ in runs)])
+    chosen = ["best by validation"] * validated + ["all together"] * asked
     return make_table(["last round, sub-model of", *(str(Fraction(size)) for size in sizes), *chosen, "seeds"], rows)
 
 
@@ -172,7 +176,11 @@ def of_validation(records: Sequence[Record]) -> str:
 
 def _of_sizes(records: Sequence[Record], size: str) -> str:
     """The accuracy of sub-models of one size, where all of these runs have one."""
-    found = [(record.capacity_accuracy or {}).get(size) for record in records]
+    return _of_all([(record.capacity_accuracy or {}).get(size) for record in records])
+
+
+def _of_all(found: Sequence[float | None]) -> str:
+    """The mean of accuracies, where all of these runs have one."""
     return NOT_RUN if None in found else over_seeds([100 * each for each in found if each is not None], 1)
 
 

@@ -16,7 +16,7 @@ def test_each_width_has_a_column_and_its_mean_over_seeds(tmp_path, capsys):
     assert run_command(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     (start,) = (number for number, line in enumerate(lines) if line.startswith("accuracy at each width %"))
-    assert [cell.strip() for cell in lines[start + 1].split("┃")] == ["run", "1", "0.25"]
+    assert [cell.strip() for cell in lines[start + 1].split("┃")] == ["run", "1", "0.25", "together"]
     whole = json.loads((tmp_path / "runs" / "summary.json").read_text())
     own = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/summary.json")]
     assert len(own) == 2
@@ -24,6 +24,8 @@ def test_each_width_has_a_column_and_its_mean_over_seeds(tmp_path, capsys):
         by_seed = [summary["capacity_accuracy"][width] for summary in own]
         assert found == pytest.approx(sum(by_seed) / 2)
         assert f"{100 * found:.2f} ± " in lines[start + 3]
+    both = [100 * summary["together_accuracy"] for summary in own]
+    assert lines[start + 3].rsplit("│", 1)[1].strip().startswith(f"{sum(both) / 2:.2f} ± ")
 
 
 def test_where_only_the_whole_model_was_measured_there_is_no_such_table(tmp_path, capsys):

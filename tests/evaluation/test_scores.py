@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedwidth.core.narrow import narrow
+from fedwidth.core.submodel import extract
 from fedwidth.data import IGNORE, Partition, Shares, from_tensors
 from fedwidth.data.records import Split
 from fedwidth.data.sets.vocabulary import EOS, OOV, PAD
@@ -236,6 +238,29 @@ class TestCapacities:
         unseen = Experiment(small(*changes, "evaluation.test=false")).run().metrics[-1]
         assert unseen["capacity_accuracy"] == line["capacity_validation_accuracy"]
         assert "capacity_validation_accuracy" not in unseen
+
+    def test_together_by_hand(self):
+        changes = ["method.name=heterofl", "evaluation.capacities=[1, 0.5]", "data.validation=0.2"]
+        run = Experiment(small(*changes, "rounds=4"))
+        result = run.run()
+        inputs, targets = run.data.batch(run.data.test, torch.arange(len(run.data.test)))
+        held, wanted = run.data.batch(run.data.train, run.partition.validation)
+        right = {"together_accuracy": [], "together_validation_accuracy": []}
+        models = []
+        for capacity in (1, 0.5):
+            index = run.method.select(run.plan, capacity=capacity)
+            models.append(narrow(run.model, run.plan, index).eval())
+            models[-1].load_state_dict(extract(result.server.state, run.plan, index))
+        for name, (asked, labels) in zip(right, ((inputs, targets), (held, wanted)), strict=True):
+            mean = sum(model(asked).softmax(-1) for model in models) / 2
+            right[name] = float((mean.argmax(-1) == labels).double().mean())
+        assert {name: result.metrics[-1][name] for name in right} == pytest.approx(right)
+
+    @pytest.mark.parametrize("change", ["method.name=fedavg", "evaluation.capacities=[0.5]", "method.name=dsfl"])
+    def test_one_model_or_models_of_clients_do_not_answer_together(self, change):
+        extra = ["method.options={samples=20}"] if "dsfl" in change else []
+        run = Experiment(small("method.name=heterofl", "evaluation.capacities=[1, 0.5]", change, *extra))
+        assert not [name for name in run.run().metrics[-1] if name.startswith("together")]
 
     def test_they_may_be_measured_less_often_and_at_the_end_in_any_case(self):
         changes = ["method.name=heterofl", "evaluation.capacities=[0.5]", "evaluation.every=1", "rounds=5"]

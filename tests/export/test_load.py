@@ -17,6 +17,7 @@ from fedwidth.models.static_norm import norms_of
 from fedwidth.run.checkpoint import NAME
 from fedwidth.run.folder import CONFIG, MODELS
 from fedwidth.run.weights.ready_models import read_models
+from objective_runs import KINDS
 
 
 def accuracy(model: nn.Module) -> float:
@@ -38,6 +39,30 @@ def test_a_loaded_model_scores_what_the_run_reported_at_its_width(name):
     assert accuracy(fedwidth.load(folder)) == reported["global_accuracy"]
     for capacity in (1, 0.5, 0.25):
         assert accuracy(fedwidth.load(folder, capacity)) == reported["capacity_accuracy"][f"{capacity:g}"]
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
+def test_models_of_several_widths_answer_together_as_the_run_measured_it(name):
+    folder = finished(f"method.name={name}")
+    widths = [1, 0.5, 0.25]
+    assert accuracy(fedwidth.load(folder, widths)) == summary(folder)["together_accuracy"]
+    both = fedwidth.load(folder, ("1/2", "1/4"))
+    inputs = load("digits").example(3)
+    one, other = (fedwidth.load(folder, width)(inputs).softmax(-1) for width in ("1/2", "1/4"))
+    torch.testing.assert_close(both(inputs).exp(), (one + other) / 2)
+
+
+def test_who_answers_together_is_named():
+    with pytest.raises(OptionError, match="no capacity is given: name those whose models answer together"):
+        fedwidth.load(finished(), [])
+    with pytest.raises(CapacityError):
+        fedwidth.load(finished(), [1, 2])
+
+
+def test_what_has_no_classes_cannot_answer_together():
+    folder = finished(*KINDS["regression"])
+    with pytest.raises(OptionError, match="probabilities of classes, which .* has none of"):
+        fedwidth.load(folder, [1, 0.5])
 
 
 @pytest.mark.parametrize("name", ["fedhm", "flanc", "prism", "cocofl"])

@@ -15,9 +15,10 @@ from fedwidth.data import Data, Partition, Split
 from fedwidth.errors import OptionError
 from fedwidth.evaluation import scores
 from fedwidth.evaluation.representative import LastRound, by_capacity, representative_index
-from fedwidth.evaluation.scores import LocalScores, Score
+from fedwidth.evaluation.scores import LocalScores, Score, has_one_label
 from fedwidth.gpu import autocast
 from fedwidth.methods import Method
+from fedwidth.models.together import together
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.objectives.metric import ACCURACY
 from fedwidth.plan.plan import Plan
@@ -164,16 +165,49 @@ class Evaluator:
             line |= {f"local_{metric}": local.mean, "local_quantiles": local.quantiles}
         capacities = self.settings.evaluation.capacities
         if capacities and (with_capacities or self.measures_capacities(server.round)):
-            line |= by_capacity(
-                self.method,
-                self.plan,
-                capacities,
-                last=self.last_round(server, before=before, cohort=cohort),
-                metric=metric,
-                measure=lambda part, capacity: self._scores_of(server.state_at(capacity), part),
-                draws=self.settings.evaluation.draws if self.is_last(server.round) else 1,  # they take their time
-            )
+            line |= self._by_capacity(server, self.last_round(server, before=before, cohort=cohort))
         return Measured(line, local)
+
+    def _by_capacity(self, server: Server, last: LastRound) -> dict[str, Any]:
+        """What the sub-models of the settings' capacities score, each by itself and one of each capacity together."""
+        capacities, metric = self.settings.evaluation.capacities, self.objective.metric
+        answers: dict[str, dict[str, Tensor]] = {}  # by sub-model and by the samples that were asked
+
+        def measure(part: Part, capacity: float) -> dict[str, float]:
+            found, answers[part.key] = self._scores_of(server.state_at(capacity), part)
+            if part.key not in standing:
+                del answers[part.key]  # those of all draws would take much memory
+            return found
+
+        owned = "own" in self.method.reads  # then there is a model for every client, and none for a capacity
+        indexes = [] if owned else [representative_index(self.method, self.plan, each, last) for each in capacities]
+        standing = dict.fromkeys(index.key for index in indexes)
+        line: dict[str, Any] = by_capacity(
+            self.method,
+            self.plan,
+            capacities,
+            last=last,
+            metric=metric.name,
+            measure=measure,
+            draws=self.settings.evaluation.draws if self.is_last(server.round) else 1,  # they take their time
+        )
+        if len(answers) > 1:
+            for name, asked in self._asked().items():
+                if all(name in own for own in answers.values()):
+                    counts = metric.counts(together([own[name] for own in answers.values()]), asked)
+                    line[f"together_{name}"] = float(metric.of(counts.sum(0)))
+        return line
+
+    def _asked(self) -> dict[str, Tensor]:
+        """The labels of the test and of the validation samples, by the name of the score on them."""
+        data, held, metric = self.data, self.partition.validation, self.objective.metric.name
+        if not has_one_label(self.objective, data.test):
+            return {}
+        tested = (
+            data.test.labels.cpu().long() if self.settings.evaluation.test else data.train.labels.cpu()[held].long()
+        )
+        seen = {metric: tested}
+        return seen | {f"validation_{metric}": data.train.labels.cpu()[held].long()} if len(held) else seen
 
     def last_round(
         self, server: Server, *, before: Server | None = None, cohort: Sequence[tuple[int, float]] = ()
@@ -196,20 +230,25 @@ class Evaluator:
         _, kept = scores.score(self.model, self.data, split, settings, self.device, objective=self.objective)
         return scores.local_scores_of(kept, partition, self.data, mask, self.objective)
 
-    def _scores_of(self, state: Mapping[str, Tensor], part: Part) -> dict[str, float]:
+    def _scores_of(self, state: Mapping[str, Tensor], part: Part) -> tuple[dict[str, float], dict[str, Tensor]]:
         """What this part of the model scores on the test set, and on the validation samples under a name of its own.
 
-        Where the test set is not seen, the validation samples stand for it.
+        Where the test set is not seen, the validation samples stand for it. Also its logits there, where a sample has
+        one label.
         """
         small = part.module(self.model, self.plan).to(self.device)
         self.prepare(small, part.cut(state, self.plan))
         settings, data, held = self.settings.evaluation, self.data, self.partition.validation
         metric = self.objective.metric.name
 
-        def score(split: Split, samples: Tensor | None) -> float:
-            return scores.score(small, data, split, settings, self.device, samples, objective=self.objective)[0].value
-
+        asked: dict[str, tuple[Split, Tensor | None]] = {metric: (data.test, None)}
         if not settings.test:
-            return {metric: score(data.train, held)}
-        found = {metric: score(data.test, None)}
-        return found | {f"validation_{metric}": score(data.train, held)} if len(held) else found
+            asked = {metric: (data.train, held)}
+        elif len(held):
+            asked[f"validation_{metric}"] = data.train, held
+        found = {
+            name: scores.score(small, data, split, settings, self.device, samples, objective=self.objective)
+            for name, (split, samples) in asked.items()
+        }
+        logits = {name: kept for name, (_, kept) in found.items() if has_one_label(self.objective, asked[name][0])}
+        return {name: score.value for name, (score, _) in found.items()}, logits

@@ -8,7 +8,7 @@ batch norms are then collected as the run's evaluation would.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -32,6 +32,7 @@ from fedwidth.errors import DataError, FedwidthError, OptionError, StateError
 from fedwidth.evaluation.representative import LastRound, representative_index
 from fedwidth.experiment import Experiment
 from fedwidth.methods import Method
+from fedwidth.models.together import Together
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
 from fedwidth.plan.trace import tensors_of
@@ -70,14 +71,20 @@ class Taken:
     """What the run was given in Python, with the names there."""
 
 
+Capacity = float | str | Fraction
+
+
 def load(
     run: str | Path,
-    capacity: float | str | Fraction | None = None,
+    capacity: Capacity | list[Capacity] | tuple[Capacity, ...] | None = None,
     *,
     model: nn.Module | None = None,
     data: Data | None = None,
 ) -> nn.Module:
     """The trained model of a run folder, or with a capacity the narrow one of that width, ready to use.
+
+    With several capacities, such as [1, 0.5, 0.25], those models answer together: with the logarithm of the mean of the
+    probabilities they give to each class.
 
     It is on the CPU and in evaluation mode, and its batch norms have the statistics with which the run measured it.
     `model` and `data` are those the run was given, where it was given any in Python. A safetensors file that `fedwidth
@@ -89,12 +96,26 @@ def load(
         if capacity is not None:
             raise OptionError(f"{run} holds a model of one width: leave the capacity out")
         return open_file(Path(run), model=model)
+    if isinstance(capacity, (list, tuple)):
+        return _load_together(run, capacity, model=model, data=data)
     return take(run, capacity, model=model, data=data).model
+
+
+def _load_together(
+    run: str | Path, capacities: Sequence[Capacity], *, model: nn.Module | None, data: Data | None
+) -> nn.Module:
+    """The models of several widths, which answer together."""
+    if not capacities:
+        raise OptionError("no capacity is given: name those whose models answer together, such as [1, 0.5]")
+    taken = [take(run, capacity, model=model, data=data) for capacity in capacities]
+    if not taken[0].objective.labelled:
+        raise OptionError(f"models answer together with probabilities of classes, which {run} has none of")
+    return Together([each.model for each in taken]).eval()
 
 
 def take(
     run: str | Path,
-    capacity: float | str | Fraction | None = None,
+    capacity: Capacity | None = None,
     *,
     model: nn.Module | None = None,
     data: Data | None = None,

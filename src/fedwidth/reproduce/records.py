@@ -79,6 +79,8 @@ class Record:
     different ones; earlier records do not say."""
     capacity_validation: dict[str, float | None] | None = None
     """The same on validation samples, of one sub-model of each capacity; None where there are none."""
+    together_accuracy: float | None = None
+    """The accuracy of the mean of what these sub-models answer, one for each capacity; earlier records do not say."""
 
     @cached_property
     def key(self) -> str:
@@ -141,6 +143,7 @@ def make_record(
         spent=_spent(lines, measured),
         capacity_accuracy=measured[-1].get("capacity_accuracy_mean") or measured[-1].get("capacity_accuracy"),
         capacity_validation=measured[-1].get("capacity_validation_accuracy"),
+        together_accuracy=measured[-1].get("together_accuracy"),
     )
 
 

@@ -16,6 +16,10 @@ def summarise(settings: Settings, lines: Sequence[dict[str, Any]]) -> dict[str, 
     last = lines[-1]
     measure = Measure.of(last)
     metric, capacity = measure.name, f"capacity_{measure.name}"
+    by_capacity = (
+        *(f"{capacity}_mean", f"{capacity}_spread", f"capacity_validation_{metric}"),
+        *(f"together_{metric}", f"together_validation_{metric}"),
+    )
     best, best_round = _best(lines, f"global_{metric}", measure)
     return {
         "name": settings.name,
@@ -30,7 +34,7 @@ def summarise(settings: Settings, lines: Sequence[dict[str, Any]]) -> dict[str, 
         "best_round": best_round,
         **({"class_accuracy": last["class_accuracy"]} if "class_accuracy" in last else {}),
         capacity: last.get(capacity),
-        **{name: last[name] for name in (f"{capacity}_mean", f"{capacity}_spread") if name in last},
+        **{name: last[name] for name in by_capacity if name in last},
         **_validated(lines, measure),
         "bytes_down": sum(line["bytes_down"] for line in lines),
         "bytes_up": sum(line["bytes_up"] for line in lines),

@@ -18,23 +18,36 @@ Mine = Sequence[tuple["PlannedRun", Mapping[str, Any]]]
 
 
 def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
-    """One row for every label and one column for every width that was measured, where any but the whole model was."""
+    """One row for every label and one column for every width that was measured, where any but the whole model was.
+
+    A last column has what the models of all widths answer together, where they did.
+    """
     tables = [[at_widths(summary) for _, summary in mine] for mine in by_label.values()]
     found = {width for runs in tables for widths in runs for width in widths}
     if not found - {"1"}:
         return
     columns = sorted(found, key=float, reverse=True)
+    shared = [[_together(summary) for _, summary in mine] for mine in by_label.values()]
+    together = any(value is not None for runs in shared for value in runs)
     rows = []
-    for mine, runs in zip(by_label.values(), tables, strict=True):
+    for mine, runs, both in zip(by_label.values(), tables, shared, strict=True):
         own = Measure.of(mine[0][1])
         known = [[own.scaled(widths[width]) for widths in runs if width in widths] for width in columns]
+        if together:
+            known.append([own.scaled(value) for value in both if value is not None])
         rows.append([mine[0][0].title, *(over_seeds(values, metric=own) if values else "–" for values in known)])
-    print_table(["run", *columns], rows, title=f"{metric.title} at each width{metric.unit}")
+    print_table(["run", *columns, *["together"] * together], rows, title=f"{metric.title} at each width{metric.unit}")
     shown = [mine[0][0] for mine in by_label.values()]
     if len({run.settings.model.width for run, runs in zip(shown, tables, strict=True) if any(runs)}) > 1:
         print("Widths are shares of the server's model, which is not of the same width in all runs.")
     if keeping := [run.title for run in shown if "own" in method_of(run.settings).reads]:
         print(f"{', '.join(keeping)}: at each width the model of the first client of that size, which stays with it.")
+
+
+def _together(summary: Mapping[str, Any]) -> float | None:
+    """What the models of all widths score together; None where they were not asked together."""
+    found: float | None = summary.get(f"together_{Measure.of(summary).name}")
+    return found
 
 
 def mean_at_widths(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float]:

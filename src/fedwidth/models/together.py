@@ -1,0 +1,32 @@
+"""Several models that answer together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def together(logits: Sequence[Tensor]) -> Tensor:
+    """The logarithm of the mean of the probabilities that several models give to each class: logits, too.
+
+    >>> both = together([torch.tensor([0.9, 0.1]).log(), torch.tensor([0.3, 0.7]).log()])
+    >>> [round(float(share), 3) for share in both.exp()]
+    [0.6, 0.4]
+    """
+    return torch.stack([each.log_softmax(-1) for each in logits]).logsumexp(0) - math.log(len(logits))
+
+
+class Together(nn.Module):
+    """Answers with the mean of the probabilities that its models give to each class."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        """What they answer together."""
+        return together([model(*inputs, **named) for model in self.models])
