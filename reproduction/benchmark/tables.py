@@ -164,8 +164,8 @@ def of_validation(records: Sequence[Record]) -> str:
     """The accuracy of the sub-models that do best on validation samples, and their sizes; where all runs have some."""
     found: dict[str, list[float]] = {}
     for record in records:
-        known = {value: size for size, value in (record.capacity_validation or {}).items() if value is not None}
-        best = known[max(known)] if known else ""
+        known = {size: value for size, value in (record.capacity_validation or {}).items() if value is not None}
+        best = max(known, key=lambda size: (known[size], float(size)), default="")
         tested = (record.capacity_accuracy or {}).get(best)
         if tested is None:
             return NOT_RUN

@@ -45,10 +45,18 @@ class GraphStream:
         self.cuda.wait_stream(torch.cuda.current_stream(self.cuda.device))
         return torch.cuda.stream(self.cuda)
 
-    def join(self) -> None:
-        """Let whatever the caller's stream does from here on come after what is queued here."""
+    def mark(self) -> torch.cuda.Event | None:
+        """The end of what is queued here so far; None on the CPU."""
+        return None if self.cuda is None else self.cuda.record_event()
+
+    def join(self, mark: torch.cuda.Event | None = None) -> None:
+        """Let whatever the caller's stream does from here on come after what is queued here, or was up to a mark.
+
+        A device has few streams, which are handed out again and again: later work of others may be on this one.
+        """
         if self.cuda is not None:
-            torch.cuda.current_stream(self.cuda.device).wait_stream(self.cuda)
+            caller = torch.cuda.current_stream(self.cuda.device)
+            caller.wait_stream(self.cuda) if mark is None else caller.wait_event(mark)
 
 
 def capture_graph(step: Callable[[], None], stream: GraphStream) -> torch.cuda.CUDAGraph:

@@ -61,8 +61,29 @@ def test_who_answers_together_is_named():
 
 def test_what_has_no_classes_cannot_answer_together():
     folder = finished(*KINDS["regression"])
-    with pytest.raises(OptionError, match="probabilities of classes, which .* has none of"):
+    with pytest.raises(OptionError, match="probabilities of classes, which those of .* do not give"):
         fedwidth.load(folder, [1, 0.5])
+    with pytest.raises(
+        OptionError, match="only sub-models that are slices answer together, and FedHM hands out others"
+    ):
+        fedwidth.load(finished("method.name=fedhm"), [1, 0.5])
+
+
+class Answers(nn.Sequential):
+    """Answers with more than logits."""
+
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+
+def test_logits_are_taken_out_of_what_models_answer(tmp_path):
+    torch.manual_seed(0)
+    model = Answers(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    changes = ["method.name=heterofl", "rounds=2", "evaluation.capacities=[1, 0.25, 0.0625, 0.03125]", "engine=serial"]
+    settings = read_settings("quickstart", changes).main
+    Experiment(settings, model=model).run(tmp_path / "run")
+    both = fedwidth.load(tmp_path / "run", [1, 0.25, 1 / 16, 1 / 32], model=model)  # the last two hold one unit each
+    assert accuracy(both) == summary(tmp_path / "run")["together_accuracy"]
 
 
 @pytest.mark.parametrize("name", ["fedhm", "flanc", "prism", "cocofl"])

@@ -171,17 +171,19 @@ class Evaluator:
     def _by_capacity(self, server: Server, last: LastRound) -> dict[str, Any]:
         """What the sub-models of the settings' capacities score, each by itself and one of each capacity together."""
         capacities, metric = self.settings.evaluation.capacities, self.objective.metric
-        answers: dict[str, dict[str, Tensor]] = {}  # by sub-model and by the samples that were asked
+        standing: list[tuple[str, float]] = []  # the sub-models that stand for the capacities, where they are slices
+        if self.method.slices:
+            indexes = [representative_index(self.method, self.plan, capacity, last) for capacity in capacities]
+            widths = [1.0 if index.is_whole else each for index, each in zip(indexes, capacities, strict=True)]
+            standing = [(index.key, width) for index, width in zip(indexes, widths, strict=True)]
+        answers: dict[tuple[str, float], dict[str, Tensor]] = {}
 
         def measure(part: Part, capacity: float) -> dict[str, float]:
-            found, answers[part.key] = self._scores_of(server.state_at(capacity), part)
-            if part.key not in standing:
-                del answers[part.key]  # those of all draws would take much memory
+            found, logits = self._scores_of(server.state_at(capacity), part)
+            if (part.key, capacity) in standing:  # those of all draws would take much memory
+                answers[part.key, capacity] = logits
             return found
 
-        owned = "own" in self.method.reads  # then there is a model for every client, and none for a capacity
-        indexes = [] if owned else [representative_index(self.method, self.plan, each, last) for each in capacities]
-        standing = dict.fromkeys(index.key for index in indexes)
         line: dict[str, Any] = by_capacity(
             self.method,
             self.plan,
@@ -194,7 +196,7 @@ class Evaluator:
         if len(answers) > 1:
             for name, asked in self._asked().items():
                 if all(name in own for own in answers.values()):
-                    counts = metric.counts(together([own[name] for own in answers.values()]), asked)
+                    counts = metric.counts(together([answers[at][name] for at in standing]), asked)
                     line[f"together_{name}"] = float(metric.of(counts.sum(0)))
         return line
 

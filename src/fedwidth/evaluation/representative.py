@@ -93,8 +93,6 @@ def by_capacity(
     found: dict[str, dict[str, Any]] = {name: {}}
     owned = "own" in method.reads
     differ = draws > 1 and not owned and method.serves is None and not method.shared(method.values)
-    if differ:
-        found |= {f"{name}_mean": {}, f"{name}_spread": {}}
     for capacity in capacities:
         key = f"{capacity:g}"
         if owned and all(own != capacity for _, own in last.cohort):
@@ -103,9 +101,12 @@ def by_capacity(
         for score, value in measured(representative_index(method, plan, capacity, last), capacity).items():
             found.setdefault(f"capacity_{score}", {})[key] = value
         if differ:
-            drawn = [measured(index, capacity)[metric] for index in drawn_indexes(method, plan, capacity, last, draws)]
-            found[f"{name}_mean"][key] = statistics.fmean(drawn)
-            found[f"{name}_spread"][key] = statistics.stdev(drawn) if len(drawn) > 1 else None
+            drawn = [measured(index, capacity) for index in drawn_indexes(method, plan, capacity, last, draws)]
+            for score in drawn[0]:
+                values = [scores[score] for scores in drawn]
+                found.setdefault(f"capacity_{score}_mean", {})[key] = statistics.fmean(values)
+                spread = statistics.stdev(values) if len(values) > 1 else None
+                found.setdefault(f"capacity_{score}_spread", {})[key] = spread
     return found
 
 

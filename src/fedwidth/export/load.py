@@ -107,10 +107,12 @@ def _load_together(
     """The models of several widths, which answer together."""
     if not capacities:
         raise OptionError("no capacity is given: name those whose models answer together, such as [1, 0.5]")
-    taken = [take(run, capacity, model=model, data=data) for capacity in capacities]
-    if not taken[0].objective.labelled:
-        raise OptionError(f"models answer together with probabilities of classes, which {run} has none of")
-    return Together([each.model for each in taken]).eval()
+    first, *others = (take(run, capacity, model=model, data=data) for capacity in capacities)
+    if not first.objective.labelled:
+        raise OptionError(f"models answer together with probabilities of classes, which those of {run} do not give")
+    if not (method := method_of(first.settings)).slices:
+        raise OptionError(f"only sub-models that are slices answer together, and {method.title} hands out others")
+    return Together([first.model, *(each.model for each in others)], first.objective.output).eval()
 
 
 def take(

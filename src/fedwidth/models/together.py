@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,10 +23,11 @@ def together(logits: Sequence[Tensor]) -> Tensor:
 class Together(nn.Module):
     """Answers with the mean of the probabilities that its models give to each class."""
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
+    def __init__(self, models: Sequence[nn.Module], logits: Callable[[Any], Tensor] = lambda answer: answer) -> None:
+        """`logits` takes them out of what a model answers, where that is more than a tensor."""
         super().__init__()
-        self.models = nn.ModuleList(models)
+        self.models, self.logits = nn.ModuleList(models), logits
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         """What they answer together."""
-        return together([model(*inputs, **named) for model in self.models])
+        return together([self.logits(model(*inputs, **named)) for model in self.models])

@@ -78,7 +78,7 @@ class Record:
     """The accuracy of the last round's sub-model of each capacity, the mean over draws where clients of a capacity hold
     different ones; earlier records do not say."""
     capacity_validation: dict[str, float | None] | None = None
-    """The same on validation samples, of one sub-model of each capacity; None where there are none."""
+    """The same on validation samples; None where there are none."""
     together_accuracy: float | None = None
     """The accuracy of the mean of what these sub-models answer, one for each capacity; earlier records do not say."""
 
@@ -142,7 +142,8 @@ def make_record(
         samples=samples.name,
         spent=_spent(lines, measured),
         capacity_accuracy=measured[-1].get("capacity_accuracy_mean") or measured[-1].get("capacity_accuracy"),
-        capacity_validation=measured[-1].get("capacity_validation_accuracy"),
+        capacity_validation=measured[-1].get("capacity_validation_accuracy_mean")
+        or measured[-1].get("capacity_validation_accuracy"),
         together_accuracy=measured[-1].get("together_accuracy"),
     )
 

@@ -17,7 +17,12 @@ def summarise(settings: Settings, lines: Sequence[dict[str, Any]]) -> dict[str, 
     measure = Measure.of(last)
     metric, capacity = measure.name, f"capacity_{measure.name}"
     by_capacity = (
-        *(f"{capacity}_mean", f"{capacity}_spread", f"capacity_validation_{metric}"),
+        *(
+            f"{capacity}_mean",
+            f"{capacity}_spread",
+            f"capacity_validation_{metric}",
+            f"capacity_validation_{metric}_mean",
+        ),
         *(f"together_{metric}", f"together_validation_{metric}"),
     )
     best, best_round = _best(lines, f"global_{metric}", measure)

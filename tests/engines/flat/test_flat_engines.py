@@ -18,7 +18,7 @@ from fedwidth.engines import FlatEngine
 from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.experiment import Experiment, build_model
 from fedwidth.methods import method
-from small_runs import same
+from small_runs import same, small
 
 
 @cache
@@ -131,3 +131,31 @@ def test_stacked_clients_of_unequal_size_agree_with_the_serial_engine():
     changes += ["model.name=mlp", "model.options={hidden=[16,8]}", "training.lr=0.05", "data.clients=10"]
     one, many = (run(name, *changes) for name in ("serial", "vectorised"))
     assert worst(one, many) < 1e-9
+
+
+class TiedWithNorms(nn.Module):
+    """PyTorch's own batch norm, whose statistics are no parameters, and two layers with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.second, self.third = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+        self.third.weight = self.second.weight
+        self.head = nn.Linear(6, 10)
+
+    def forward(self, x):
+        x = self.second(self.norm(self.first(x)).relu()).relu()
+        return self.head(self.third(x).relu().mean((2, 3)))
+
+
+def test_the_broadcast_of_fedbrb_leaves_statistics_alone_and_tied_weights_equal():
+    states = []
+    for engine in ("serial", "cuda"):
+        torch.manual_seed(1)
+        settings = small("method.name=fedbrb", f"engine={engine}", "devices.per_round=5", "rounds=3")
+        states.append(Experiment(settings, model=TiedWithNorms()).run().server.state)
+    serial, flat = states
+    assert "norm.running_mean" in flat
+    for name, tensor in serial.items():
+        torch.testing.assert_close(flat[name], tensor, rtol=1e-4, atol=1e-5)
+    assert torch.equal(flat["second.weight"], flat["third.weight"])

@@ -1,5 +1,8 @@
-"""Runs whose clients train side by side in one pool of slots give, bit for bit, what they give one by one."""
+"""Runs whose clients train side by side in slots give, bit for bit, what they give one by one."""
 
+import gc
+import warnings
+import weakref
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -76,7 +79,45 @@ def test_a_stopped_pack_goes_on_to_the_same_bits(tmp_path):
     assert all(equal(one, other) for one, other in zip(whole, again, strict=True))
 
 
-def test_a_pack_stops_all_its_runs_after_one_round(tmp_path):
+@pytest.mark.parametrize("room", [1, 3, 8])
+def test_lanes_that_have_no_memory_beside_each_other_become_one(monkeypatch, room):
+    expected = [run.run() for run in experiments(*VARIANTS[:3])]
+    alive = []
+
+    def make(*given):
+        gc.collect()
+        if sum(slot() is not None for slot in alive) >= room:
+            raise torch.OutOfMemoryError("no room for another slot")
+        slot = make_slot(*given)
+        alive.append(weakref.ref(slot))
+        return slot
+
+    monkeypatch.setitem(SlotPool.__init__.__kwdefaults__, "make_slot", make)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = run_in_lockstep(experiments(*VARIANTS[:3]))
+    assert "out of memory on cpu: the runs of the pack go on in one lane" in [str(each.message) for each in said]
+    assert all(equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_a_round_that_has_ended_is_told_of_where_the_next_one_cannot_begin():
+    def choose(plan, counts, at):
+        if at.round == 2:
+            raise ValueError("no third round")
+        return method("feddropout").choose(plan, counts, at)
+
+    settings = [read_settings("quickstart", [*BASE, *MODELS["mlp"], f"seed={seed}"]).main for seed in (1, 2)]
+    first = Experiment(settings[0], method=replace(method("feddropout"), choose=choose, reads=("memory",)))
+    told = []
+    with pytest.raises(ValueError, match="no third round"):
+        run_in_lockstep(
+            [first, Experiment(settings[1], method=first.method, data=first.data)],
+            on_round=lambda number, line: told.append((number, line["round"])),
+        )
+    assert told == [(0, 1), (1, 1), (0, 2)], "the second run had not ended its round yet"
+
+
+def test_a_pack_stops_all_its_runs_in_the_same_round(tmp_path):
     asked = []
 
     def stop():

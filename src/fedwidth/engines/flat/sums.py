@@ -19,6 +19,7 @@ from fedwidth.core.running_mean import Weight, interpolate, ratio
 from fedwidth.engines.faults import error_context
 from fedwidth.engines.flat.layout import FlatState, Layout, SubLayout
 from fedwidth.engines.flat.tensor_layout import TensorLayout
+from fedwidth.engines.memory import out_of_memory
 from fedwidth.errors import UpdateError
 from fedwidth.methods import Task
 
@@ -149,11 +150,15 @@ class FlatSums(RoundSums):
         self, average: Mapping[str, Tensor], state: Mapping[str, Tensor], share: float
     ) -> FlatState | None:
         """An average, and a share of the updates that reach each element from other blocks."""
-        layout = self._layout
-        if not isinstance(average, FlatState) or any(name in layout.plan.parameters for name in layout.others):
+        if not isinstance(average, FlatState):
             return None
-        moves = broadcast_flat(layout.flatten(state), self._sums)
-        return FlatState(moves.mul_(share).add_(average.flat), layout, average.others)
+        try:
+            moves = broadcast_flat(self._layout.flatten(state), self._sums)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            return None  # tensor by tensor it takes far less
+        return FlatState(moves.mul_(share).add_(average.flat), self._layout, average.others)
 
 
 def broadcast_flat(state: FlatState, sums: Sequence[FlatSum]) -> Tensor:

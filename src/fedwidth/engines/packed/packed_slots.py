@@ -1,8 +1,8 @@
-"""Packed runs in slots: the clients of all runs train side by side in one pool.
+"""Packed runs in slots: the clients of all runs of a lane train side by side in one pool.
 
 The arithmetic is that of the runs one by one with the cuda engine, bit for bit: which clients train beside a client
 changes nothing for it. A GPU that ten clients cannot fill has more to do at a time, and steps are captured once for
-all runs.
+all runs of the lane.
 """
 
 from __future__ import annotations

@@ -234,10 +234,15 @@ class SlotPool:
                     torch.cuda.empty_cache()  # what the steps before the captures took, on streams of their own
                 for each in work:
                     started += self._launch(*each)
-        finally:
-            wait(started)  # also where one has failed: the others still use their slots
-        for future in started:
-            future.result()
+            wait(started)
+            for future in started:
+                future.result()
+        except BaseException:
+            wait(started)  # the others still use their slots, and what they read must live until they have done so
+            self._join(wave)
+            raise
+        for _, slot in wave:
+            slot.done = slot.stream.mark()
         return batches
 
     def _launch(self, flat_task: FlatTask, slot: Slot, batches: Batches, kinds: Sequence[Kind]) -> list[Future[None]]:
@@ -250,7 +255,8 @@ class SlotPool:
     def _join(self, wave: Wave) -> None:
         """Let whatever the caller's stream does from here on come after the wave's training."""
         for _, slot in wave:
-            slot.stream.join()
+            slot.stream.join(slot.done)
+            slot.done = None
 
 
 def _begin(flat_task: FlatTask, slot: Slot) -> None:

@@ -88,6 +88,8 @@ class Slot:
         """The generator that layers (dropout) draw from: each slot has its own, so that the order of launches does not
         matter."""
         self.stream = GraphStream.on(device)
+        self.done: torch.cuda.Event | None = None
+        """The end of the training that was queued last, until somebody waits for it."""
         self.max_graphs = MAX_GRAPHS
         self.graphs: dict[Kind, tuple[Tree, Tree, torch.cuda.CUDAGraph]] = {}
         """Where a captured step reads its inputs and targets, and the step."""

@@ -76,7 +76,9 @@ class Lane:
     def end(self) -> list[int]:
         """End the round: average, evaluate and record it; the numbers of the runs that had one."""
         going, self._going = self._going, []
-        trained = iter(self._results())
+        results, self._results = self._results, tuple  # which holds the states of the round, and goes with it
+        trained = iter(results())
+        del results
         closed: dict[object, Server] = {}
         ended: list[tuple[Server, Report]] = []
         for recorder, tasks in going:

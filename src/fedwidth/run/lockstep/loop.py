@@ -10,18 +10,21 @@ the others while the processor is busy with one.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
+from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.packed.engine import PackedEngine
 from fedwidth.engines.packed.limits import check_pack
 from fedwidth.experiment import Experiment, Line, Result, Stopped
 from fedwidth.gpu import on_gpu
 from fedwidth.run.lockstep.lane import Lane, lanes_of
 from fedwidth.run.lockstep.packing import use_packed_engine
+from fedwidth.run.recorder import Recorder
 from fedwidth.run.start import begin
 
 
@@ -46,22 +49,46 @@ def run_in_lockstep(
         stack.enter_context(on_gpu(experiments[0].device))
         use_packed_engine(experiments)
         check_pack([experiment.trainer for experiment in experiments])
-        numbers = lanes_of(experiments)
-        packs = [PackedEngine([experiments[number].trainer for number in lane]) for lane in numbers]
-        for pack in packs:
-            stack.callback(pack.close)
         recorders = [
             stack.enter_context(begin(experiment, folder, resume=resume, overwrite=overwrite, packed=len(experiments)))
             for experiment, folder in zip(experiments, folders or [None] * len(experiments), strict=True)
         ]
-        lanes = [
-            Lane(lane, [recorders[number] for number in lane], pack) for lane, pack in zip(numbers, packs, strict=True)
-        ]
-        _advance(lanes, on_round, stop)
+        numbers = lanes_of(experiments)
+        if not _train(numbers, recorders, on_round, stop):
+            warnings.warn(
+                f"out of memory on {experiments[0].device}: the runs of the pack go on in one lane", stacklevel=2
+            )
+            _train([list(range(len(recorders)))], recorders, on_round, stop)
         if not all(recorder.ended for recorder in recorders):
             done = max(recorder.server.round for recorder in recorders)
             raise Stopped(f"stopped after round {done} of {experiments[0].settings.rounds}")
         return [recorder.finish() for recorder in recorders]
+
+
+def _train(
+    numbers: Sequence[Sequence[int]],
+    recorders: Sequence[Recorder],
+    on_round: Callable[[int, Line], None],
+    stop: Callable[[], bool],
+) -> bool:
+    """Train the runs in these lanes; False if the device has no memory for all of them at once.
+
+    Then the rounds that were under way are dropped. Nothing of them counts yet, so they can begin again.
+    """
+    with ExitStack() as stack:
+        lanes = []
+        for lane in numbers:
+            mine = [recorders[number] for number in lane]
+            pack = PackedEngine([recorder.experiment.trainer for recorder in mine])
+            stack.callback(pack.close)
+            lanes.append(Lane(lane, mine, pack))
+        try:
+            _advance(lanes, on_round, stop)
+        except Exception as error:
+            if len(lanes) == 1 or not out_of_memory(error):
+                raise
+            return False
+        return True
 
 
 def _advance(lanes: Sequence[Lane], on_round: Callable[[int, Line], None], stop: Callable[[], bool]) -> None:
@@ -74,10 +101,12 @@ def _advance(lanes: Sequence[Lane], on_round: Callable[[int, Line], None], stop:
         for lane in going:
             numbers = lane.end()
             stopping = stop() if lane is going[0] else stopping
-            if not stopping and not lane.ended:
-                lane.begin()
-            for number in numbers:
-                recorder = lane.runs[number]
-                recorder.save(always=stopping)
-                on_round(number, recorder.lines[-1])
+            try:
+                if not stopping and not lane.ended:
+                    lane.begin()
+            finally:  # the round that has ended is told of, whatever becomes of the next one
+                for number in numbers:
+                    recorder = lane.runs[number]
+                    recorder.save(always=stopping)
+                    on_round(number, recorder.lines[-1])
         going = [] if stopping else [lane for lane in going if not lane.ended]
