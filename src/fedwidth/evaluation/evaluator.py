@@ -194,22 +194,24 @@ class Evaluator:
             draws=self.settings.evaluation.draws if self.is_last(server.round) else 1,  # they take their time
         )
         if len(answers) > 1:
-            for name, asked in self._asked().items():
-                if all(name in own for own in answers.values()):
-                    counts = metric.counts(together([answers[at][name] for at in standing]), asked)
+            for name, (split, samples) in self._asked().items():
+                if has_one_label(self.objective, split):
+                    labels = split.labels.cpu().long()
+                    right = labels if samples is None else labels[samples]
+                    counts = metric.counts(together([answers[at][name] for at in standing]), right)
                     line[f"together_{name}"] = float(metric.of(counts.sum(0)))
         return line
 
-    def _asked(self) -> dict[str, Tensor]:
-        """The labels of the test and of the validation samples, by the name of the score on them."""
-        data, held, metric = self.data, self.partition.validation, self.objective.metric.name
-        if not has_one_label(self.objective, data.test):
-            return {}
-        tested = (
-            data.test.labels.cpu().long() if self.settings.evaluation.test else data.train.labels.cpu()[held].long()
-        )
-        seen = {metric: tested}
-        return seen | {f"validation_{metric}": data.train.labels.cpu()[held].long()} if len(held) else seen
+    def _asked(self) -> dict[str, tuple[Split, Tensor | None]]:
+        """The samples that sub-models are measured on, by the name of the score: a split, and which of it (None: all).
+
+        The test set and, where there are some, the validation samples, which stand for it where it is not seen.
+        """
+        data, metric, held = self.data, self.objective.metric.name, (self.data.train, self.partition.validation)
+        if not self.settings.evaluation.test:
+            return {metric: held}
+        tested: dict[str, tuple[Split, Tensor | None]] = {metric: (data.test, None)}
+        return tested | {f"validation_{metric}": held} if len(held[1]) else tested
 
     def last_round(
         self, server: Server, *, before: Server | None = None, cohort: Sequence[tuple[int, float]] = ()
@@ -233,23 +235,12 @@ class Evaluator:
         return scores.local_scores_of(kept, partition, self.data, mask, self.objective)
 
     def _scores_of(self, state: Mapping[str, Tensor], part: Part) -> tuple[dict[str, float], dict[str, Tensor]]:
-        """What this part of the model scores on the test set, and on the validation samples under a name of its own.
-
-        Where the test set is not seen, the validation samples stand for it. Also its logits there, where a sample has
-        one label.
-        """
+        """What this part scores on the test and validation samples, and its logits where these have one label."""
         small = part.module(self.model, self.plan).to(self.device)
         self.prepare(small, part.cut(state, self.plan))
-        settings, data, held = self.settings.evaluation, self.data, self.partition.validation
-        metric = self.objective.metric.name
-
-        asked: dict[str, tuple[Split, Tensor | None]] = {metric: (data.test, None)}
-        if not settings.test:
-            asked = {metric: (data.train, held)}
-        elif len(held):
-            asked[f"validation_{metric}"] = data.train, held
+        asked, settings = self._asked(), self.settings.evaluation
         found = {
-            name: scores.score(small, data, split, settings, self.device, samples, objective=self.objective)
+            name: scores.score(small, self.data, split, settings, self.device, samples, objective=self.objective)
             for name, (split, samples) in asked.items()
         }
         logits = {name: kept for name, (_, kept) in found.items() if has_one_label(self.objective, asked[name][0])}

@@ -23,7 +23,7 @@ def train(runs, stacks=None, *, ahead=False, rounds=3):
         asked = [RunRound(run.trainer, state[id(run)].state, tasks_of(run, state[id(run)]), round) for run in runs]
         last = round == rounds - 1
         coming = (lambda: ()) if last or not ahead else lambda round=round: look_ahead(runs, state, round + 1)
-        for run, one, (sums, report) in zip(runs, asked, engine.run(asked, coming), strict=True):
+        for run, one, (sums, report) in zip(runs, asked, engine.start(asked, coming)(), strict=True):
             state[id(run)] = run.rounds.close(state[id(run)], one.tasks, sums, report)
             losses[id(run)].append(report.losses)
     engine.close()
@@ -125,7 +125,7 @@ def test_equal_work_is_done_once():
     first, other = runs[0].first_server(), runs[2].first_server()
     servers = [first, first, other, first, first, first]  # runs of one seed begin with one state
     asked = [RunRound(run.trainer, s.state, tasks_of(run, s), 0) for run, s in zip(runs, servers, strict=True)]
-    one, twin, stranger, stack, window, cover = (sums for sums, _ in engine.run(asked))
+    one, twin, stranger, stack, window, cover = (sums for sums, _ in engine.start(asked)())
     engine.close()
     assert sum(made.trained) == 6 * 4, "six clients of four runs"
     assert (one is twin, one is stranger, stack is window, stack is cover) == (True, False, True, False)

@@ -213,7 +213,7 @@ class Counted:
         engine = PackedEngine([run.trainer for run in runs], slots=SlotPool(runs[0].trainer, make_slot=self.make))
         state = runs[0].first_state
         rounds = [RunRound(run.trainer, state, run.method.assign(run.plan, run.cohort(0), 0), 0) for run in runs]
-        found = [sums for sums, _ in engine.run(rounds)]
+        found = [sums for sums, _ in engine.start(rounds)()]
         engine.close()
         return found
 

@@ -57,10 +57,6 @@ class PackedEngine:
         partitions = partition_digests(trainers)
         self._shared = {id(trainer): _what_counts(trainer, partitions[id(trainer.partition)]) for trainer in trainers}
 
-    def run(self, rounds: Sequence[RunRound], coming: Coming = lambda: ()) -> list[RoundResult]:
-        """Train a round of every run, and meanwhile prepare the coming one."""
-        return self.start(rounds, coming)()
-
     def start(self, rounds: Sequence[RunRound], coming: Coming = lambda: ()) -> Callable[[], list[RoundResult]]:
         """Begin to train a round of every run, and prepare the coming one; what is returned waits for the results.
 
