@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from fedwidth.methods import methods
 from fedwidth.reproduce.records import Record
-from reproduction.benchmark.standings import MIXES, Standings, late_accuracy
+from reproduction.benchmark.standings import CAPS, MIXES, Standings, late_accuracy
 from reproduction.benchmark.tables import (
     device_table,
     gain_table,
@@ -39,6 +39,7 @@ def write_benchmark(page: str, records: Sequence[Record]) -> str:
         "widths": widths_text,
         "yardsticks": yardsticks_text,
         "gains": gains_text,
+        "capped": capped_text,
         "details": details_text,
     }
 
@@ -78,13 +79,20 @@ def gains_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> 
     return gain_table(standings, titles) if any(map(standings.methods, MIXES)) else NOTHING
 
 
+def capped_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
+    """What every method gained with a server's model as wide as the widest device."""
+    standings = Standings.of(name, records)
+    return gain_table(standings, titles, CAPS) if any(map(standings.methods, CAPS)) else NOTHING
+
+
 def details_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
     """Mix by mix: accuracies, the worst served clients, what it cost, and the sub-models of devices, folded away."""
     standings = Standings.of(name, records)
     parts = []
-    for mix in (mix for mix in MIXES if standings.methods(mix)):
-        tables = [mix_table(standings, mix, titles), device_table(standings, mix, titles)]
-        parts.append(folded(MIXES[mix][0].upper() + MIXES[mix][1:], "\n\n".join(filter(None, tables))))
+    for mix, title in (MIXES | CAPS).items():
+        if standings.methods(mix):
+            tables = [mix_table(standings, mix, titles), device_table(standings, mix, titles)]
+            parts.append(folded(title[0].upper() + title[1:], "\n\n".join(filter(None, tables))))
     return "\n\n".join(parts) or NOTHING
 
 

@@ -20,11 +20,14 @@ MIXES = {
 """The mixes of devices by the label that the recipes' columns have."""
 CAP = "capped"
 """The column with the runs whose server model is as wide as the widest device of `no-full-width`."""
+CAPS = {CAP: "no full width, a server's model of 1/2"}
+"""That column as a mix of its own: a server's model of 1/2, and devices that hold all of it or less."""
 YARDSTICKS = {
     "five-sizes": {EXCLUDE: "exclude/five-sizes", SMALLEST: "smallest", FULL: "full"},
     "weak-classes": {EXCLUDE: "exclude/weak-classes", SMALLEST: "smallest", FULL: "full"},
     "no-full-width": {SMALLEST: "smallest", FULL: "full"},
     "all-quarter": {SMALLEST: "quarter", FULL: "full"},
+    CAP: {EXCLUDE: f"exclude/{CAP}", SMALLEST: "smallest", FULL: "full"},
 }
 """The labels of the yardsticks' runs. Who trains the whole model needs none of the sizes, so mixes share them."""
 

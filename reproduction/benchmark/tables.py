@@ -11,7 +11,7 @@ from fedwidth.analysis.difference import Difference, correct
 from fedwidth.analysis.wording import over_seeds
 from fedwidth.analysis.yardsticks import FULL, SMALLEST, TO_BEAT
 from fedwidth.reproduce.records import Record
-from reproduction.benchmark.standings import LAST_EVALUATIONS, MIXES, YARDSTICKS, Standings, late_accuracy
+from reproduction.benchmark.standings import CAPS, LAST_EVALUATIONS, MIXES, YARDSTICKS, Standings, late_accuracy
 from reproduction.markdown import make_table
 
 NOT_RUN = "–"
@@ -25,9 +25,9 @@ BYTES, OPERATIONS = 0, 1
 Titles = Mapping[str, str]
 
 
-def gain_table(standings: Standings, titles: Titles) -> str:
-    """The gain of every method in every mix, with its interval, the best first; the mean of its ranks last."""
-    begun = [mix for mix in MIXES if standings.methods(mix)]
+def gain_table(standings: Standings, titles: Titles, mixes: Mapping[str, str] = MIXES) -> str:
+    """The gain of every method in these mixes, with its interval, the best first; the mean of its ranks last."""
+    begun = [mix for mix in mixes if standings.methods(mix)]
     gains = {
         (method, mix): gain
         for mix in begun
@@ -44,7 +44,7 @@ def gain_table(standings: Standings, titles: Titles) -> str:
         better = mean(mean(each.values) for each in own) if own else -100.0
         rank = [f"{ranks[method]:.1f}" if method in ranks else NOT_RUN] if several else []
         rows.append((place, -better, [titles[method], *cells, *rank]))
-    head = ["", *(MIXES[mix] for mix in begun), *(["mean rank"] if several else [])]
+    head = ["", *(mixes[mix] for mix in begun), *(["mean rank"] if several else [])]
     return make_table(head, [row for *_, row in sorted(rows)])
 
 
@@ -75,7 +75,7 @@ def yardstick_table(standings: Standings, titles: Titles) -> str:
     rows = []
     for label in (label for label in labels if label in standings.runs):
         kind, _, mix = label.partition("/")
-        title = ", ".join([titles[kind], *([MIXES[mix]] if mix else [])])
+        title = ", ".join([titles[kind], *([(MIXES | CAPS)[mix]] if mix else [])])
         rows.append([title, *(show(standings.runs[label]) for show in (_accuracy, _worst, _seeds))])
     return make_table(["", "accuracy", WORST_TITLE, "seeds"], rows)
 
@@ -127,8 +127,10 @@ def worst_share(record: Record) -> float | None:
 
 def device_table(standings: Standings, mix: str, titles: Titles) -> str | None:
     """The accuracy of the sub-model that the devices of each size can run, in the last round; None before one was
-    measured. Where validation samples have seen them too, also of the one that does best on those, and where they were
-    asked together, of all of them.
+    measured. Sizes are those of devices, also where the server's model is narrower than the whole.
+
+    Where validation samples have seen them too, also of the one that does best on those, and where they were asked
+    together, of all of them.
 
     A model that everyone trains runs on all devices, so that its accuracy is what the sub-models have to beat.
     """
@@ -136,9 +138,12 @@ def device_table(standings: Standings, mix: str, titles: Titles) -> str | None:
         label: [(seed, record) for seed, record in standings.runs[label].items() if record.capacity_accuracy]
         for label in _labels(standings, mix)
     }
-    sizes = dict.fromkeys(
-        size for runs in measured.values() for _, record in runs for size in record.capacity_accuracy or {}
-    )
+    sizes = {
+        size: Fraction(size) * Fraction(record.settings["model"]["width"])
+        for runs in measured.values()
+        for _, record in runs
+        for size in record.capacity_accuracy or {}
+    }
     if not sizes:
         return None
     rows = []
@@ -157,7 +162,7 @@ def device_table(standings: Standings, mix: str, titles: Titles) -> str | None:
         last = over_seeds([100 * record.final_accuracy for _, record in runs], 1)
         rows.append([titles[smallest], *[last] * (len(sizes) + validated + asked), _seeds(seed for seed, _ in runs)])
     chosen = ["best by validation"] * validated + ["all together"] * asked
-    return make_table(["last round, sub-model of", *(str(Fraction(size)) for size in sizes), *chosen, "seeds"], rows)
+    return make_table(["last round, sub-model of", *map(str, sizes.values()), *chosen, "seeds"], rows)
 
 
 def of_validation(records: Sequence[Record]) -> str:
@@ -170,7 +175,8 @@ def of_validation(records: Sequence[Record]) -> str:
         if tested is None:
             return NOT_RUN
         found.setdefault(best, []).append(100 * tested)
-    sizes = ", ".join(str(Fraction(size)) for size in sorted(found, key=float, reverse=True))
+    width = Fraction(records[0].settings["model"]["width"])
+    sizes = ", ".join(str(Fraction(size) * width) for size in sorted(found, key=float, reverse=True))
     return f"{over_seeds([value for values in found.values() for value in values], 1)} ({sizes})"
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reproduction.benchmark.chosen import KINDS, RECIPES, find_chosen, make_recipe
 from reproduction.benchmark.page import SETS, YARDSTICK_TITLES, per_seed, write_benchmark
 from reproduction.benchmark.standings import CAP, MIXES, YARDSTICKS, Standings, late_accuracy
 from reproduction.benchmark.tables import (
@@ -19,6 +20,7 @@ from reproduction.benchmark.tuning import find_best, find_trials, training_of, t
 
 from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, SMALLEST
 from fedwidth.config.read import read_settings, recipe_names
+from fedwidth.errors import OptionError
 from fedwidth.reproduce.records import read_all
 from recorded_runs import record
 from small_runs import small
@@ -239,6 +241,20 @@ def test_reported_runs_are_trained_as_their_trials_chose(name):
         for each in read_settings(recipe).runs:
             training = {key: getattr(each.settings.training, key) for key in ("optimiser", "lr")}
             assert training == chosen[each.label.partition("/")[0]], each.label
+
+
+def test_recipes_of_another_data_set_are_those_of_the_first_with_what_its_trials_chose():
+    chosen = find_chosen("cifar10", ROOT / "results")
+    for kind in KINDS:
+        text = (RECIPES / f"cifar10{kind}.toml").read_text(encoding="utf-8")
+        assert make_recipe(text, "cifar10", chosen) == text
+        other = make_recipe(text, "cifar100", dict.fromkeys(chosen, 'training.optimiser = "adam", training.lr = 7e-5'))
+        runs = read_settings(other).runs
+        assert {each.settings.training.lr for each in runs} == {7e-5}
+        assert {each.settings.data.name for each in runs} == {"cifar100"}
+        assert {each.settings.data.partition_options["per_client"] for each in runs} == {20}
+    with pytest.raises(OptionError, match="trials of .*fedrolex.* have not all been run"):
+        find_chosen("cifar10", ROOT / "results" / "queue")
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if f"benchmark/{name}" in recipe_names()])

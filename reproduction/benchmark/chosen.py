@@ -1,0 +1,66 @@
+"""The recipes of a data set's reported runs, trained as its trials chose.
+
+`python -m reproduction.benchmark.chosen NAME` writes them. They are those of CIFAR-10 with other data and other learning
+rates, so that all data sets have one protocol.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from fedwidth.config.read import read_settings
+from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.files import write_whole
+from fedwidth.reproduce.records import read_all
+from reproduction.benchmark.tuning import find_best, find_trials, training_of
+
+RECIPES = Path(__file__).parents[2] / "src" / "fedwidth" / "recipes" / "benchmark"
+FIRST, FIRST_TITLE = "cifar10", "CIFAR-10"
+KINDS = ("", "-yardsticks")
+TRAINING = re.compile(r'(label = "(?P<row>[^"/]+).*?)training\.optimiser = "\w+", training\.lr = [\d.e-]+')
+TITLES = {"cifar10": FIRST_TITLE, "cifar100": "CIFAR-100"}
+
+Training = dict[str, str]
+"""The settings that trials chose, as a recipe has them, by row: a method or a yardstick."""
+
+
+def find_chosen(name: str, results: Path) -> Training:
+    """How each row of a data set's trials is best trained; trials that are missing are named."""
+    trials = find_trials(f"benchmark/{name}-tuning", read_all(results))
+    best = find_best(trials)
+    if missing := [row for row in trials if row not in best]:
+        raise OptionError(f"{name}: trials of {', '.join(missing)} have not all been run")
+    chosen = {}
+    for row, column in best.items():
+        record = trials[row][column]
+        assert record is not None
+        training = training_of(record)
+        rate = f"{training['lr']}" if training["lr"] >= 0.01 else f"{training['lr']:.0e}".replace("e-0", "e-")
+        chosen[row] = f'training.optimiser = "{training["optimiser"]}", training.lr = {rate}'
+    return chosen
+
+
+def make_recipe(template: str, name: str, chosen: Training) -> str:
+    """A recipe of CIFAR-10 as one of another data set."""
+    labels = {of: read_settings(f"benchmark/{of}-tuning").runs[0].settings.data.partition_options for of in TITLES}
+    text = template.replace(FIRST_TITLE, TITLES[name]).replace(FIRST, name)
+    per_client = "per_client = {per_client}"
+    text = text.replace(per_client.format_map(labels[FIRST]), per_client.format_map(labels[name]))
+    return TRAINING.sub(lambda found: found[1] + chosen[found["row"]], text)
+
+
+def main(name: str, results: str = "results") -> None:
+    """Write both recipes of a data set."""
+    chosen = find_chosen(name, Path(results))
+    for kind in KINDS:
+        template = (RECIPES / f"{FIRST}{kind}.toml").read_text(encoding="utf-8")
+        write_whole(RECIPES / f"{name}{kind}.toml", make_recipe(template, name, chosen))
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except FedwidthError as error:
+        sys.exit(str(error))
