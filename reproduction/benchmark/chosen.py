@@ -1,7 +1,7 @@
 """The recipes of a data set's reported runs, trained as its trials chose.
 
-`python -m reproduction.benchmark.chosen NAME` writes them. They are those of CIFAR-10 with other data and other learning
-rates, so that all data sets have one protocol.
+`python -m reproduction.benchmark.chosen NAME` writes them. They are those of CIFAR-10 with other data and other
+learning rates, so that all data sets have one protocol.
 """
 
 from __future__ import annotations
