@@ -5,11 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from fedwidth.methods import methods
 from fedwidth.reproduce.records import Record
-from reproduction.benchmark.standings import CAPS, MIXES, Standings, late_accuracy
+from reproduction.benchmark.standings import (
+    CAPS,
+    MIXES,
+    Standings,
+    chosen_accuracy,
+    late_accuracy,
+    together_accuracy,
+)
 from reproduction.benchmark.tables import (
     device_table,
     gain_table,
@@ -34,12 +42,14 @@ YARDSTICK_TITLES = {
 def write_benchmark(page: str, records: Sequence[Record]) -> str:
     """The page with all that is between marks made anew."""
     titles = {name: method.title for name, method in methods().items()} | YARDSTICK_TITLES
-    made = {
+    made: dict[str, Callable[[str, Sequence[Record], dict[str, str]], str]] = {
         "tuning": tuning_text,
         "widths": widths_text,
         "yardsticks": yardsticks_text,
         "gains": gains_text,
         "capped": capped_text,
+        "chosen": partial(parts_text, chosen_accuracy),
+        "together": partial(parts_text, together_accuracy),
         "details": details_text,
     }
 
@@ -83,6 +93,15 @@ def capped_text(name: str, records: Sequence[Record], titles: dict[str, str]) ->
     """What every method gained with a server's model as wide as the widest device."""
     standings = Standings.of(name, records)
     return gain_table(standings, titles, CAPS) if any(map(standings.methods, CAPS)) else NOTHING
+
+
+def parts_text(
+    accuracy: Callable[[Record], float | None], name: str, records: Sequence[Record], titles: dict[str, str]
+) -> str:
+    """What every method gained if parts of the server's model answer; a part that is all there is says nothing new."""
+    mixes = {mix: title for mix, title in (MIXES | CAPS).items() if mix != "all-quarter"}
+    standings = Standings.of(name, records, accuracy)
+    return gain_table(standings, titles, mixes, with_ranks=False) if any(map(standings.methods, mixes)) else NOTHING
 
 
 def details_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import mean
 
@@ -40,20 +40,56 @@ def late_accuracy(record: Record) -> float:
     return 100 * mean(float(row[1]) for row in record.evaluations[-LAST_EVALUATIONS:] if row[1] is not None)
 
 
+def best_part(record: Record) -> tuple[str, float] | None:
+    """The sub-model that does best on validation samples: its size, and its accuracy after the last round in percent.
+
+    None where they have not seen the sub-models.
+    """
+    known = {size: value for size, value in (record.capacity_validation or {}).items() if value is not None}
+    best = max(known, key=lambda size: (known[size], float(size)), default="")
+    tested = (record.capacity_accuracy or {}).get(best)
+    return None if tested is None else (best, 100 * tested)
+
+
+def chosen_accuracy(record: Record) -> float | None:
+    """The accuracy after the last round if the sub-model answers that validation samples choose, in percent."""
+    if _is_of_one_width(record):
+        return 100 * record.final_accuracy
+    found = best_part(record)
+    return None if found is None else found[1]
+
+
+def together_accuracy(record: Record) -> float | None:
+    """The accuracy after the last round if one sub-model of each size answer together, in percent."""
+    if _is_of_one_width(record):
+        return 100 * record.final_accuracy
+    return None if record.together_accuracy is None else 100 * record.together_accuracy
+
+
+def _is_of_one_width(record: Record) -> bool:
+    """Whether all who train hold the whole model, which is then its only part."""
+    return record.recipe.endswith("-yardsticks")
+
+
 @dataclass(frozen=True)
 class Standings:
     """All reported runs of one data set, by label and seed."""
 
     runs: dict[str, Runs]
+    accuracy: Callable[[Record], float | None] = late_accuracy
+    """What counts as the accuracy of a run; None where it was not measured."""
 
     @classmethod
-    def of(cls, name: str, records: Iterable[Record]) -> Standings:
-        """The runs of the recipes `benchmark/NAME` and `benchmark/NAME-yardsticks`."""
+    def of(
+        cls, name: str, records: Iterable[Record], accuracy: Callable[[Record], float | None] = late_accuracy
+    ) -> Standings:
+        """The runs of the recipes `benchmark/NAME` and `benchmark/NAME-yardsticks` that have this accuracy."""
         found: dict[str, Runs] = {}
         for record in records:
-            if record.recipe in (f"benchmark/{name}", f"benchmark/{name}-yardsticks"):
+            reported = record.recipe in (f"benchmark/{name}", f"benchmark/{name}-yardsticks")
+            if reported and accuracy(record) is not None:
                 found.setdefault(record.label, {})[record.seed] = record
-        return cls({label: dict(sorted(runs.items())) for label, runs in found.items()})
+        return cls({label: dict(sorted(runs.items())) for label, runs in found.items()}, accuracy)
 
     def methods(self, mix: str) -> list[str]:
         """The methods that were run in a mix."""
@@ -61,7 +97,8 @@ class Standings:
 
     def accuracies(self, label: str) -> Accuracies:
         """What a run reached, by seed."""
-        return {seed: late_accuracy(record) for seed, record in self.runs.get(label, {}).items()}
+        found = {seed: self.accuracy(record) for seed, record in self.runs.get(label, {}).items()}
+        return {seed: accuracy for seed, accuracy in found.items() if accuracy is not None}
 
     def yardsticks(self, method: str, mix: str) -> dict[str, Accuracies]:
         """What the yardsticks of a method reached, by kind; those that were not run are left out."""

@@ -11,7 +11,15 @@ from fedwidth.analysis.difference import Difference, correct
 from fedwidth.analysis.wording import over_seeds
 from fedwidth.analysis.yardsticks import FULL, SMALLEST, TO_BEAT
 from fedwidth.reproduce.records import Record
-from reproduction.benchmark.standings import CAPS, LAST_EVALUATIONS, MIXES, YARDSTICKS, Standings, late_accuracy
+from reproduction.benchmark.standings import (
+    CAPS,
+    LAST_EVALUATIONS,
+    MIXES,
+    YARDSTICKS,
+    Standings,
+    best_part,
+    late_accuracy,
+)
 from reproduction.markdown import make_table
 
 NOT_RUN = "–"
@@ -25,7 +33,9 @@ BYTES, OPERATIONS = 0, 1
 Titles = Mapping[str, str]
 
 
-def gain_table(standings: Standings, titles: Titles, mixes: Mapping[str, str] = MIXES) -> str:
+def gain_table(
+    standings: Standings, titles: Titles, mixes: Mapping[str, str] = MIXES, *, with_ranks: bool = True
+) -> str:
     """The gain of every method in these mixes, with its interval, the best first; the mean of its ranks last."""
     begun = [mix for mix in mixes if standings.methods(mix)]
     gains = {
@@ -35,7 +45,7 @@ def gain_table(standings: Standings, titles: Titles, mixes: Mapping[str, str] = 
         if (gain := standings.gain(method, mix)) is not None
     }
     corrected = dict(zip(gains, correct([gain.difference for gain in gains.values()]), strict=True))
-    ranks, several = mean_ranks(standings), len(begun) > 1
+    ranks, several = mean_ranks(standings), with_ranks and len(begun) > 1
     rows = []
     for method in dict.fromkeys(method for mix in begun for method in standings.methods(mix)):
         own = [gains[method, mix].difference for mix in begun if (method, mix) in gains]
@@ -169,12 +179,10 @@ def of_validation(records: Sequence[Record]) -> str:
     """The accuracy of the sub-models that do best on validation samples, and their sizes; where all runs have some."""
     found: dict[str, list[float]] = {}
     for record in records:
-        known = {size: value for size, value in (record.capacity_validation or {}).items() if value is not None}
-        best = max(known, key=lambda size: (known[size], float(size)), default="")
-        tested = (record.capacity_accuracy or {}).get(best)
-        if tested is None:
+        best = best_part(record)
+        if best is None:
             return NOT_RUN
-        found.setdefault(best, []).append(100 * tested)
+        found.setdefault(best[0], []).append(best[1])
     width = Fraction(records[0].settings["model"]["width"])
     sizes = ", ".join(str(Fraction(size) * width) for size in sorted(found, key=float, reverse=True))
     return f"{over_seeds([value for values in found.values() for value in values], 1)} ({sizes})"
