@@ -16,6 +16,7 @@ from reproduction.benchmark.standings import (
     Standings,
     chosen_accuracy,
     late_accuracy,
+    part_accuracy,
     together_accuracy,
 )
 from reproduction.benchmark.tables import (
@@ -48,6 +49,7 @@ def write_benchmark(page: str, records: Sequence[Record]) -> str:
         "yardsticks": yardsticks_text,
         "gains": gains_text,
         "capped": capped_text,
+        "part": partial(parts_text, part_accuracy),
         "chosen": partial(parts_text, chosen_accuracy),
         "together": partial(parts_text, together_accuracy),
         "details": details_text,

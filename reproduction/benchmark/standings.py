@@ -51,24 +51,26 @@ def best_part(record: Record) -> tuple[str, float] | None:
     return None if tested is None else (best, 100 * tested)
 
 
-def chosen_accuracy(record: Record) -> float | None:
-    """The accuracy after the last round if the sub-model answers that validation samples choose, in percent."""
-    if _is_of_one_width(record):
-        return 100 * record.final_accuracy
+def part_accuracy(record: Record) -> float | None:
+    """The accuracy after the last round if the sub-model answers that validation samples like best, in percent."""
     found = best_part(record)
-    return None if found is None else found[1]
+    return _answered(record, None if found is None else found[1] / 100)
 
 
 def together_accuracy(record: Record) -> float | None:
     """The accuracy after the last round if one sub-model of each size answer together, in percent."""
-    if _is_of_one_width(record):
-        return 100 * record.final_accuracy
-    return None if record.together_accuracy is None else 100 * record.together_accuracy
+    return _answered(record, record.together_accuracy)
 
 
-def _is_of_one_width(record: Record) -> bool:
-    """Whether all who train hold the whole model, which is then its only part."""
-    return record.recipe.endswith("-yardsticks")
+def chosen_accuracy(record: Record) -> float | None:
+    """The accuracy after the last round if those sub-models answer together that validation samples choose."""
+    return _answered(record, record.chosen_accuracy)
+
+
+def _answered(record: Record, accuracy: float | None) -> float | None:
+    """An accuracy of parts in percent; that of yardsticks is of the whole, which all who train them hold."""
+    found = record.final_accuracy if record.recipe.endswith("-yardsticks") else accuracy
+    return None if found is None else 100 * found
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,17 @@ def test_each_width_has_a_column_and_its_mean_over_seeds(tmp_path, capsys):
     assert lines[start + 3].rsplit("│", 1)[1].strip().startswith(f"{sum(both) / 2:.2f} ± ")
 
 
+def test_the_widths_that_validation_samples_choose_have_a_column(tmp_path, capsys):
+    recipe = write_recipe(tmp_path, "evaluation.capacities = [1, 0.25]\n")
+    changes = ["--set", "method.name=heterofl", "--set", "data.validation=0.2"]
+    assert run_command(["run", recipe, *changes, "--out", str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (start,) = (number for number, line in enumerate(lines) if line.startswith("accuracy at each width %"))
+    assert [cell.strip() for cell in lines[start + 1].split("┃")] == ["run", "1", "0.25", "together", "chosen"]
+    summary = json.loads((tmp_path / "runs" / "summary.json").read_text())
+    assert lines[start + 3].rsplit("│", 1)[1].strip() == f"{100 * summary['chosen_accuracy']:.2f}"
+
+
 def test_where_only_the_whole_model_was_measured_there_is_no_such_table(tmp_path, capsys):
     assert run_command(["run", write_recipe(tmp_path), "--seeds", "1,2", "--out", str(tmp_path / "runs")]) == 0
     assert "at each width" not in capsys.readouterr().out

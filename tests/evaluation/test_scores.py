@@ -256,11 +256,39 @@ class TestCapacities:
             right[name] = float((mean.argmax(-1) == labels).double().mean())
         assert {name: result.metrics[-1][name] for name in right} == pytest.approx(right)
 
+    def test_those_are_chosen_that_do_best_on_validation_samples(self):
+        changes = ["method.name=heterofl", "evaluation.capacities=[1, 0.5, 0.25]", "data.validation=0.2", "rounds=4"]
+        run = Experiment(small(*changes))
+        result = run.run()
+        line = result.metrics[-1]
+        models = {}
+        for capacity in (1, 0.5, 0.25):
+            index = run.method.select(run.plan, capacity=capacity)
+            models[capacity] = narrow(run.model, run.plan, index).eval()
+            models[capacity].load_state_dict(extract(result.server.state, run.plan, index))
+
+        def accuracy(split, samples, chosen):
+            asked, labels = run.data.batch(split, samples)
+            mean = sum(models[capacity](asked).softmax(-1) for capacity in chosen)
+            return float((mean.argmax(-1) == labels).double().mean())
+
+        held = run.partition.validation
+        chosen = line["chosen_capacities"]
+        reached = accuracy(run.data.train, held, chosen)
+        assert line["chosen_accuracy"] == pytest.approx(
+            accuracy(run.data.test, torch.arange(len(run.data.test)), chosen)
+        )
+        singles = {capacity: accuracy(run.data.train, held, [capacity]) for capacity in models}
+        assert reached >= max(singles.values())
+        assert max(singles, key=singles.get) in chosen
+        for more in models.keys() - set(chosen):
+            assert accuracy(run.data.train, held, [*chosen, more]) <= reached
+
     @pytest.mark.parametrize("change", ["method.name=fedavg", "evaluation.capacities=[0.5]", "method.name=dsfl"])
     def test_one_model_or_models_of_clients_do_not_answer_together(self, change):
         extra = ["method.options={samples=20}"] if "dsfl" in change else []
         run = Experiment(small("method.name=heterofl", "evaluation.capacities=[1, 0.5]", change, *extra))
-        assert not [name for name in run.run().metrics[-1] if name.startswith("together")]
+        assert not [name for name in run.run().metrics[-1] if name.startswith(("together", "chosen"))]
 
     def test_they_may_be_measured_less_often_and_at_the_end_in_any_case(self):
         changes = ["method.name=heterofl", "evaluation.capacities=[0.5]", "evaluation.every=1", "rounds=5"]

@@ -18,7 +18,7 @@ from fedwidth.evaluation.representative import LastRound, by_capacity, represent
 from fedwidth.evaluation.scores import LocalScores, Score, has_one_label
 from fedwidth.gpu import autocast
 from fedwidth.methods import Method
-from fedwidth.models.together import together
+from fedwidth.models.together import choose_together, together
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.objectives.metric import ACCURACY
 from fedwidth.plan.plan import Plan
@@ -194,12 +194,27 @@ class Evaluator:
             draws=self.settings.evaluation.draws if self.is_last(server.round) else 1,  # they take their time
         )
         if len(answers) > 1:
-            for name, (split, samples) in self._asked().items():
-                if has_one_label(self.objective, split):
-                    labels = split.labels.cpu().long()
-                    right = labels if samples is None else labels[samples]
-                    counts = metric.counts(together([answers[at][name] for at in standing]), right)
-                    line[f"together_{name}"] = float(metric.of(counts.sum(0)))
+            line |= self._together([answers[at] for at in standing])
+        return line
+
+    def _together(self, answers: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+        """What sub-models, one of each capacity, score together by their logits: all of them, and those that validation
+        samples choose where there are some beside the test set."""
+        metric, line = self.objective.metric, dict[str, Any]()
+        asked = {name: some for name, some in self._asked().items() if has_one_label(self.objective, some[0])}
+
+        def score(name: str, numbers: Sequence[int]) -> float:
+            (split, samples), logits = asked[name], together([answers[number][name] for number in numbers])
+            labels = split.labels.cpu().long()
+            return float(metric.of(metric.counts(logits, labels if samples is None else labels[samples]).sum(0)))
+
+        for name in asked:
+            line[f"together_{name}"] = score(name, range(len(answers)))
+        held = f"validation_{metric.name}"
+        if held in asked and metric.name in asked:
+            chosen = choose_together(len(answers), lambda numbers: metric.measure.sign * score(held, numbers))
+            line["chosen_capacities"] = [self.settings.evaluation.capacities[number] for number in chosen]
+            line[f"chosen_{metric.name}"] = score(metric.name, chosen)
         return line
 
     def _asked(self) -> dict[str, tuple[Split, Tensor | None]]:

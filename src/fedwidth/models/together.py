@@ -20,6 +20,25 @@ def together(logits: Sequence[Tensor]) -> Tensor:
     return torch.stack([each.log_softmax(-1) for each in logits]).logsumexp(0) - math.log(len(logits))
 
 
+def choose_together(number: int, score: Callable[[Sequence[int]], float]) -> list[int]:
+    """Which of so many models do well together: the best one, then whichever adds most, as long as one does.
+
+    >>> worth = {(0,): 3, (1,): 2, (2,): 1, (0, 1): 3, (0, 2): 5, (0, 1, 2): 4}
+    >>> choose_together(3, lambda some: worth[tuple(some)])
+    [0, 2]
+    """
+    chosen: list[int] = []
+    best = -math.inf
+    while left := [each for each in range(number) if each not in chosen]:
+        worth = {each: score(sorted([*chosen, each])) for each in left}
+        found = max(left, key=worth.__getitem__)
+        if worth[found] <= best:
+            break
+        best = worth[found]
+        chosen.append(found)
+    return sorted(chosen)
+
+
 class Together(nn.Module):
     """Answers with the mean of the probabilities that its models give to each class."""
 

@@ -81,6 +81,10 @@ class Record:
     """The same on validation samples; None where there are none."""
     together_accuracy: float | None = None
     """The accuracy of the mean of what these sub-models answer, one for each capacity; earlier records do not say."""
+    chosen_accuracy: float | None = None
+    """The same of those among them that validation samples choose; None where there are none."""
+    chosen_capacities: list[float] | None = None
+    """Their capacities."""
 
     @cached_property
     def key(self) -> str:
@@ -145,6 +149,8 @@ def make_record(
         capacity_validation=measured[-1].get("capacity_validation_accuracy_mean")
         or measured[-1].get("capacity_validation_accuracy"),
         together_accuracy=measured[-1].get("together_accuracy"),
+        chosen_accuracy=measured[-1].get("chosen_accuracy"),
+        chosen_capacities=measured[-1].get("chosen_capacities"),
     )
 
 

@@ -23,7 +23,7 @@ def summarise(settings: Settings, lines: Sequence[dict[str, Any]]) -> dict[str, 
             f"capacity_validation_{metric}",
             f"capacity_validation_{metric}_mean",
         ),
-        *(f"together_{metric}", f"together_validation_{metric}"),
+        *(f"together_{metric}", f"together_validation_{metric}", f"chosen_{metric}", "chosen_capacities"),
     )
     best, best_round = _best(lines, f"global_{metric}", measure)
     return {

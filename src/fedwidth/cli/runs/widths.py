@@ -14,29 +14,32 @@ from fedwidth.objectives.metric import Measure
 if TYPE_CHECKING:
     from fedwidth.cli.runs.planned_run import PlannedRun
 
+SEVERAL = ("together", "chosen")
+"""Of which models of several widths an answer is measured: all of them, or those that validation samples choose."""
+
 Mine = Sequence[tuple["PlannedRun", Mapping[str, Any]]]
 
 
 def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
     """One row for every label and one column for every width that was measured, where any but the whole model was.
 
-    A last column has what the models of all widths answer together, where they did.
+    Last columns have what the models of all widths answer together, and those that validation samples choose, where
+    they were asked.
     """
     tables = [[at_widths(summary) for _, summary in mine] for mine in by_label.values()]
     found = {width for runs in tables for widths in runs for width in widths}
     if not found - {"1"}:
         return
     columns = sorted(found, key=float, reverse=True)
-    shared = [[_together(summary) for _, summary in mine] for mine in by_label.values()]
-    together = any(value is not None for runs in shared for value in runs)
+    summaries = [[summary for _, summary in mine] for mine in by_label.values()]
+    asked = [name for name in SEVERAL if any(_of(each, name) for runs in summaries for each in runs)]
     rows = []
-    for mine, runs, both in zip(by_label.values(), tables, shared, strict=True):
+    for mine, runs, of_runs in zip(by_label.values(), tables, summaries, strict=True):
         own = Measure.of(mine[0][1])
         known = [[own.scaled(widths[width]) for widths in runs if width in widths] for width in columns]
-        if together:
-            known.append([own.scaled(value) for value in both if value is not None])
+        known += [[own.scaled(value) for each in of_runs for value in _of(each, name)] for name in asked]
         rows.append([mine[0][0].title, *(over_seeds(values, metric=own) if values else "–" for values in known)])
-    print_table(["run", *columns, *["together"] * together], rows, title=f"{metric.title} at each width{metric.unit}")
+    print_table(["run", *columns, *asked], rows, title=f"{metric.title} at each width{metric.unit}")
     shown = [mine[0][0] for mine in by_label.values()]
     if len({run.settings.model.width for run, runs in zip(shown, tables, strict=True) if any(runs)}) > 1:
         print("Widths are shares of the server's model, which is not of the same width in all runs.")
@@ -44,10 +47,10 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
         print(f"{', '.join(keeping)}: at each width the model of the first client of that size, which stays with it.")
 
 
-def _together(summary: Mapping[str, Any]) -> float | None:
-    """What the models of all widths score together; None where they were not asked together."""
-    found: float | None = summary.get(f"together_{Measure.of(summary).name}")
-    return found
+def _of(summary: Mapping[str, Any], name: str) -> list[float]:
+    """What models of several widths score together; nothing where they were not asked."""
+    found = summary.get(f"{name}_{Measure.of(summary).name}")
+    return [] if found is None else [found]
 
 
 def mean_at_widths(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
