@@ -59,6 +59,19 @@ def test_preresnet18_has_the_papers_parameters(rate, expected):
     assert parameters(model) == expected
 
 
+def test_preresnet18_with_group_norm_treats_samples_alone_and_its_parts_are_narrower_models_of_the_kind():
+    options = {"data_shape": (3, 16, 16), "norm": "group"}
+    model = models.build("preresnet18", widths=(16, 16, 32, 32), **options)
+    images = torch.randn(4, 3, 16, 16)
+    torch.testing.assert_close(model(images)[:1], model(images[:1]))  # in training, too: no statistics of the batch
+    plan = fedwidth.trace(model, images)
+    part = fedwidth.method("heterofl").select(plan, capacity=1 / 4)
+    narrow = models.build("preresnet18", widths=(4, 4, 8, 8), **options)
+    assert part.shapes == {name: tuple(tensor.shape) for name, tensor in narrow.state_dict().items()}
+    # A part keeps the first units of each group of channels: 4 groups of 4 channels keep channels 0, 4, 8 and 12.
+    assert part["stem.weight"][0].tolist() == [0, 4, 8, 12]
+
+
 def test_lenet_is_niid_benchs_simple_cnn():
     """3 -> 6 -> 16 channels, 5 x 5 pixels are left of 32 x 32, then 120, 84 and 10."""
     model = models.build("lenet")
@@ -207,6 +220,12 @@ def test_transformer_activation_is_an_option():
         ("cnn", {"data_shape": (64,)}, r"data_shape must be \(channels, height, width\) of an image, not \[64\]"),
         ("cnn", {"widths": []}, "widths must be a list of whole numbers"),
         ("preresnet18", {"widths": [8, 8]}, r"widths must be four numbers, one per stage, not \[8, 8\]"),
+        ("preresnet18", {"norm": "layer"}, "norm must be 'batch' or 'group', not 'layer'"),
+        (
+            "preresnet18",
+            {"norm": "group", "widths": [8, 8, 8, 6]},
+            r"with group norm widths must be multiples of 4, not \[8, 8, 8, 6\]",
+        ),
         ("transformer", {"activation": "tanh"}, "activation must be 'relu' or 'gelu', not 'tanh'"),
         ("transformer", {"dropout": 1.0}, "dropout must be a number of at least 0 and below 1, not 1.0"),
         ("transformer", {"heads": 2.5}, "heads must be a whole number of at least 1, not 2.5"),

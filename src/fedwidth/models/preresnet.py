@@ -17,21 +17,26 @@ def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 
-class ScaledNorm(nn.Sequential):
-    """Static batch norm (with the scaler in it), ReLU: what comes before every convolution but the first."""
+GROUPS = 4
+"""The groups of group norm, at every width: a sixteenth of 64 channels has one channel in each."""
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(StaticBatchNorm2d(channels), nn.ReLU())
+
+class ScaledNorm(nn.Sequential):
+    """Static batch norm (with the scaler in it) or group norm (which undoes a scale), ReLU: what comes before every
+    convolution but the first."""
+
+    def __init__(self, channels: int, norm: str) -> None:
+        super().__init__(StaticBatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(GROUPS, channels), nn.ReLU())
 
 
 class Block(nn.Module):
     """norm-conv-norm-conv beside a shortcut; where the shape changes, a 1x1 convolution of the activated input."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
-        self.norm1 = ScaledNorm(inputs)
+        self.norm1 = ScaledNorm(inputs, norm)
         self.conv1 = conv(inputs, outputs, 3, stride)
-        self.norm2 = ScaledNorm(outputs)
+        self.norm2 = ScaledNorm(outputs, norm)
         self.conv2 = conv(outputs, outputs, 3)
         self.shortcut = conv(inputs, outputs, 1, stride) if stride != 1 or inputs != outputs else None
 
@@ -52,21 +57,27 @@ class PreResNet18(nn.Module):
         data_shape: Sequence[int] = (3, 32, 32),
         classes: int = 10,
         widths: Sequence[int] = (64, 128, 256, 512),
+        norm: str = "batch",
     ) -> None:
+        """`norm` is "batch" (static, with statistics collected before evaluation) or "group"."""
         super().__init__()
         widths = sizes("widths", widths)
         if len(widths) != 4:
             raise OptionError(f"widths must be four numbers, one per stage, not {list(widths)}")
+        if norm not in ("batch", "group"):
+            raise OptionError(f"norm must be 'batch' or 'group', not {norm!r}")
+        if norm == "group" and any(width % GROUPS for width in widths):
+            raise OptionError(f"with group norm widths must be multiples of {GROUPS}, not {list(widths)}")
         self.stem = conv(image(data_shape)[0], widths[0], 3)
         inputs, blocks = widths[0], []
         for stage, outputs in enumerate(widths):
             blocks += [
-                Block(inputs, outputs, stride=1 if stage == 0 else 2),
-                Block(outputs, outputs, stride=1),
+                Block(inputs, outputs, stride=1 if stage == 0 else 2, norm=norm),
+                Block(outputs, outputs, stride=1, norm=norm),
             ]
             inputs = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.norm = ScaledNorm(inputs)
+        self.norm = ScaledNorm(inputs, norm)
         self.classifier = nn.Linear(inputs, positive("classes", classes))
         nn.init.zeros_(self.classifier.bias)
 
