@@ -69,6 +69,16 @@ def test_packs_and_single_runs_side_by_side(start, capsys):
     assert "largest difference of weights 0.0e+00" in capsys.readouterr().out
 
 
+def test_lanes_beside_one_lane(start, capsys):
+    small = ["model.name=cnn", "model.options={widths=[4,8]}", "training.steps=1", "data.validation=0"]
+    changes = [part for change in small for part in ("--set", change)]
+    options = ["--device", "cpu", "--methods", "fedecover", "--rounds", "2", "--turns", "1", "--samples", "1800"]
+    start(FOLDER / "lanes.py", "--child", *options, *changes)
+    found = json.loads(capsys.readouterr().out)
+    assert found["same"]
+    assert list(found["ms"]) == ["3", "1"]
+
+
 def test_data_on_disk_beside_the_same_in_memory(start, capsys, tmp_path):
     """Two processes in turns; whether reading gives the same bits is what must not change."""
     start(FOLDER / "on_disk.py", "--folder", str(tmp_path), "--clients", "20", "--gigabytes", "0.0005", "--rounds", "2")
