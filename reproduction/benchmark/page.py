@@ -100,9 +100,8 @@ def capped_text(name: str, records: Sequence[Record], titles: dict[str, str]) ->
 def parts_text(
     accuracy: Callable[[Record], float | None], name: str, records: Sequence[Record], titles: dict[str, str]
 ) -> str:
-    """What every method gained if parts of the server's model answer; a part that is all there is says nothing new."""
-    mixes = {mix: title for mix, title in (MIXES | CAPS).items() if mix != "all-quarter"}
-    standings = Standings.of(name, records, accuracy)
+    """What every method gained if parts of the server's model answer, where several do or one is chosen."""
+    mixes, standings = MIXES | CAPS, Standings.of(name, records, accuracy)
     return gain_table(standings, titles, mixes, with_ranks=False) if any(map(standings.methods, mixes)) else NOTHING
 
 

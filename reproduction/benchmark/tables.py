@@ -201,16 +201,16 @@ def _of_all(found: Sequence[float | None]) -> str:
 def accuracy_within(record: Record, cost: int, budget: float) -> float | None:
     """The mean of the last evaluations that a run made within a budget, in percent.
 
-    None where it made none, or so few that they lie further apart than those at the end of a run.
+    None where it made none, or where those around the end of the budget lie further apart than at the end of a run.
     """
     if record.spent is None:
         return None
-    made = [row for row, spent in zip(record.evaluations, record.spent, strict=True) if spent[cost] <= budget]
-    rows = made[-LAST_EVALUATIONS:]
-    rounds, late = ([int(row[0] or 0) for row in some] for some in (rows, record.evaluations[-2:]))
-    if any(after - before > late[-1] - late[0] for before, after in pairwise(rounds)):
+    made = sum(spent[cost] <= budget for spent in record.spent)
+    first, rows = max(0, made - LAST_EVALUATIONS), record.evaluations
+    around, late = ([int(row[0] or 0) for row in some] for some in (rows[first : made + 1], rows[-2:]))
+    if any(after - before > late[-1] - late[0] for before, after in pairwise(around)):
         return None
-    last = [100 * float(row[1]) for row in rows if row[1] is not None]
+    last = [100 * float(row[1]) for row in rows[first:made] if row[1] is not None]
     return mean(last) if last else None
 
 

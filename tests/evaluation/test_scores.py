@@ -18,6 +18,8 @@ from fedwidth.evaluation import scores
 from fedwidth.evaluation.scores import local_scores, prepare, score
 from fedwidth.experiment import Experiment
 from fedwidth.models import StaticBatchNorm2d
+from fedwidth.objectives import CLASSIFICATION
+from fedwidth.objectives.metric import MeanOf, Measure, Metric
 from fedwidth.settings import EvaluationSettings
 from small_runs import same, small
 
@@ -216,6 +218,10 @@ class TestBatchNorm:
             assert len(kept) == 3
 
 
+def _errors(output, targets):
+    return (output.argmax(-1) != targets).double()
+
+
 class TestCapacities:
     @pytest.mark.parametrize("name", ["fedrolex", "heterofl", "fedbrb", "feddropout"])
     def test_full_width_is_the_global_model(self, name):
@@ -256,13 +262,17 @@ class TestCapacities:
             right[name] = float((mean.argmax(-1) == labels).double().mean())
         assert {name: result.metrics[-1][name] for name in right} == pytest.approx(right)
 
-    def test_those_are_chosen_that_do_best_on_validation_samples(self):
-        changes = ["method.name=heterofl", "evaluation.capacities=[1, 0.5, 0.25]", "data.validation=0.2", "rounds=4"]
-        run = Experiment(small(*changes))
+    @pytest.mark.parametrize("lower_is_better", [False, True])
+    def test_those_are_chosen_that_do_best_on_validation_samples(self, lower_is_better):
+        widths = (1, 0.5, 0.25)
+        changes = ["method.name=heterofl", f"evaluation.capacities={list(widths)}", "data.validation=0.2", "rounds=12"]
+        error = Metric(Measure("error", "error", higher_is_better=False), MeanOf(_errors))
+        objective = replace(CLASSIFICATION, metric=error) if lower_is_better else CLASSIFICATION
+        run = Experiment(small(*changes, "seed=3", "training.lr=0.05"), objective=objective)
         result = run.run()
-        line = result.metrics[-1]
+        line, name = result.metrics[-1], objective.metric.name
         models = {}
-        for capacity in (1, 0.5, 0.25):
+        for capacity in widths:
             index = run.method.select(run.plan, capacity=capacity)
             models[capacity] = narrow(run.model, run.plan, index).eval()
             models[capacity].load_state_dict(extract(result.server.state, run.plan, index))
@@ -272,17 +282,18 @@ class TestCapacities:
             mean = sum(models[capacity](asked).softmax(-1) for capacity in chosen)
             return float((mean.argmax(-1) == labels).double().mean())
 
-        held = run.partition.validation
-        chosen = line["chosen_capacities"]
-        reached = accuracy(run.data.train, held, chosen)
-        assert line["chosen_accuracy"] == pytest.approx(
-            accuracy(run.data.test, torch.arange(len(run.data.test)), chosen)
-        )
-        singles = {capacity: accuracy(run.data.train, held, [capacity]) for capacity in models}
-        assert reached >= max(singles.values())
-        assert max(singles, key=singles.get) in chosen
-        for more in models.keys() - set(chosen):
-            assert accuracy(run.data.train, held, [*chosen, more]) <= reached
+        def reached(chosen):
+            return accuracy(run.data.train, run.partition.validation, chosen)
+
+        first = max(widths, key=lambda capacity: reached([capacity]))
+        second = max(set(widths) - {first}, key=lambda capacity: reached([first, capacity]))
+        assert reached([first, second]) > reached([first]), "a run in which one width alone is best tests nothing"
+        expected = {first, second}
+        if reached(widths) > reached([first, second]):
+            expected = set(widths)
+        assert set(line["chosen_capacities"]) == expected
+        tested = accuracy(run.data.test, torch.arange(len(run.data.test)), expected)
+        assert line[f"chosen_{name}"] == pytest.approx(1 - tested if lower_is_better else tested)
 
     @pytest.mark.parametrize("change", ["method.name=fedavg", "evaluation.capacities=[0.5]", "method.name=dsfl"])
     def test_one_model_or_models_of_clients_do_not_answer_together(self, change):
@@ -310,6 +321,8 @@ class TestCapacities:
         name = "global_accuracy"
         assert [line["round"] for line in seldom.metrics if name in line] == [4, 5, 6, 7]
         assert all(line[name] == often.metrics[line["round"] - 1][name] for line in seldom.metrics if name in line)
+        with pytest.raises(OptionError, match=r"evaluation.capacities must name each capacity once, not 0.5 twice"):
+            small("evaluation.capacities=[1, 0.5, 0.5]")
         with pytest.raises(OptionError, match=r"evaluation.also must be rounds, counted from 1, not \[0\]"):
             small("evaluation.also=[0]")
 

@@ -62,7 +62,12 @@ def test_evaluations_that_lie_too_far_apart_are_not_averaged_within_a_budget():
     spent = [[float(row[0]), 0.0] for row in rows]
     sparse = replace(run("one/five-sizes", 0.5), evaluations=rows, spent=spent)
     assert accuracy_within(sparse, BYTES, 350) is None
-    assert accuracy_within(sparse, BYTES, 150) == pytest.approx(50.0), "one evaluation is that of its round"
+    assert accuracy_within(sparse, BYTES, 150) is None, "one evaluation, and the next is far behind the end"
+    assert accuracy_within(sparse, BYTES, 430) is None
+    assert accuracy_within(sparse, BYTES, 1000) is None, "the last five are not all of the end"
+    dense = replace(sparse, evaluations=[[round, 0.5, None, None] for round in (20, 40, 60, 80, 100)])
+    dense = replace(dense, spent=[[float(row[0]), 0.0] for row in dense.evaluations])
+    assert accuracy_within(dense, BYTES, 30) == pytest.approx(50.0), "one evaluation near the end of the budget"
 
 
 def test_widths_between_the_whole_model_and_the_smallest_are_told_apart():
@@ -271,10 +276,17 @@ def test_a_row_is_tuned_when_all_its_trials_are_there():
 def test_reported_runs_are_trained_as_their_trials_chose(name):
     trials = find_trials(f"benchmark/{name}-tuning", RECORDS)
     chosen = {row: training_of(trials[row][column]) for row, column in find_best(trials).items()}
-    for recipe in (f"benchmark/{name}", f"benchmark/{name}-yardsticks"):
+    kinds = ("", "-yardsticks", "-group-norm", "-redrawn")
+    for recipe in {f"benchmark/{name}{kind}" for kind in kinds} & set(recipe_names()):
         for each in read_settings(recipe).runs:
             training = {key: getattr(each.settings.training, key) for key in ("optimiser", "lr")}
             assert training == chosen[each.label.partition("/")[0]], each.label
+
+
+def test_the_smallest_model_of_the_spot_check_has_no_sub_models():
+    (smallest,) = (run for run in read_settings("benchmark/cifar10-group-norm").runs if "smallest" in run.label)
+    assert smallest.settings.devices.capacities == "a1"
+    assert smallest.settings.evaluation.capacities == []
 
 
 def test_recipes_of_another_data_set_are_those_of_the_first_with_what_its_trials_chose():

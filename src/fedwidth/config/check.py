@@ -58,6 +58,8 @@ def check_settings(settings: Settings, method: Method | None = None, objective: 
     evaluation = settings.evaluation
     if any(round < 1 for round in evaluation.also):
         raise OptionError(f"evaluation.also must be rounds, counted from 1, not {evaluation.also}")
+    if twice := [each for each in evaluation.capacities if evaluation.capacities.count(each) > 1]:
+        raise OptionError(f"evaluation.capacities must name each capacity once, not {twice[0]:g} twice")
     if evaluation.capacities_every % evaluation.every:
         raise OptionError(
             f"evaluation.capacities_every must be a multiple of evaluation.every ({evaluation.every}), or 0, not"

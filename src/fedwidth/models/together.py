@@ -31,8 +31,8 @@ def choose_together(number: int, score: Callable[[Sequence[int]], float]) -> lis
     best = -math.inf
     while left := [each for each in range(number) if each not in chosen]:
         worth = {each: score(sorted([*chosen, each])) for each in left}
-        found = max(left, key=worth.__getitem__)
-        if worth[found] <= best:
+        found = max(left, key=lambda each: -math.inf if math.isnan(worth[each]) else worth[each])
+        if chosen and not worth[found] > best:
             break
         best = worth[found]
         chosen.append(found)
