@@ -51,8 +51,10 @@ def make_recipe(template: str, name: str, chosen: Training) -> str:
     return TRAINING.sub(lambda found: found[1] + chosen[found["row"]], text)
 
 
-def main(name: str, results: str = "results") -> None:
+def main(name: str = "", results: str = "results") -> None:
     """Write both recipes of a data set."""
+    if name not in TITLES:
+        raise OptionError(f"recipes are written for {' or '.join(TITLES)}, not for '{name}'")
     chosen = find_chosen(name, Path(results))
     for kind in KINDS:
         template = (RECIPES / f"{FIRST}{kind}.toml").read_text(encoding="utf-8")
