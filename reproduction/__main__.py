@@ -1,5 +1,5 @@
 """`python -m reproduction`, from the top of the repository: writes docs/results.md, its figures, and the tables of
-docs/benchmark.md (`make results`)."""
+docs/benchmark.md and docs/choosing-a-method.md (`make results`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.files import write_whole
 from fedwidth.reproduce.records import read_all
-from reproduction.benchmark.page import SETS, per_seed, write_benchmark
+from reproduction.benchmark.page import PAGES, SETS, per_seed, write_benchmark
 from reproduction.figures import FOLDER, write_figures
 from reproduction.page import find_tables, write_page
 
@@ -31,10 +31,11 @@ def write_results(
     write_whole(out, write_page(results))
     print(out)
     records = read_all(results)
-    benchmark = out.with_name("benchmark.md")
-    if benchmark.exists():
-        write_whole(benchmark, write_benchmark(benchmark.read_text(encoding="utf-8"), records))
-        print(benchmark)
+    pages = [page for name in PAGES if (page := out.with_name(name)).exists()]
+    for page in pages:
+        write_whole(page, write_benchmark(page.read_text(encoding="utf-8"), records))
+        print(page)
+    if pages:
         for name in SETS:
             path = results / "benchmark" / f"{name}.csv"
             write_whole(path, per_seed(name, records))

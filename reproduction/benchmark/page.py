@@ -1,4 +1,4 @@
-"""docs/benchmark.md: its text is written by hand, and what stands between two marks is made from the recorded runs."""
+"""Pages about the benchmark: texts are written by hand, and what stands between two marks is made from recorded runs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from reproduction.benchmark.standings import (
     together_accuracy,
 )
 from reproduction.benchmark.tables import (
+    accuracy_table,
     device_table,
     gain_table,
     mix_table,
@@ -32,6 +33,8 @@ from reproduction.markdown import folded
 MARK = re.compile(r"(<!-- made by `make results`: (?P<kind>\w+) of (?P<set>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOTHING = "Nothing has been run yet."
 SETS = ("cifar10", "cifar100")
+PAGES = ("benchmark.md", "choosing-a-method.md")
+"""The pages in docs/ that have such marks."""
 YARDSTICK_TITLES = {
     "exclude": "*exclude*",
     "smallest": "*smallest for all*",
@@ -47,6 +50,7 @@ def write_benchmark(page: str, records: Sequence[Record]) -> str:
         "tuning": tuning_text,
         "widths": widths_text,
         "yardsticks": yardsticks_text,
+        "accuracies": accuracies_text,
         "gains": gains_text,
         "capped": capped_text,
         "part": partial(parts_text, part_accuracy),
@@ -83,6 +87,12 @@ def _with_sizes(titles: dict[str, str]) -> dict[str, str]:
     """The titles, those of the two smallest models told apart."""
     smallest = titles["smallest"]
     return titles | {"smallest": f"{smallest}, 1/16", "quarter": f"{smallest}, 1/4"}
+
+
+def accuracies_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
+    """What every method and yardstick reached in every mix."""
+    standings = Standings.of(name, records)
+    return accuracy_table(standings, titles) if any(map(standings.methods, MIXES)) else NOTHING
 
 
 def gains_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:

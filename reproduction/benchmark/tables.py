@@ -9,7 +9,7 @@ from statistics import mean
 
 from fedwidth.analysis.difference import Difference, correct
 from fedwidth.analysis.wording import over_seeds
-from fedwidth.analysis.yardsticks import FULL, SMALLEST, TO_BEAT
+from fedwidth.analysis.yardsticks import EXCLUDE, FULL, SMALLEST, TO_BEAT
 from fedwidth.reproduce.records import Record
 from reproduction.benchmark.standings import (
     CAPS,
@@ -56,6 +56,21 @@ def gain_table(
         rows.append((place, -better, [titles[method], *cells, *rank]))
     head = ["", *(mixes[mix] for mix in begun), *(["mean rank"] if several else [])]
     return make_table(head, [row for *_, row in sorted(rows)])
+
+
+def accuracy_table(standings: Standings, titles: Titles) -> str:
+    """What every method and yardstick reached in every mix, methods by the mean of their ranks."""
+    mixes = {mix: title for mix, title in (MIXES | CAPS).items() if standings.methods(mix)}
+    ranks = mean_ranks(standings)
+    methods = dict.fromkeys(method for mix in mixes for method in standings.methods(mix))
+    rows = []
+    for method in sorted(methods, key=lambda method: ranks.get(method, len(ranks) + 1.0)):
+        runs = [standings.runs.get(f"{method}/{mix}") for mix in mixes]
+        rows.append([titles[method], *(_accuracy(each) if each else NOT_RUN for each in runs)])
+    for kind in (EXCLUDE, SMALLEST, FULL):
+        runs = [standings.runs.get(YARDSTICKS[mix].get(kind, "")) for mix in mixes]
+        rows.append([f"*{kind}*", *(_accuracy(each) if each else NOT_RUN for each in runs)])
+    return make_table(["", *mixes.values()], rows)
 
 
 def _gain(difference: Difference) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from reproduction.benchmark.chosen import KINDS, RECIPES, find_chosen, make_recipe
-from reproduction.benchmark.page import SETS, YARDSTICK_TITLES, per_seed, write_benchmark
+from reproduction.benchmark.page import PAGES, SETS, YARDSTICK_TITLES, per_seed, write_benchmark
 from reproduction.benchmark.standings import (
     CAP,
     MIXES,
@@ -18,6 +18,7 @@ from reproduction.benchmark.standings import (
 )
 from reproduction.benchmark.tables import (
     BYTES,
+    accuracy_table,
     accuracy_within,
     device_table,
     gain_table,
@@ -50,9 +51,11 @@ def reached(label, *by_seed, **fields):
     return [run(label, *[value] * 5, seed=seed, **fields) for seed, value in enumerate(by_seed, start=1)]
 
 
-def test_the_page_in_the_repository_is_up_to_date():
-    page = (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
-    assert page == write_benchmark(page, RECORDS), "run `make results`"
+def test_the_pages_in_the_repository_are_up_to_date():
+    for name in PAGES:
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert "<!-- made by `make results`: " in page
+        assert page == write_benchmark(page, RECORDS), "run `make results`"
     for name in SETS:
         assert (ROOT / "results" / "benchmark" / f"{name}.csv").read_text() == per_seed(name, RECORDS)
 
@@ -129,6 +132,20 @@ def test_tables_put_the_best_first():
     ]
     table = gain_table(standings, TITLES)
     assert table.splitlines()[2:] == ["| Two | +5.0, one seed | – | 1.5 |", "| One | −5.0, one seed | – | 1.5 |"]
+
+
+def test_what_was_reached_in_every_mix():
+    runs = [*reached("one/five-sizes", 0.5), *reached("two/five-sizes", 0.6), *reached("one/all-quarter", 0.7)]
+    runs += [*reached("smallest", 0.55), *reached("quarter", 0.65), *reached("exclude/five-sizes", 0.4)]
+    assert accuracy_table(Standings.of("set", runs), TITLES).splitlines() == [
+        "|  | five sizes | all at 1/4 |",
+        "| --- | ---: | ---: |",
+        "| Two | 60.0 | – |",
+        "| One | 50.0 | 70.0 |",
+        "| *exclude* | 40.0 | – |",
+        "| *smallest for all* | 55.0 | 65.0 |",
+        "| *full for all* | – | – |",
+    ]
 
 
 def test_yardsticks_are_shown_before_any_method_was_run():
