@@ -1,4 +1,4 @@
-"""Pages about the benchmark: texts are written by hand, and what stands between two marks is made from recorded runs."""
+"""Pages about the benchmark: texts are written by hand, what stands between two marks is made from recorded runs."""
 
 from __future__ import annotations
 
