@@ -37,6 +37,8 @@ def test_the_widths_that_validation_samples_choose_have_a_column(tmp_path, capsy
     assert [cell.strip() for cell in lines[start + 1].split("┃")] == ["run", "1", "0.25", "together", "chosen"]
     summary = json.loads((tmp_path / "runs" / "summary.json").read_text())
     assert lines[start + 3].rsplit("│", 1)[1].strip() == f"{100 * summary['chosen_accuracy']:.2f}"
+    widths = " + ".join(f"{width:g}" for width in summary["chosen_capacities"])
+    assert f"HeteroFL: validation samples choose {widths}." in lines
 
 
 def test_where_only_the_whole_model_was_measured_there_is_no_such_table(tmp_path, capsys):
