@@ -52,6 +52,15 @@ def test_models_of_several_widths_answer_together_as_the_run_measured_it(name):
     torch.testing.assert_close(both(inputs).exp(), (one + other) / 2)
 
 
+def test_the_widths_that_a_run_has_chosen():
+    folder = finished("method.name=heterofl", "data.validation=0.2")
+    found = summary(folder)
+    assert accuracy(fedwidth.load(folder, "chosen")) == found["chosen_accuracy"]
+    assert len(found["chosen_capacities"]) >= 1
+    with pytest.raises(OptionError, match="has chosen no capacities: that takes a run to its end with data.validation"):
+        fedwidth.load(finished("method.name=heterofl"), "chosen")
+
+
 def test_who_answers_together_is_named():
     with pytest.raises(OptionError, match="no capacity is given: name those whose models answer together"):
         fedwidth.load(finished(), [])

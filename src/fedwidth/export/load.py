@@ -8,6 +8,7 @@ batch norms are then collected as the run's evaluation would.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -72,6 +73,8 @@ class Taken:
 
 
 Capacity = float | str | Fraction
+CHOSEN = "chosen"
+"""Stands for the capacities whose models do best together on a run's validation samples."""
 
 
 def load(
@@ -84,7 +87,7 @@ def load(
     """The trained model of a run folder, or with a capacity the narrow one of that width, ready to use.
 
     With several capacities, such as [1, 0.5, 0.25], those models answer together: with the logarithm of the mean of the
-    probabilities they give to each class.
+    probabilities they give to each class. "chosen" stands for those that the run's validation samples chose.
 
     It is on the CPU and in evaluation mode, and its batch norms have the statistics with which the run measured it.
     `model` and `data` are those the run was given, where it was given any in Python. A safetensors file that `fedwidth
@@ -96,9 +99,25 @@ def load(
         if capacity is not None:
             raise OptionError(f"{run} holds a model of one width: leave the capacity out")
         return open_file(Path(run), model=model)
+    if capacity == CHOSEN:
+        capacity = _chosen(Path(run))
     if isinstance(capacity, (list, tuple)):
         return _load_together(run, capacity, model=model, data=data)
     return take(run, capacity, model=model, data=data).model
+
+
+def _chosen(folder: Path) -> list[Capacity]:
+    """The capacities that the validation samples of a finished run chose."""
+    try:
+        found = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("chosen_capacities")
+    except (OSError, ValueError):
+        found = None
+    if not found:
+        raise OptionError(
+            f"{folder} has chosen no capacities: that takes a run to its end with data.validation above 0, several"
+            " evaluation.capacities and a method that hands out slices"
+        )
+    return list(found)
 
 
 def _load_together(
