@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from fedwidth.methods import methods
@@ -13,6 +13,7 @@ from fedwidth.reproduce.records import Record
 from reproduction.benchmark.standings import (
     CAPS,
     MIXES,
+    Accuracy,
     Standings,
     chosen_accuracy,
     late_accuracy,
@@ -46,16 +47,17 @@ YARDSTICK_TITLES = {
 def write_benchmark(page: str, records: Sequence[Record]) -> str:
     """The page with all that is between marks made anew."""
     titles = {name: method.title for name, method in methods().items()} | YARDSTICK_TITLES
+    of_parts = partial(gains_text, mixes=MIXES | CAPS, with_ranks=False)
     made: dict[str, Callable[[str, Sequence[Record], dict[str, str]], str]] = {
         "tuning": tuning_text,
         "widths": widths_text,
         "yardsticks": yardsticks_text,
         "accuracies": accuracies_text,
         "gains": gains_text,
-        "capped": capped_text,
-        "part": partial(parts_text, part_accuracy),
-        "chosen": partial(parts_text, chosen_accuracy),
-        "together": partial(parts_text, together_accuracy),
+        "capped": partial(gains_text, mixes=CAPS),
+        "part": partial(of_parts, accuracy=part_accuracy),
+        "chosen": partial(of_parts, accuracy=chosen_accuracy),
+        "together": partial(of_parts, accuracy=together_accuracy),
         "details": details_text,
     }
 
@@ -95,24 +97,19 @@ def accuracies_text(name: str, records: Sequence[Record], titles: dict[str, str]
     return accuracy_table(standings, titles) if any(map(standings.methods, MIXES)) else NOTHING
 
 
-def gains_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
-    """What every method gained in every mix."""
-    standings = Standings.of(name, records)
-    return gain_table(standings, titles) if any(map(standings.methods, MIXES)) else NOTHING
-
-
-def capped_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
-    """What every method gained with a server's model as wide as the widest device."""
-    standings = Standings.of(name, records)
-    return gain_table(standings, titles, CAPS) if any(map(standings.methods, CAPS)) else NOTHING
-
-
-def parts_text(
-    accuracy: Callable[[Record], float | None], name: str, records: Sequence[Record], titles: dict[str, str]
+def gains_text(
+    name: str,
+    records: Sequence[Record],
+    titles: dict[str, str],
+    *,
+    mixes: Mapping[str, str] = MIXES,
+    accuracy: Accuracy = late_accuracy,
+    with_ranks: bool = True,
 ) -> str:
-    """What every method gained if parts of the server's model answer, where several do or one is chosen."""
-    mixes, standings = MIXES | CAPS, Standings.of(name, records, accuracy)
-    return gain_table(standings, titles, mixes, with_ranks=False) if any(map(standings.methods, mixes)) else NOTHING
+    """What every method gained in these mixes, by what counts as the accuracy of a run."""
+    standings = Standings.of(name, records, accuracy)
+    begun = any(map(standings.methods, mixes))
+    return gain_table(standings, titles, mixes, with_ranks=with_ranks) if begun else NOTHING
 
 
 def details_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:

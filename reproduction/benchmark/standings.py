@@ -33,6 +33,8 @@ YARDSTICKS = {
 
 Runs = dict[int, Record]
 """Runs of one experiment, by seed."""
+Accuracy = Callable[[Record], float | None]
+"""(run) -> what counts as its accuracy, in percent; None where that was not measured."""
 
 
 def late_accuracy(record: Record) -> float:
@@ -41,20 +43,20 @@ def late_accuracy(record: Record) -> float:
 
 
 def best_part(record: Record) -> tuple[str, float] | None:
-    """The sub-model that does best on validation samples: its size, and its accuracy after the last round in percent.
+    """The sub-model that does best on validation samples: its size, and its accuracy after the last round, a share.
 
     None where they have not seen the sub-models.
     """
     known = {size: value for size, value in (record.capacity_validation or {}).items() if value is not None}
     best = max(known, key=lambda size: (known[size], float(size)), default="")
     tested = (record.capacity_accuracy or {}).get(best)
-    return None if tested is None else (best, 100 * tested)
+    return None if tested is None else (best, tested)
 
 
 def part_accuracy(record: Record) -> float | None:
     """The accuracy after the last round if the sub-model answers that validation samples like best, in percent."""
     found = best_part(record)
-    return _answered(record, None if found is None else found[1] / 100)
+    return _answered(record, None if found is None else found[1])
 
 
 def together_accuracy(record: Record) -> float | None:
@@ -63,7 +65,8 @@ def together_accuracy(record: Record) -> float | None:
 
 
 def chosen_accuracy(record: Record) -> float | None:
-    """The accuracy after the last round if those sub-models answer together that validation samples choose."""
+    """The accuracy after the last round, in percent, if those sub-models answer together that validation samples
+    choose."""
     return _answered(record, record.chosen_accuracy)
 
 
@@ -78,13 +81,11 @@ class Standings:
     """All reported runs of one data set, by label and seed."""
 
     runs: dict[str, Runs]
-    accuracy: Callable[[Record], float | None] = late_accuracy
+    accuracy: Accuracy = late_accuracy
     """What counts as the accuracy of a run; None where it was not measured."""
 
     @classmethod
-    def of(
-        cls, name: str, records: Iterable[Record], accuracy: Callable[[Record], float | None] = late_accuracy
-    ) -> Standings:
+    def of(cls, name: str, records: Iterable[Record], accuracy: Accuracy = late_accuracy) -> Standings:
         """The runs of the recipes `benchmark/NAME` and `benchmark/NAME-yardsticks` that have this accuracy."""
         found: dict[str, Runs] = {}
         for record in records:

@@ -65,12 +65,12 @@ def accuracy_table(standings: Standings, titles: Titles) -> str:
     methods = dict.fromkeys(method for mix in mixes for method in standings.methods(mix))
     rows = []
     for method in sorted(methods, key=lambda method: ranks.get(method, len(ranks) + 1.0)):
-        runs = [standings.runs.get(f"{method}/{mix}") for mix in mixes]
-        rows.append([titles[method], *(_accuracy(each) if each else NOT_RUN for each in runs)])
+        rows.append((titles[method], [f"{method}/{mix}" for mix in mixes]))
     for kind in (EXCLUDE, SMALLEST, FULL):
-        runs = [standings.runs.get(YARDSTICKS[mix].get(kind, "")) for mix in mixes]
-        rows.append([f"*{kind}*", *(_accuracy(each) if each else NOT_RUN for each in runs)])
-    return make_table(["", *mixes.values()], rows)
+        rows.append((f"*{kind}*", [YARDSTICKS[mix].get(kind, "") for mix in mixes]))
+    found = standings.runs
+    cells = [[title, *(_accuracy(found[own]) if own in found else NOT_RUN for own in labels)] for title, labels in rows]
+    return make_table(["", *mixes.values()], cells)
 
 
 def _gain(difference: Difference) -> str:
@@ -197,7 +197,7 @@ def of_validation(records: Sequence[Record]) -> str:
         best = best_part(record)
         if best is None:
             return NOT_RUN
-        found.setdefault(best[0], []).append(best[1])
+        found.setdefault(best[0], []).append(100 * best[1])
     width = Fraction(records[0].settings["model"]["width"])
     sizes = ", ".join(str(Fraction(size) * width) for size in sorted(found, key=float, reverse=True))
     return f"{over_seeds([value for values in found.values() for value in values], 1)} ({sizes})"

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from reproduction.benchmark.chosen import KINDS, RECIPES, find_chosen, make_recipe
 from reproduction.benchmark.page import PAGES, SETS, YARDSTICK_TITLES, per_seed, write_benchmark
+from reproduction.benchmark.recipes import KINDS, RECIPES, find_training, make_recipe
 from reproduction.benchmark.standings import (
     CAP,
     MIXES,
@@ -307,7 +307,7 @@ def test_the_smallest_model_of_the_spot_check_has_no_sub_models():
 
 
 def test_recipes_of_another_data_set_are_those_of_the_first_with_what_its_trials_chose():
-    chosen = find_chosen("cifar10", ROOT / "results")
+    chosen = find_training("cifar10", ROOT / "results")
     for kind in KINDS:
         text = (RECIPES / f"cifar10{kind}.toml").read_text(encoding="utf-8")
         assert make_recipe(text, "cifar10", chosen) == text
@@ -317,7 +317,7 @@ def test_recipes_of_another_data_set_are_those_of_the_first_with_what_its_trials
         assert {each.settings.data.name for each in runs} == {"cifar100"}
         assert {each.settings.data.partition_options["per_client"] for each in runs} == {20}
     with pytest.raises(OptionError, match="trials of .*fedrolex.* have not all been run"):
-        find_chosen("cifar10", ROOT / "results" / "queue")
+        find_training("cifar10", ROOT / "results" / "queue")
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if f"benchmark/{name}" in recipe_names()])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 import torch
 
@@ -19,6 +17,7 @@ from fedwidth.evaluation import scores
 from fedwidth.export.load import Taken, model_of
 from fedwidth.methods import methods
 from fedwidth.objectives.metric import Measure
+from fedwidth.run.folder import read_summary
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Quality:
 
 def quality_of(taken: Taken) -> Quality:
     """What the run reported at this width; where it did not measure it, what the test set says now, if it is here."""
-    summary = _summary(taken)
+    summary = read_summary(taken.folder)
     measure = Measure.of(summary)
     own = "global_" if taken.capacity == 1 else "capacity_"
     found = summary.get(own + measure.name)
@@ -94,11 +93,3 @@ def _inputs(taken: Taken) -> str:
     elif transform.get("scale"):
         text += f"; x / {transform['scale']:g}"
     return text
-
-
-def _summary(taken: Taken) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((taken.folder / "summary.json").read_text(encoding="utf-8"))
-        return found
-    except (OSError, ValueError):
-        return {}

@@ -8,7 +8,6 @@ batch norms are then collected as the run's evaluation would.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -38,7 +37,7 @@ from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
 from fedwidth.plan.trace import tensors_of
 from fedwidth.run import checkpoint
-from fedwidth.run.folder import CONFIG, read_metrics
+from fedwidth.run.folder import CONFIG, read_metrics, read_summary
 from fedwidth.run.weights.ready_models import ReadyModels, part_of, read_models, ready_part, static
 from fedwidth.settings import Settings
 from fedwidth.training.skeletons import fill
@@ -108,10 +107,7 @@ def load(
 
 def _chosen(folder: Path) -> list[Capacity]:
     """The capacities that the validation samples of a finished run chose."""
-    try:
-        found = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("chosen_capacities")
-    except (OSError, ValueError):
-        found = None
+    found = read_summary(folder).get("chosen_capacities")
     if not found:
         raise OptionError(
             f"{folder} has chosen no capacities: that takes a run to its end with data.validation above 0, several"

@@ -178,6 +178,15 @@ def lines_done(folder: Path, rounds: int) -> list[dict[str, Any]]:
     return lines
 
 
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What a finished run says of itself; nothing where it has not ended, or its summary cannot be read."""
+    try:
+        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The finished lines of a run's metrics; a half-written last line (a killed run) is left out."""
     path = folder / "metrics.jsonl"

@@ -16,15 +16,9 @@ def summarise(settings: Settings, lines: Sequence[dict[str, Any]]) -> dict[str, 
     last = lines[-1]
     measure = Measure.of(last)
     metric, capacity = measure.name, f"capacity_{measure.name}"
-    by_capacity = (
-        *(
-            f"{capacity}_mean",
-            f"{capacity}_spread",
-            f"capacity_validation_{metric}",
-            f"capacity_validation_{metric}_mean",
-        ),
-        *(f"together_{metric}", f"together_validation_{metric}", f"chosen_{metric}", "chosen_capacities"),
-    )
+    by_capacity = [f"{capacity}_mean", f"{capacity}_spread"]
+    by_capacity += [f"capacity_validation_{metric}", f"capacity_validation_{metric}_mean"]
+    by_capacity += [f"together_{metric}", f"together_validation_{metric}", f"chosen_{metric}", "chosen_capacities"]
     best, best_round = _best(lines, f"global_{metric}", measure)
     return {
         "name": settings.name,

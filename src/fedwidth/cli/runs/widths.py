@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedwidth.cli.runs.planned_run import PlannedRun
 
 SEVERAL = ("together", "chosen")
-"""Of which models of several widths an answer is measured: all of them, or those that validation samples choose."""
+"""Whose answers are put together: those of models of all widths, or of the widths that validation samples choose."""
 
 Mine = Sequence[tuple["PlannedRun", Mapping[str, Any]]]
 
@@ -32,12 +32,12 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
         return
     columns = sorted(found, key=float, reverse=True)
     summaries = [[summary for _, summary in mine] for mine in by_label.values()]
-    asked = [name for name in SEVERAL if any(_of(each, name) for runs in summaries for each in runs)]
+    asked = [name for name in SEVERAL if any(_score_of(each, name) for runs in summaries for each in runs)]
     rows = []
     for mine, runs, of_runs in zip(by_label.values(), tables, summaries, strict=True):
         own = Measure.of(mine[0][1])
         known = [[own.scaled(widths[width]) for widths in runs if width in widths] for width in columns]
-        known += [[own.scaled(value) for each in of_runs for value in _of(each, name)] for name in asked]
+        known += [[own.scaled(value) for each in of_runs for value in _score_of(each, name)] for name in asked]
         rows.append([mine[0][0].title, *(over_seeds(values, metric=own) if values else "–" for values in known)])
     print_table(["run", *columns, *asked], rows, title=f"{metric.title} at each width{metric.unit}")
     for mine, of_runs in zip(by_label.values(), summaries, strict=True):
@@ -52,8 +52,8 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
         print(f"{', '.join(keeping)}: at each width the model of the first client of that size, which stays with it.")
 
 
-def _of(summary: Mapping[str, Any], name: str) -> list[float]:
-    """What models of several widths score together; nothing where they were not asked."""
+def _score_of(summary: Mapping[str, Any], name: str) -> list[float]:
+    """What models of several widths score together, in a list; an empty one where they were not asked."""
     found = summary.get(f"{name}_{Measure.of(summary).name}")
     return [] if found is None else [found]
 

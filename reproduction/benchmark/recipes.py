@@ -1,6 +1,6 @@
 """The recipes of a data set's reported runs, trained as its trials chose.
 
-`python -m reproduction.benchmark.chosen NAME` writes them. They are those of CIFAR-10 with other data and other
+`python -m reproduction.benchmark.recipes NAME` writes them. They are those of CIFAR-10 with other data and other
 learning rates, so that all data sets have one protocol.
 """
 
@@ -17,16 +17,17 @@ from fedwidth.reproduce.records import read_all
 from reproduction.benchmark.tuning import find_best, find_trials, training_of
 
 RECIPES = Path(__file__).parents[2] / "src" / "fedwidth" / "recipes" / "benchmark"
-FIRST, FIRST_TITLE = "cifar10", "CIFAR-10"
+FIRST = "cifar10"
+"""The data set whose recipes are the pattern of all others'."""
 KINDS = ("", "-yardsticks")
 TRAINING = re.compile(r'(label = "(?P<row>[^"/]+).*?)training\.optimiser = "\w+", training\.lr = [\d.e-]+')
-TITLES = {"cifar10": FIRST_TITLE, "cifar100": "CIFAR-100"}
+TITLES = {FIRST: "CIFAR-10", "cifar100": "CIFAR-100"}
 
 Training = dict[str, str]
 """The settings that trials chose, as a recipe has them, by row: a method or a yardstick."""
 
 
-def find_chosen(name: str, results: Path) -> Training:
+def find_training(name: str, results: Path) -> Training:
     """How each row of a data set's trials is best trained; trials that are missing are named."""
     trials = find_trials(f"benchmark/{name}-tuning", read_all(results))
     best = find_best(trials)
@@ -45,7 +46,7 @@ def find_chosen(name: str, results: Path) -> Training:
 def make_recipe(template: str, name: str, chosen: Training) -> str:
     """A recipe of CIFAR-10 as one of another data set."""
     labels = {of: read_settings(f"benchmark/{of}-tuning").runs[0].settings.data.partition_options for of in TITLES}
-    text = template.replace(FIRST_TITLE, TITLES[name]).replace(FIRST, name)
+    text = template.replace(TITLES[FIRST], TITLES[name]).replace(FIRST, name)
     per_client = "per_client = {per_client}"
     text = text.replace(per_client.format_map(labels[FIRST]), per_client.format_map(labels[name]))
     return TRAINING.sub(lambda found: found[1] + chosen[found["row"]], text)
@@ -55,7 +56,7 @@ def main(name: str = "", results: str = "results") -> None:
     """Write both recipes of a data set."""
     if name not in TITLES:
         raise OptionError(f"recipes are written for {' or '.join(TITLES)}, not for '{name}'")
-    chosen = find_chosen(name, Path(results))
+    chosen = find_training(name, Path(results))
     for kind in KINDS:
         template = (RECIPES / f"{FIRST}{kind}.toml").read_text(encoding="utf-8")
         write_whole(RECIPES / f"{name}{kind}.toml", make_recipe(template, name, chosen))
