@@ -27,11 +27,17 @@ Training = dict[str, str]
 """The settings that trials chose, as a recipe has them, by row: a method or a yardstick."""
 
 
+def read_template(kind: str) -> str:
+    """A recipe of CIFAR-10, which others are made from."""
+    return (RECIPES / f"{FIRST}{kind}.toml").read_text(encoding="utf-8")
+
+
 def find_training(name: str, results: Path) -> Training:
-    """How each row of a data set's trials is best trained; trials that are missing are named."""
+    """How each row of a data set's trials is best trained; trials that reported runs need and lack are named."""
     trials = find_trials(f"benchmark/{name}-tuning", read_all(results))
     best = find_best(trials)
-    if missing := [row for row in trials if row not in best]:
+    reported = {found["row"] for kind in KINDS for found in TRAINING.finditer(read_template(kind))}
+    if missing := [row for row in trials if row in reported and row not in best]:
         raise OptionError(f"{name}: trials of {', '.join(missing)} have not all been run")
     chosen = {}
     for row, column in best.items():
@@ -58,8 +64,7 @@ def main(name: str = "", results: str = "results") -> None:
         raise OptionError(f"recipes are written for {' or '.join(TITLES)}, not for '{name}'")
     chosen = find_training(name, Path(results))
     for kind in KINDS:
-        template = (RECIPES / f"{FIRST}{kind}.toml").read_text(encoding="utf-8")
-        write_whole(RECIPES / f"{name}{kind}.toml", make_recipe(template, name, chosen))
+        write_whole(RECIPES / f"{name}{kind}.toml", make_recipe(read_template(kind), name, chosen))
 
 
 if __name__ == "__main__":
