@@ -51,10 +51,11 @@ def find_training(name: str, results: Path) -> Training:
 
 def make_recipe(template: str, name: str, chosen: Training) -> str:
     """A recipe of CIFAR-10 as one of another data set."""
-    labels = {of: read_settings(f"benchmark/{of}-tuning").runs[0].settings.data.partition_options for of in TITLES}
+    first, data = (read_settings(f"benchmark/{of}-tuning").runs[0].settings.data for of in (FIRST, name))
     text = template.replace(TITLES[FIRST], TITLES[name]).replace(FIRST, name)
     per_client = "per_client = {per_client}"
-    text = text.replace(per_client.format_map(labels[FIRST]), per_client.format_map(labels[name]))
+    text = text.replace(per_client.format_map(first.partition_options), per_client.format_map(data.partition_options))
+    text = text.replace(f"validation = {first.validation}", f"validation = {data.validation}")
     return TRAINING.sub(lambda found: found[1] + chosen[found["row"]], text)
 
 

@@ -21,6 +21,7 @@ from fedwidth.data import from_tensors
 from fedwidth.engines import FlatEngine
 from fedwidth.engines.slots.making import make_slot
 from fedwidth.engines.slots.pool import SlotPool
+from fedwidth.engines.slots.slot import FIRST_GRAPHS
 from fedwidth.experiment import Experiment
 from fedwidth.models import build, example_inputs
 from fedwidth.settings import DataSettings, DeviceSettings, Settings
@@ -149,6 +150,29 @@ def test_batch_sizes_beyond_the_captured_ones_draw_from_the_same_stream():
     pool = SlotPool(run.trainer, make_slot=one_graph)
     found = run.run(engine=FlatEngine(run.trainer, pool, averages_here=True)).server.state
     assert near(run.run().server.state, found)
+
+
+def test_clients_of_many_sizes_have_captured_steps_of_the_same_bits():
+    """Each client is one batch of its own size: from the second round on all are captured."""
+    run = prepare_own(
+        zoo.ResNet(8).float(),
+        slots=1,
+        data=DataSettings(clients=6, partition="dirichlet", partition_options={"alpha": 1.0}),
+        devices=DeviceSettings("a1", per_round=6),
+        training=replace(Settings().training, batch_size=48, lr=0.05),
+    )
+    sizes = set(run.partition.train.sizes.tolist())
+    assert len(sizes) > FIRST_GRAPHS
+    states, captured = [], []
+    for make in (make_slot, one_graph):
+        slots = []
+        pool = SlotPool(
+            run.trainer, make_slot=lambda *given, make=make, slots=slots: slots.append(make(*given)) or slots[-1]
+        )
+        states.append(run.run(engine=FlatEngine(run.trainer, pool, averages_here=True)).server.state)
+        captured.append([len(slot.graphs) for slot in slots])
+    assert captured == [[len(sizes)], [1]]
+    assert same(*states)
 
 
 def test_frozen_parameters_stay():

@@ -317,6 +317,7 @@ def test_recipes_of_another_data_set_are_those_of_the_first_with_what_its_trials
         assert {each.settings.training.lr for each in runs} == {7e-5}
         assert {each.settings.data.name for each in runs} == {"cifar100"}
         assert {each.settings.data.partition_options["per_client"] for each in runs} == {20}
+        assert {each.settings.data.validation for each in runs} == {0.08}
     with pytest.raises(OptionError, match="trials of .*fedrolex.* have not all been run"):
         find_training("cifar10", ROOT / "results" / "queue")
 

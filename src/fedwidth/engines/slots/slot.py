@@ -44,8 +44,12 @@ Batches = Sequence[tuple[Tree, Tree]]
 Kind = tuple[tuple[torch.Size, ...], float]
 """The shapes of a batch, and a width: steps of one kind are one captured step."""
 
-MAX_GRAPHS = 3
-"""Batch sizes captured per slot (the full batch and common last batches); rarer ones run without a graph."""
+FIRST_GRAPHS = 3
+"""Batch sizes that a slot captures as soon as it meets them: the full batch and the first last batches."""
+
+MAX_GRAPHS = 16
+"""Batch sizes captured per slot. Those behind the first ones are captured when they come again, because a capture takes
+as long as several steps; until then, and where there are more sizes, steps run without a graph."""
 
 
 class Slot:
@@ -93,6 +97,8 @@ class Slot:
         self.max_graphs = MAX_GRAPHS
         self.graphs: dict[Kind, tuple[Tree, Tree, torch.cuda.CUDAGraph]] = {}
         """Where a captured step reads its inputs and targets, and the step."""
+        self.met: set[Kind] = set()
+        """The kinds of the steps that were taken here so far."""
 
     def begin(
         self,
@@ -141,14 +147,17 @@ class Slot:
                 self.client.width = kind[1]
                 with self._drawing():
                     self.graphs[kind] = (*held, self._capture(*held))
+        self.met.update(kinds)
 
     def _is_to_be_captured(self, kind: Kind) -> bool:
         """Whether steps of this kind are neither captured yet nor of too rare shapes.
 
         Batches with rows of what clients were given are counted by themselves: in a first round there may be none yet.
         """
+        if kind in self.graphs:
+            return False
         alike = sum(width == kind[1] and len(held) == len(kind[0]) for held, width in self.graphs)
-        return kind not in self.graphs and alike < self.max_graphs
+        return alike < self.max_graphs and (alike < FIRST_GRAPHS or kind in self.met)
 
     def why_not_capture(self, inputs: Tree, targets: Tree, width: float) -> str | None:
         """The reason why a step of this width cannot be captured, or None; the slot is of no further use."""
