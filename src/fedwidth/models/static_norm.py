@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -41,9 +43,21 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         self.settled = False
         """True inside `settled_statistics`, where statistics are known to have been collected."""
         self.rate = 1.0
+        self.rectifies = False
+        """Whether the ReLU behind it is computed here too, see `fuse_norms`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each channel."""
+        if not self.rectifies:
+            return self._normalised(x)
+        if self.training and not self.collecting and x.is_contiguous(memory_format=torch.channels_last):
+            from fedwidth.models.fused_norm import norm_relu  # needs Triton, which only PyTorch for GPUs brings
+
+            return norm_relu(x, self.weight, self.bias, self.eps * self.rate**2)
+        return F.relu(self._normalised(x))
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        """Each channel less its mean, divided by its deviation."""
         if self.training and self.collecting:
             return super().forward(x)
         if self.training:
@@ -61,6 +75,20 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         mean = torch.where(collected, self.running_mean, mean)
         variance = torch.where(collected, self.running_var, variance)
         return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
+
+
+def fuse_norms(model: nn.Module) -> None:
+    """Let each norm of a sequence compute the ReLU behind it, in one operation where it trains on a GPU.
+
+    Nothing is done where there is no Triton.
+    """
+    if find_spec("triton") is None:
+        return
+    for sequence in [module for module in model.modules() if isinstance(module, nn.Sequential)]:
+        for (_, norm), (name, follower) in pairwise(list(sequence.named_children())):
+            if type(norm) is StaticBatchNorm2d and type(follower) is nn.ReLU:
+                norm.rectifies = True
+                setattr(sequence, name, nn.Identity())
 
 
 def norms_of(model: nn.Module) -> list[_BatchNorm]:

@@ -6,6 +6,7 @@ from fedwidth.core.part import Part
 from fedwidth.engines.flat.tensor_layout import Shapes, TensorLayout
 from fedwidth.engines.slots.slot import Slot
 from fedwidth.models import set_scaler
+from fedwidth.models.static_norm import fuse_norms
 from fedwidth.training.client import Trainer
 
 MAX_CHANNELS_FIRST = 128
@@ -25,6 +26,8 @@ def make_slot(trainer: Trainer, part: Part, sub: TensorLayout, rate: float) -> S
     """A slot for sub-models of the size of a part."""
     module = part.module(trainer.model, trainer.plan).to(trainer.device)
     set_scaler(module, rate if trainer.settings.training.scaler else 1.0)
+    if trainer.device.type == "cuda":
+        fuse_norms(module)
     return Slot(
         module,
         sub,

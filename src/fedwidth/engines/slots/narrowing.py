@@ -11,6 +11,7 @@ from torch import nn
 from fedwidth.core.index import Index
 from fedwidth.core.part import Part
 from fedwidth.models import set_scaler
+from fedwidth.models.static_norm import fuse_norms
 from fedwidth.training.client import Trainer
 from fedwidth.training.loss import Pass
 from fedwidth.training.narrower import Narrower, narrower_index
@@ -46,4 +47,6 @@ def _module(trainer: Trainer, index: Index, width: float) -> nn.Module:
     """A module of the narrower sub-model's size, in training mode."""
     made = index.module(trainer.model, trainer.plan).to(trainer.device)
     set_scaler(made, width if trainer.settings.training.scaler else 1.0)
+    if trainer.device.type == "cuda":
+        fuse_norms(made)
     return made.train()
