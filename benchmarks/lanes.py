@@ -35,10 +35,10 @@ SEEDS = (1, 2, 3)
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
-def images(samples: int) -> Data:
+def images(samples: int, classes: int = 10) -> Data:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (samples, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    labels = torch.arange(samples) % 10
+    labels = torch.arange(samples) % classes
     transform = Transform((0.49, 0.48, 0.45), (0.25, 0.24, 0.26), scale=255)
     train, test = slice(samples * 5 // 6), slice(samples * 5 // 6, None)
     return from_tensors(
@@ -49,9 +49,9 @@ def images(samples: int) -> Data:
 class Random(Cache):
     """A cache with random images in it."""
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, classes: int = 10) -> None:
         super().__init__()
-        self._images = images(samples)
+        self._images = images(samples, classes)
 
     def data(self, settings) -> Data:
         """The images."""

@@ -79,6 +79,17 @@ def test_lanes_beside_one_lane(start, capsys):
     assert list(found["ms"]) == ["3", "1"]
 
 
+@pytest.mark.parametrize("what", ["norms", "sizes"])
+def test_ways_of_slots_turn_by_turn(start, capsys, what):
+    """On a processor both ways are one, bit for bit."""
+    small = ["model.name=cnn", "model.options={widths=[4,8]}", "training.steps=1"]
+    changes = [part for change in small for part in ("--set", change)]
+    start(FOLDER / "slots.py", what, "--device", "cpu", "--rounds", "2", "--turns", "1", "--samples", "6000", *changes)
+    said = capsys.readouterr().out
+    assert said.count("ms a round") == 2
+    assert "largest difference of weights 0.0e+00" in said
+
+
 def test_data_on_disk_beside_the_same_in_memory(start, capsys, tmp_path):
     """Two processes in turns; whether reading gives the same bits is what must not change."""
     start(FOLDER / "on_disk.py", "--folder", str(tmp_path), "--clients", "20", "--gigabytes", "0.0005", "--rounds", "2")

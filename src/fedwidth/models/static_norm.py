@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedwidth.errors import DataError
+from fedwidth.models.norm_relu import has_norm_relu, norm_relu, takes_norm_relu
 
 
 class StaticBatchNorm2d(nn.BatchNorm2d):
@@ -50,9 +50,7 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         """Normalise each channel."""
         if not self.rectifies:
             return self._normalised(x)
-        if self.training and not self.collecting and x.is_contiguous(memory_format=torch.channels_last):
-            from fedwidth.models.fused_norm import norm_relu  # needs Triton, which only PyTorch for GPUs brings
-
+        if self.training and not self.collecting and takes_norm_relu(x):
             return norm_relu(x, self.weight, self.bias, self.eps * self.rate**2)
         return F.relu(self._normalised(x))
 
@@ -77,12 +75,9 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
 
 
-def fuse_norms(model: nn.Module) -> None:
-    """Let each norm of a sequence compute the ReLU behind it, in one operation where it trains on a GPU.
-
-    Nothing is done where there is no Triton.
-    """
-    if find_spec("triton") is None:
+def fuse_norms(model: nn.Module, device: torch.device) -> None:
+    """Let each norm of a sequence compute the ReLU behind it, in one operation, where the device has one for both."""
+    if not has_norm_relu(device):
         return
     for sequence in [module for module in model.modules() if isinstance(module, nn.Sequential)]:
         for (_, norm), (name, follower) in pairwise(list(sequence.named_children())):

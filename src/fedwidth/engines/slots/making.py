@@ -5,8 +5,7 @@ from __future__ import annotations
 from fedwidth.core.part import Part
 from fedwidth.engines.flat.tensor_layout import Shapes, TensorLayout
 from fedwidth.engines.slots.slot import Slot
-from fedwidth.models import set_scaler
-from fedwidth.models.static_norm import fuse_norms
+from fedwidth.models import fuse_norms, set_scaler
 from fedwidth.training.client import Trainer
 
 MAX_CHANNELS_FIRST = 128
@@ -26,8 +25,7 @@ def make_slot(trainer: Trainer, part: Part, sub: TensorLayout, rate: float) -> S
     """A slot for sub-models of the size of a part."""
     module = part.module(trainer.model, trainer.plan).to(trainer.device)
     set_scaler(module, rate if trainer.settings.training.scaler else 1.0)
-    if trainer.device.type == "cuda":
-        fuse_norms(module)
+    fuse_norms(module, trainer.device)
     return Slot(
         module,
         sub,

@@ -10,8 +10,7 @@ from torch import nn
 
 from fedwidth.core.index import Index
 from fedwidth.core.part import Part
-from fedwidth.models import set_scaler
-from fedwidth.models.static_norm import fuse_norms
+from fedwidth.models import fuse_norms, set_scaler
 from fedwidth.training.client import Trainer
 from fedwidth.training.loss import Pass
 from fedwidth.training.narrower import Narrower, narrower_index
@@ -47,6 +46,5 @@ def _module(trainer: Trainer, index: Index, width: float) -> nn.Module:
     """A module of the narrower sub-model's size, in training mode."""
     made = index.module(trainer.model, trainer.plan).to(trainer.device)
     set_scaler(made, width if trainer.settings.training.scaler else 1.0)
-    if trainer.device.type == "cuda":
-        fuse_norms(made)
+    fuse_norms(made, trainer.device)
     return made.train()

@@ -151,7 +151,7 @@ def _gradient(x, dy, found, gradients, dx, count, rows, columns, channels, ROWS:
     tl.store(dx + at, factor * (gradient - (total + normalised * products) / count), mask=inside)
 
 
-class _NormReLU(torch.autograd.Function):
+class NormReLU(torch.autograd.Function):
     """The operation and its gradient."""
 
     @staticmethod
@@ -210,9 +210,3 @@ class _Grid:
     def empty_sums(self, x: Tensor) -> Tensor:
         """Where programs leave two sums of each column."""
         return torch.empty(self.parts, 2, self.shape[1], device=x.device, dtype=torch.float32)
-
-
-def norm_relu(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """ReLU of x [samples, channels, height, width], channels last, normalised by the batch's statistics."""
-    out: Tensor = _NormReLU.apply(x, weight, bias, epsilon)
-    return out
