@@ -1,4 +1,4 @@
-"""The recipes of a data set's reported runs, trained as its trials chose.
+"""The recipes of a data set's reported runs, trained as its trials chose, and their jobs in the queue.
 
 `python -m reproduction.benchmark.recipes NAME` writes them. They are those of CIFAR-10 with other data and other
 learning rates, so that all data sets have one protocol.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 from fedwidth.config.read import read_settings
@@ -16,7 +17,10 @@ from fedwidth.files import write_whole
 from fedwidth.reproduce.records import read_all
 from reproduction.benchmark.tuning import find_best, find_trials, training_of
 
-RECIPES = Path(__file__).parents[2] / "src" / "fedwidth" / "recipes" / "benchmark"
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "src" / "fedwidth" / "recipes" / "benchmark"
+QUEUE = ROOT / "results" / "queue.toml"
+JOB = re.compile(r"^\[\[job\]\]\n(?:.+\n)+", re.MULTILINE)
 FIRST = "cifar10"
 """The data set whose recipes are the pattern of all others'."""
 KINDS = ("", "-yardsticks")
@@ -59,13 +63,26 @@ def make_recipe(template: str, name: str, chosen: Training) -> str:
     return TRAINING.sub(lambda found: found[1] + chosen[found["row"]], text)
 
 
+def add_jobs(queue: str, name: str) -> str:
+    """A queue in which the jobs of CIFAR-10's reported runs are there for another data set too, behind its trials."""
+    jobs = {job[0]: tomllib.loads(job[0])["job"][0] for job in JOB.finditer(queue)}
+    known = {job["name"] for job in jobs.values()}
+    reported = [f"benchmark/{FIRST}{kind}" for kind in KINDS]
+    texts = [text for text, job in jobs.items() if job["recipe"] in reported]
+    new = [text.replace(FIRST, name).replace(TITLES[FIRST], TITLES[name]) for text in texts]
+    missing = [text for text in new if tomllib.loads(text)["job"][0]["name"] not in known]
+    last = [text for text, job in jobs.items() if job["recipe"] == f"benchmark/{name}-tuning"][-1]
+    return queue.replace(last, "\n".join([last, *missing]))
+
+
 def main(name: str = "", results: str = "results") -> None:
-    """Write both recipes of a data set."""
+    """Write both recipes of a data set, and their jobs."""
     if name not in TITLES:
         raise OptionError(f"recipes are written for {' or '.join(TITLES)}, not for '{name}'")
     chosen = find_training(name, Path(results))
     for kind in KINDS:
         write_whole(RECIPES / f"{name}{kind}.toml", make_recipe(read_template(kind), name, chosen))
+    write_whole(QUEUE, add_jobs(QUEUE.read_text(encoding="utf-8"), name))
 
 
 if __name__ == "__main__":

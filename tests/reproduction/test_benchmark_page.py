@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from reproduction.benchmark.page import PAGES, SETS, YARDSTICK_TITLES, per_seed, write_benchmark
-from reproduction.benchmark.recipes import KINDS, RECIPES, find_training, make_recipe
+from reproduction.benchmark.recipes import KINDS, RECIPES, add_jobs, find_training, make_recipe
 from reproduction.benchmark.standings import (
     CAP,
     MIXES,
@@ -32,6 +32,7 @@ from reproduction.benchmark.tuning import find_best, find_trials, training_of, t
 from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, SMALLEST
 from fedwidth.config.read import read_settings, recipe_names
 from fedwidth.errors import OptionError
+from fedwidth.reproduce.queue_file import read_queue
 from fedwidth.reproduce.records import read_all
 from recorded_runs import record
 from small_runs import small
@@ -331,6 +332,22 @@ def test_recipes_do_not_wait_for_trials_of_rows_that_are_not_reported(tmp_path):
     everything = find_training("cifar10", ROOT / "results")
     del everything["fedladder"]
     assert find_training("cifar10", tmp_path) == everything
+
+
+def test_the_jobs_of_another_data_set_stand_behind_its_trials(tmp_path):
+    queue = (ROOT / "results" / "queue.toml").read_text(encoding="utf-8")
+    more = tmp_path / "queue.toml"
+    more.write_text(add_jobs(queue, "cifar100"), encoding="utf-8")
+    assert add_jobs(more.read_text(encoding="utf-8"), "cifar100") == more.read_text(encoding="utf-8")
+    jobs = read_queue(more)
+    places = {job.name: place for place, job in enumerate(jobs)}
+    trials = max(place for name, place in places.items() if name.startswith("cifar100-tuning"))
+    for mix in (*MIXES, CAP, "yardsticks"):
+        assert trials < places[f"cifar100-{mix}"] <= trials + len(MIXES) + 2
+        first, other = jobs[places[f"cifar10-{mix}"]], jobs[places[f"cifar100-{mix}"]]
+        assert (other.only, other.seeds, other.packed) == (first.only, first.seeds, first.packed)
+        assert other.recipes == tuple(recipe.replace("cifar10", "cifar100") for recipe in first.recipes)
+        assert "CIFAR-100" in other.asks
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if f"benchmark/{name}" in recipe_names()])
