@@ -50,6 +50,22 @@ def ask(server, path, *, method="GET", host=None, version=11):
     return found
 
 
+def test_no_thread_is_left_when_a_server_ends_though_a_browser_keeps_an_idle_connection(folder):
+    """A thread that still works when Python ends aborted the process now and then, on Ctrl-C."""
+    server = make_server(folder.parent, port=0)
+    before = set(threading.enumerate())
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    serving.start()
+    with socket.create_connection(server.server_address[:2]) as idle:
+        assert ask(server, "/")[0] == 200  # the idle one was accepted before
+        assert set(threading.enumerate()) - before > {serving}
+        server.shutdown()
+        server.server_close()
+        serving.join()
+        assert set(threading.enumerate()) <= before
+        assert idle.recv(1) == b""
+
+
 def test_the_page_and_its_data(server):
     status, headers, page = ask(server, "/")
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")

@@ -7,9 +7,11 @@ import ipaddress
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from fedwidth.errors import OptionError
 from fedwidth.report.page import render
@@ -30,11 +32,12 @@ HEADERS = {
 class Server(ThreadingHTTPServer):
     """Serves the page about one folder. `url` is where."""
 
-    daemon_threads = True
+    daemon_threads = False  # a thread that still works when Python ends can abort the process
     allow_reuse_address = True
 
     def __init__(self, folder: Path, host: str, port: int) -> None:
         self.watch = Watch(folder)
+        self._connections: set[socket.socket] = set()
         self._complaint = ""
         self.names = {"localhost", host.lower()}
         if not is_local(host):
@@ -47,6 +50,23 @@ class Server(ThreadingHTTPServer):
         """The address of the page."""
         host, port = str(self.server_address[0]), self.server_address[1]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a request in a thread of its own."""
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """End all connections, idle ones too, and wait for the threads that answered them."""
+        for connection in tuple(self._connections):
+            with suppress(OSError):  # it may have ended by itself
+                connection.shutdown(socket.SHUT_RDWR)
+        super().server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A browser that goes away in the middle of an answer is no error; anything else is one line."""
