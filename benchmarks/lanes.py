@@ -59,8 +59,10 @@ class Random(Cache):
         return self._images
 
 
-def measure(method: str, lanes: int, arguments: argparse.Namespace, cache: Cache) -> tuple[float, list[torch.Tensor]]:
-    """Milliseconds a round and run with so many lanes, and the states that the runs end in."""
+def measure(
+    method: str, lanes: int, arguments: argparse.Namespace, cache: Cache, *, settled: float = 1 / 4
+) -> tuple[float, list[torch.Tensor]]:
+    """Milliseconds a round and run with so many lanes, the median behind a share of the rounds, and the last states."""
     changes = [f"rounds={arguments.rounds}", f"device={arguments.device}", "engine=cuda", "evaluation.every=100000"]
     changes += ["evaluation.also=[]", "evaluation.capacities=[]", "evaluation.capacities_every=0", *arguments.set]
     if arguments.device.startswith("cuda"):
@@ -78,7 +80,7 @@ def measure(method: str, lanes: int, arguments: argparse.Namespace, cache: Cache
         results = run_in_lockstep(experiments, on_round=after)
     finally:
         lane.MAX_LANES = before
-    each = [later - earlier for earlier, later in pairwise(laps)][arguments.rounds // 4 :]
+    each = [later - earlier for earlier, later in pairwise(laps)][int(settled * arguments.rounds) :]
     states = [torch.cat([t.double().flatten().cpu() for t in one.server.state.values()]) for one in results]
     return 1000 * statistics.median(each) / len(SEEDS), states
 

@@ -69,9 +69,13 @@ def add_jobs(queue: str, name: str) -> str:
     known = {job["name"] for job in jobs.values()}
     reported = [f"benchmark/{FIRST}{kind}" for kind in KINDS]
     texts = [text for text, job in jobs.items() if job["recipe"] in reported]
-    new = [text.replace(FIRST, name).replace(TITLES[FIRST], TITLES[name]) for text in texts]
+    unanswered = [re.sub(r"(?m)^answer = .*\n", "", text) for text in texts]
+    new = [text.replace(FIRST, name).replace(TITLES[FIRST], TITLES[name]) for text in unanswered]
     missing = [text for text in new if tomllib.loads(text)["job"][0]["name"] not in known]
-    last = [text for text, job in jobs.items() if job["recipe"] == f"benchmark/{name}-tuning"][-1]
+    trials = [text for text, job in jobs.items() if job["recipe"] == f"benchmark/{name}-tuning"]
+    if not trials:
+        raise OptionError(f"the queue has no job for the trials of {name}, behind which its runs are to stand")
+    last = trials[-1]
     return queue.replace(last, "\n".join([last, *missing]))
 
 

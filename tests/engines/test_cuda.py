@@ -23,8 +23,9 @@ from fedwidth.engines.slots.making import make_slot
 from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.engines.slots.slot import FIRST_GRAPHS
 from fedwidth.experiment import Experiment
-from fedwidth.models import build, example_inputs
-from fedwidth.settings import DataSettings, DeviceSettings, Settings
+from fedwidth.models import build, example_inputs, preresnet
+from fedwidth.models.preresnet import ScaledNorm
+from fedwidth.settings import DataSettings, DeviceSettings, MethodSettings, Settings
 from small_runs import same
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -173,6 +174,33 @@ def test_clients_of_many_sizes_have_captured_steps_of_the_same_bits():
         captured.append([len(slot.graphs) for slot in slots])
     assert captured == [[len(sizes)], [1]]
     assert same(*states)
+
+
+@pytest.mark.parametrize("method", ["heterofl", "fjord"])
+def test_norms_and_relus_of_captured_steps_are_one_operation(method, monkeypatch):
+    """In bf16, where channels of all sub-models lie last: the same bits in any number of slots, near both apart."""
+    model = build("preresnet18", widths=[8, 8, 16, 16], data_shape=(3, 8, 8))
+    run = prepare_own(model, engine="cuda", precision="bf16", method=MethodSettings(method))
+    slots = []
+
+    def recorded(*given):
+        slots.append(make_slot(*given))
+        return slots[-1]
+
+    def state(per_size):
+        pool = SlotPool(run.trainer, make_slot=recorded)
+        pool.per_size = per_size
+        return run.run(engine=FlatEngine(run.trainer, pool, averages_here=True)).server.state
+
+    one, many = state(1), state(4)
+    assert same(one, many)
+    assert all(norm.fused for slot in slots for norm in slot.module.modules() if isinstance(norm, ScaledNorm))
+    slots.clear()
+    monkeypatch.setattr(preresnet, "has_norm_relu", lambda device: False)
+    apart = state(4)
+    assert not any(norm.fused for slot in slots for norm in slot.module.modules() if isinstance(norm, ScaledNorm))
+    assert near(apart, many, 2e-2)
+    assert not same(apart, many)
 
 
 def test_frozen_parameters_stay():

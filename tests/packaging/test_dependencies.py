@@ -52,7 +52,7 @@ def named(requirements: list[str]) -> set[str]:
 
 
 def test_what_is_imported_is_asked_for():
-    required = named(PROJECT["dependencies"])
+    required = named(PROJECT["dependencies"]) | {"triton"}  # which comes with PyTorch for GPUs
     for extra in (
         "hdf5",
         "tensorboard",

@@ -336,6 +336,10 @@ def test_recipes_do_not_wait_for_trials_of_rows_that_are_not_reported(tmp_path):
 
 def test_the_jobs_of_another_data_set_stand_behind_its_trials(tmp_path):
     queue = (ROOT / "results" / "queue.toml").read_text(encoding="utf-8")
+    answered = queue.replace('name = "cifar10-yardsticks"', 'name = "cifar10-yardsticks"\nanswer = "CIFAR-10: 70.8."')
+    assert add_jobs(answered, "cifar100").count("70.8.") == 1
+    with pytest.raises(OptionError, match="no job for the trials of cifar100"):
+        add_jobs(queue.replace("cifar100-tuning", "other-tuning"), "cifar100")
     more = tmp_path / "queue.toml"
     more.write_text(add_jobs(queue, "cifar100"), encoding="utf-8")
     assert add_jobs(more.read_text(encoding="utf-8"), "cifar100") == more.read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ from fedwidth.models.lenet import LeNet
 from fedwidth.models.mlp import Mlp
 from fedwidth.models.preresnet import PreResNet18
 from fedwidth.models.scaler import Scaler, set_scaler
-from fedwidth.models.static_norm import StaticBatchNorm2d, collect_statistics, forget_statistics, fuse_norms
+from fedwidth.models.static_norm import StaticBatchNorm2d, collect_statistics, forget_statistics
 from fedwidth.models.transformer import Transformer
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "collect_statistics",
     "example_inputs",
     "forget_statistics",
-    "fuse_norms",
     "names",
     "needs_shape",
     "set_scaler",

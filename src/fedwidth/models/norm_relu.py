@@ -18,9 +18,13 @@ def has_norm_relu(device: torch.device) -> bool:
     """Whether the operation works on this device: on a GPU, where Triton is installed and finds a compiler."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
-    tried = torch.ones(1, 1, 1, 1, device=device)
     try:
-        norm_relu(tried, tried.flatten(), tried.flatten(), 1e-5)
+        for dtype in DTYPES:
+            x = torch.ones(2, 1, 1, 1, device=device, dtype=dtype, requires_grad=True)
+            one = torch.ones(1, device=device, requires_grad=True)
+            torch.autograd.grad(norm_relu(x, one, one, 1e-5).sum(), [x, one])
+    except torch.OutOfMemoryError:  # says nothing about Triton
+        raise
     except Exception as error:  # whatever a compiler says
         message = str(error).partition("\n")[0]
         warnings.warn(f"Triton does not work here, so batch norm and ReLU are computed apart ({message})", stacklevel=2)
@@ -29,9 +33,12 @@ def has_norm_relu(device: torch.device) -> bool:
 
 
 def takes_norm_relu(x: Tensor) -> bool:
-    """Whether the operation takes an activation [samples, channels, height, width], of several values a channel."""
-    several = x.numel() > x.shape[1]
-    return several and x.is_cuda and x.dtype in DTYPES and x.is_contiguous(memory_format=torch.channels_last)
+    """Whether the operation takes an activation [samples, channels, height, width].
+
+    Statistics need several values of a channel, and kernels count elements with 32 bits.
+    """
+    fits = x.shape[1] < x.numel() < 2**31
+    return fits and x.is_cuda and x.dtype in DTYPES and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def norm_relu(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:

@@ -23,7 +23,9 @@ COLUMNS = 64
 ELEMENTS = 4096
 """Elements that a program holds at a time."""
 PROGRAMS = 264
-"""Programs that sum up a matrix, about: two for each processor of a large GPU."""
+"""Programs that sum up a matrix, at most: two for each processor of a large GPU."""
+TILES = 4
+"""Tiles that such a program sums up, at least: what fewer programs leave is added up sooner."""
 
 
 @triton.jit
@@ -35,12 +37,15 @@ def _tile(row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr)
 
 
 @triton.jit
-def _moments(x, sums, rows, columns, channels, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The sums of x - s and of their squares, of a share of the rows; s is the first element of a channel."""
+def _moments(x, sums, rows, columns, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The mean of each column and the sum of the squares of what is left without it, of a share of the rows.
+
+    Sums are taken less the first element of the column, so that a mean far from 0 costs no precision.
+    """
     part, column = tl.program_id(0), tl.program_id(1)
     c = column * COLUMNS + tl.arange(0, COLUMNS)
     there = c < columns
-    first = tl.load(x + c % channels, mask=there, other=0.0).to(tl.float32)
+    first = tl.load(x + part * share * columns + c, mask=there, other=0.0).to(tl.float32)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     squares = tl.zeros((ROWS, COLUMNS), tl.float32)
     end = tl.minimum((part + 1) * share, rows)
@@ -50,38 +55,60 @@ def _moments(x, sums, rows, columns, channels, share, ROWS: tl.constexpr, COLUMN
         values = tl.where(inside, values - first[None, :], 0.0)
         total += values
         squares += values * values
+    sum = tl.sum(total, 0)
+    shift = sum / (end - part * share)
     out = sums + part * 2 * columns + c
-    tl.store(out, tl.sum(total, 0), mask=there)
-    tl.store(out + columns, tl.sum(squares, 0), mask=there)
+    tl.store(out, first + shift, mask=there)
+    tl.store(out + columns, tl.sum(squares, 0) - sum * shift, mask=there)
 
 
 @triton.jit
-def _add_up(sums, c, channels, columns, parts, PARTS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Both sums of each channel, over all parts and over the columns that are one channel."""
-    one = tl.zeros((PARTS, CHANNELS), tl.float32)
-    other = tl.zeros((PARTS, CHANNELS), tl.float32)
+def _part(start, c, channels, columns, parts, PARTS: tl.constexpr):
+    """Where some parts of the sums of these channels lie, which of them there are, and the numbers of the parts.
+
+    Where columns are several rows of channels, a part has as many sums of a channel.
+    """
     fold = columns // channels
-    for start in range(0, parts * fold, PARTS):
-        part = start + tl.arange(0, PARTS)
-        at = (part // fold * 2 * columns + part % fold * channels)[:, None] + c[None, :]
-        inside = (part < parts * fold)[:, None] & (c < channels)[None, :]
-        one += tl.load(sums + at, mask=inside, other=0.0)
-        other += tl.load(sums + at + columns, mask=inside, other=0.0)
-    return tl.sum(one, 0), tl.sum(other, 0)
+    each = start + tl.arange(0, PARTS)
+    at = (each // fold * 2 * columns + each % fold * channels)[:, None] + c[None, :]
+    return at, (each < parts * fold)[:, None] & (c < channels)[None, :], each // fold
 
 
 @triton.jit
 def _statistics(
-    x, sums, weight, bias, found, count, epsilon, channels, columns, parts, PARTS: tl.constexpr, CHANNELS: tl.constexpr
+    sums,
+    weight,
+    bias,
+    found,
+    count,
+    epsilon,
+    rows,
+    share,
+    channels,
+    columns,
+    parts,
+    PARTS: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):
     """Mean, 1 / deviation, and the factor and the summand that normalise a channel."""
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     there = c < channels
-    total, squares = _add_up(sums, c, channels, columns, parts, PARTS, CHANNELS)
-    first = tl.load(x + c, mask=there, other=0.0).to(tl.float32)
-    shift = total / count
-    inverse = 1.0 / tl.sqrt(tl.maximum(squares / count - shift * shift, 0.0) + epsilon)
-    mean = first + shift
+    fold = columns // channels
+    total = tl.zeros((PARTS, CHANNELS), tl.float32)
+    for start in range(0, parts * fold, PARTS):
+        at, inside, part = _part(start, c, channels, columns, parts, PARTS)
+        number = tl.minimum(share, rows - part * share).to(tl.float32)[:, None]
+        total += tl.load(sums + at, mask=inside, other=0.0) * tl.where(inside, number, 0.0)
+    mean = tl.sum(total, 0) / count
+    squares = tl.zeros((PARTS, CHANNELS), tl.float32)
+    for start in range(0, parts * fold, PARTS):
+        at, inside, part = _part(start, c, channels, columns, parts, PARTS)
+        number = tl.minimum(share, rows - part * share).to(tl.float32)[:, None]
+        apart = tl.load(sums + at, mask=inside, other=0.0) - mean[None, :]
+        own = tl.load(sums + at + columns, mask=inside, other=0.0)
+        squares += tl.where(inside, own + number * apart * apart, 0.0)
+    variance = tl.maximum(tl.sum(squares, 0) / count, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    inverse = 1.0 / tl.sqrt(variance + epsilon)
     factor = tl.load(weight + c, mask=there, other=0.0).to(tl.float32) * inverse
     summand = tl.load(bias + c, mask=there, other=0.0).to(tl.float32) - mean * factor
     tl.store(found + c, mean, mask=there)
@@ -99,7 +126,8 @@ def _normalise(x, found, y, rows, columns, channels, ROWS: tl.constexpr, COLUMNS
     factor = tl.load(found + 2 * channels + c)[None, :]
     summand = tl.load(found + 3 * channels + c)[None, :]
     values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + at, tl.maximum(values * factor + summand, 0.0), mask=inside)
+    out = tl.maximum(values * factor + summand, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(y + at, out, mask=inside)
 
 
 @triton.jit
@@ -130,9 +158,14 @@ def _gradient_sums(x, dy, found, sums, rows, columns, channels, share, ROWS: tl.
 def _gradient_totals(sums, gradients, channels, columns, parts, PARTS: tl.constexpr, CHANNELS: tl.constexpr):
     """The gradients of the weights and of the biases."""
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    total, products = _add_up(sums, c, channels, columns, parts, PARTS, CHANNELS)
-    tl.store(gradients + c, products, mask=c < channels)
-    tl.store(gradients + channels + c, total, mask=c < channels)
+    total = tl.zeros((PARTS, CHANNELS), tl.float32)
+    products = tl.zeros((PARTS, CHANNELS), tl.float32)
+    for start in range(0, parts * (columns // channels), PARTS):
+        at, inside, _ = _part(start, c, channels, columns, parts, PARTS)
+        total += tl.load(sums + at, mask=inside, other=0.0)
+        products += tl.load(sums + at + columns, mask=inside, other=0.0)
+    tl.store(gradients + c, tl.sum(products, 0), mask=c < channels)
+    tl.store(gradients + channels + c, tl.sum(total, 0), mask=c < channels)
 
 
 @triton.jit
@@ -162,8 +195,9 @@ class NormReLU(torch.autograd.Function):
         found = torch.empty(4, grid.channels, device=x.device, dtype=torch.float32)
         y = torch.empty_like(x)
         sums = grid.empty_sums(x)
-        _moments[grid.parts, grid.blocks](x, sums, *grid.shape, grid.share, **grid.tile)
-        _statistics[grid.ends](x, sums, weight, bias, found, grid.count, epsilon, *grid.sizes, **grid.end)
+        _moments[grid.parts, grid.blocks](x, sums, *grid.shape[:2], grid.share, **grid.tile)
+        own = sums, weight, bias, found, grid.count, epsilon, grid.shape[0], grid.share
+        _statistics[grid.ends](*own, *grid.sizes, **grid.end)
         _normalise[grid.tiles, grid.blocks](x, found, y, *grid.shape, **grid.tile)
         ctx.save_for_backward(x, found)
         ctx.dtypes = weight.dtype, bias.dtype
@@ -171,17 +205,19 @@ class NormReLU(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         """The gradients of the activation, the weights and the biases."""
         x, found = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
         grid = _Grid(x)
         gradients = torch.empty(2, grid.channels, device=x.device, dtype=torch.float32)
-        dx = torch.empty_like(x)
         sums = grid.empty_sums(x)
         _gradient_sums[grid.parts, grid.blocks](x, dy, found, sums, *grid.shape, grid.share, **grid.tile)
         _gradient_totals[grid.ends](sums, gradients, *grid.sizes, **grid.end)
-        _gradient[grid.tiles, grid.blocks](x, dy, found, gradients, dx, grid.count, *grid.shape, **grid.tile)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.empty_like(x)
+            _gradient[grid.tiles, grid.blocks](x, dy, found, gradients, dx, grid.count, *grid.shape, **grid.tile)
         of_weight, of_bias = ctx.dtypes
         return dx, gradients[0].to(of_weight), gradients[1].to(of_bias), None
 
@@ -199,13 +235,14 @@ class _Grid:
         height = ELEMENTS // width
         self.blocks = triton.cdiv(columns, width)
         self.tiles = triton.cdiv(rows, height)
-        self.share = triton.cdiv(self.tiles, max(1, min(self.tiles, PROGRAMS // self.blocks))) * height
+        programs = max(1, min(self.tiles // TILES, PROGRAMS // self.blocks))
+        self.share = triton.cdiv(self.tiles, programs) * height
         self.parts = triton.cdiv(rows, self.share)
         self.ends = (triton.cdiv(self.channels, 16),)
         self.shape = rows, columns, self.channels
         self.sizes = self.channels, columns, self.parts
         self.tile = {"ROWS": height, "COLUMNS": width}
-        self.end = {"PARTS": 64, "CHANNELS": 16}
+        self.end = {"PARTS": 256, "CHANNELS": 16}
 
     def empty_sums(self, x: Tensor) -> Tensor:
         """Where programs leave two sums of each column."""

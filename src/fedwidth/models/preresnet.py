@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedwidth.errors import OptionError
+from fedwidth.models.norm_relu import has_norm_relu, norm_relu, takes_norm_relu
 from fedwidth.models.options import image, positive, sizes
 from fedwidth.models.static_norm import StaticBatchNorm2d
 
@@ -25,8 +27,28 @@ class ScaledNorm(nn.Sequential):
     """Static batch norm (with the scaler in it) or group norm (which undoes a scale), ReLU: what comes before every
     convolution but the first."""
 
+    fused = False
+    """Whether training computes static batch norm and ReLU in one operation, where that takes the activation."""
+
     def __init__(self, channels: int, norm: str) -> None:
         super().__init__(StaticBatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(GROUPS, channels), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The norm, then the ReLU."""
+        norm, relu = self
+        fused = self.fused and takes_norm_relu(x)
+        if fused and isinstance(norm, StaticBatchNorm2d) and norm.training and not norm.collecting:
+            return norm_relu(x, norm.weight, norm.bias, norm.scaled_epsilon)
+        out: Tensor = relu(norm(x))
+        return out
+
+
+def fuse_norms(model: nn.Module, device: torch.device) -> None:
+    """Let training on this device compute static batch norms and ReLUs in one operation, where the device has one."""
+    if has_norm_relu(device):
+        for module in model.modules():
+            if isinstance(module, ScaledNorm):
+                module.fused = True
 
 
 class Block(nn.Module):

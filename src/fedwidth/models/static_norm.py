@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedwidth.errors import DataError
-from fedwidth.models.norm_relu import has_norm_relu, norm_relu, takes_norm_relu
 
 
 class StaticBatchNorm2d(nn.BatchNorm2d):
@@ -43,24 +41,19 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         self.settled = False
         """True inside `settled_statistics`, where statistics are known to have been collected."""
         self.rate = 1.0
-        self.rectifies = False
-        """Whether the ReLU behind it is computed here too, see `fuse_norms`."""
+
+    @property
+    def scaled_epsilon(self) -> float:
+        """The epsilon of training, with the scaler in it."""
+        return self.eps * self.rate**2
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each channel."""
-        if not self.rectifies:
-            return self._normalised(x)
-        if self.training and not self.collecting and takes_norm_relu(x):
-            return norm_relu(x, self.weight, self.bias, self.eps * self.rate**2)
-        return F.relu(self._normalised(x))
-
-    def _normalised(self, x: Tensor) -> Tensor:
-        """Each channel less its mean, divided by its deviation."""
         if self.training and self.collecting:
             return super().forward(x)
         if self.training:
             # No running buffers are handed over, so nothing is written in place and vmap over clients works.
-            epsilon = self.eps * self.rate**2
+            epsilon = self.scaled_epsilon
             if x.device.type == "cuda" and x.stride(1) == 1 and x.numel() > x.shape[1]:
                 # cuDNN's kernels for channels that lie last take the whole GPU, so that other clients have to wait.
                 return torch.batch_norm(x, self.weight, self.bias, None, None, True, 0.0, epsilon, False)
@@ -73,17 +66,6 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         mean = torch.where(collected, self.running_mean, mean)
         variance = torch.where(collected, self.running_var, variance)
         return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
-
-
-def fuse_norms(model: nn.Module, device: torch.device) -> None:
-    """Let each norm of a sequence compute the ReLU behind it, in one operation, where the device has one for both."""
-    if not has_norm_relu(device):
-        return
-    for sequence in [module for module in model.modules() if isinstance(module, nn.Sequential)]:
-        for (_, norm), (name, follower) in pairwise(list(sequence.named_children())):
-            if type(norm) is StaticBatchNorm2d and type(follower) is nn.ReLU:
-                norm.rectifies = True
-                setattr(sequence, name, nn.Identity())
 
 
 def norms_of(model: nn.Module) -> list[_BatchNorm]:
