@@ -55,11 +55,11 @@ def _moments(x, sums, rows, columns, share, ROWS: tl.constexpr, COLUMNS: tl.cons
         values = tl.where(inside, values - first[None, :], 0.0)
         total += values
         squares += values * values
-    sum = tl.sum(total, 0)
-    shift = sum / (end - part * share)
+    whole = tl.sum(total, 0)
+    shift = whole / (end - part * share)
     out = sums + part * 2 * columns + c
     tl.store(out, first + shift, mask=there)
-    tl.store(out + columns, tl.sum(squares, 0) - sum * shift, mask=there)
+    tl.store(out + columns, tl.sum(squares, 0) - whole * shift, mask=there)
 
 
 @triton.jit
