@@ -4,7 +4,7 @@ from fedwidth.models.catalogue import build, example_inputs, names, needs_shape
 from fedwidth.models.cnn import Cnn
 from fedwidth.models.lenet import LeNet
 from fedwidth.models.mlp import Mlp
-from fedwidth.models.preresnet import PreResNet18
+from fedwidth.models.preresnet import PreResNet18, fuse_norms
 from fedwidth.models.scaler import Scaler, set_scaler
 from fedwidth.models.static_norm import StaticBatchNorm2d, collect_statistics, forget_statistics
 from fedwidth.models.transformer import Transformer
@@ -21,6 +21,7 @@ __all__ = [
     "collect_statistics",
     "example_inputs",
     "forget_statistics",
+    "fuse_norms",
     "names",
     "needs_shape",
     "set_scaler",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from fedwidth.core.part import Part
 from fedwidth.engines.flat.tensor_layout import Shapes, TensorLayout
 from fedwidth.engines.slots.slot import Slot
-from fedwidth.models import set_scaler
-from fedwidth.models.preresnet import fuse_norms
+from fedwidth.models import fuse_norms, set_scaler
 from fedwidth.training.client import Trainer
 
 MAX_CHANNELS_FIRST = 128

@@ -10,8 +10,7 @@ from torch import nn
 
 from fedwidth.core.index import Index
 from fedwidth.core.part import Part
-from fedwidth.models import set_scaler
-from fedwidth.models.preresnet import fuse_norms
+from fedwidth.models import fuse_norms, set_scaler
 from fedwidth.training.client import Trainer
 from fedwidth.training.loss import Pass
 from fedwidth.training.narrower import Narrower, narrower_index
