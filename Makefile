@@ -29,8 +29,9 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP)  ## Train the quick start and print its table
 	$(BIN)/fedwidth run --out runs/quickstart --overwrite
 
+# Tests use one thread each, so that several workers do not stand in each other's way; more than four would want much memory.
 test: $(STAMP)  ## Run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 test-slow: $(STAMP)  ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m slow
