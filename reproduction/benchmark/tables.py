@@ -239,7 +239,9 @@ def _worst(runs: Mapping[int, Record]) -> str:
 
 
 def _seeds(runs: Iterable[int]) -> str:
-    return ", ".join(str(seed) for seed in runs)
+    """The seeds by their numbers; one alone is said to be one, so that it is not taken for a count."""
+    first, *others = (str(seed) for seed in runs)
+    return ", ".join([first, *others]) if others else f"{first} only"
 
 
 def _labels(standings: Standings, mix: str) -> list[str]:

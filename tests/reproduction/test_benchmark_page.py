@@ -161,8 +161,8 @@ def test_yardsticks_are_shown_before_any_method_was_run():
     assert made.count("Nothing has been run yet.") == 1
     assert [line for line in made.splitlines() if line.startswith("| *")] == [
         "| *exclude*, five sizes | 55.0 ± 7.1 | 20.0 ± 0.0 | 1, 2 |",
-        "| *full for all* | 80.0 | – | 1 |",
-        "| *smallest for all*, 1/4 | 40.0 | – | 1 |",
+        "| *full for all* | 80.0 | – | 1 only |",
+        "| *smallest for all*, 1/4 | 40.0 | – | 1 only |",
     ]
 
 
@@ -197,7 +197,7 @@ def test_sub_models_beside_the_smallest_model_for_all():
         "| last round, sub-model of | 1 | 1/16 | seeds |",
         "| --- | ---: | ---: | ---: |",
         "| One | 65.0 ± 7.1 | 30.0 ± 14.1 | 2, 3 |",
-        "| *smallest for all* | 55.0 | 55.0 | 1 |",
+        "| *smallest for all* | 55.0 | 55.0 | 1 only |",
     ]
     assert device_table(Standings.of("set", reached("two/five-sizes", 0.3)), "five-sizes", TITLES) is None
 
@@ -216,8 +216,8 @@ def test_the_sub_model_that_validation_likes_best_is_reported_on_the_test_set():
         "| last round, sub-model of | 1 | 1/4 | best by validation | all together | seeds |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
         "| One | 70.0 ± 14.1 | 70.0 ± 28.3 | 65.0 ± 21.2 (1, 1/4) | 75.0 ± 0.0 | 1, 2 |",
-        "| Two | 60.0 | 50.0 | – | – | 1 |",
-        "| *smallest for all* | 55.0 | 55.0 | 55.0 | 55.0 | 1 |",
+        "| Two | 60.0 | 50.0 | – | – | 1 only |",
+        "| *smallest for all* | 55.0 | 55.0 | 55.0 | 55.0 | 1 only |",
     ]
 
 
@@ -263,9 +263,9 @@ def test_the_budget_is_what_methods_spend_and_not_a_cheaper_yardstick():
     head = "|  | accuracy | worst tenth of the clients | within 50 GB | within 1 T multiply-adds"
     assert table[0] == f"{head} | GB | T multiply-adds | seeds |"
     assert table[2:] == [
-        "| One | 50.0 | – | 50.0 | 50.0 | 50.0 | 1 | 1 |",
-        "| *smallest for all* | 40.0 | – | 40.0 | 40.0 | 5.0 | 1 | 1 |",
-        "| *full for all* | 80.0 | – | 56.7 † | 10.0 † | 125.0 | 10 | 1 |",
+        "| One | 50.0 | – | 50.0 | 50.0 | 50.0 | 1 | 1 only |",
+        "| *smallest for all* | 40.0 | – | 40.0 | 40.0 | 5.0 | 1 | 1 only |",
+        "| *full for all* | 80.0 | – | 56.7 † | 10.0 † | 125.0 | 10 | 1 only |",
     ]
 
 
