@@ -1,5 +1,5 @@
 """`python -m reproduction`, from the top of the repository: writes docs/results.md, its figures, and the tables of
-docs/benchmark.md and docs/choosing-a-method.md (`make results`)."""
+docs/benchmark.md with its pages and docs/choosing-a-method.md (`make results`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_results(
     write_whole(out, write_page(results))
     print(out)
     records = read_all(results)
-    pages = [page for name in PAGES if (page := out.with_name(name)).exists()]
+    pages = [page for name in PAGES if (page := out.parent / name).exists()]
     for page in pages:
         write_whole(page, write_benchmark(page.read_text(encoding="utf-8"), records))
         print(page)

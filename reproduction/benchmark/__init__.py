@@ -1,1 +1,1 @@
-"""The tables of docs/benchmark.md, from the runs of the recipes `benchmark/…`: tuning, gains, and what they cost."""
+"""The tables of docs/benchmark.md and its pages, from the runs of the recipes `benchmark/…`."""

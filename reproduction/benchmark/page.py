@@ -34,7 +34,14 @@ from reproduction.markdown import folded
 MARK = re.compile(r"(<!-- made by `make results`: (?P<kind>\w+) of (?P<set>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOTHING = "Nothing has been run yet."
 SETS = ("cifar10", "cifar100")
-PAGES = ("benchmark.md", "choosing-a-method.md")
+PAGES = (
+    "benchmark.md",
+    "benchmark/parts.md",
+    "benchmark/mixes.md",
+    "benchmark/server-width.md",
+    "benchmark/protocol.md",
+    "choosing-a-method.md",
+)
 """The pages in docs/ that have such marks."""
 YARDSTICK_TITLES = {
     "exclude": "*exclude*",
