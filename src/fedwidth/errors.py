@@ -23,7 +23,7 @@ class PlanError(FedwidthError):
 
 
 class StateError(FedwidthError):
-    """A state whose names, shapes or dtypes do not fit the plan."""
+    """A state whose names, shapes or dtypes do not fit the plan, or with a value that is not finite."""
 
 
 class SelectionError(FedwidthError):

@@ -10,13 +10,19 @@ from typing import Any
 
 
 def key(
-    default: Any, help: str, *, choices: tuple[str, ...] = (), least: float | None = None, share: bool = False
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    least: float | None = None,
+    below: float | None = None,
+    share: bool = False,
 ) -> Any:
     """A documented setting: default, one line of help, and what is allowed.
 
     A share is above 0 and at most 1, and may be written as text: "1/16".
     """
-    extra = {"help": help, "choices": choices, "least": least, "share": share}
+    extra = {"help": help, "choices": choices, "least": least, "below": below, "share": share}
     if isinstance(default, (dict, list)):
         return field(default_factory=lambda: type(default)(default), metadata=extra)
     return field(default=default, metadata=extra)
@@ -229,8 +235,8 @@ class ServerSettings:
     label_rows: bool = key(True, "average classifier rows over the clients that have the label (HeteroFL)")
     optimiser: str = key("plain", "server optimiser", choices=("plain", "fedavgm", "fedadam", "fedyogi"))
     lr: float = key(1.0, "server step", least=0)
-    momentum: float = key(0.9, "momentum of fedavgm, first moment of fedadam and fedyogi", least=0)
-    second_moment: float = key(0.99, "second moment of fedadam and fedyogi", least=0)
+    momentum: float = key(0.9, "momentum of fedavgm, first moment of fedadam and fedyogi", least=0, below=1)
+    second_moment: float = key(0.99, "second moment of fedadam and fedyogi", least=0, below=1)
     epsilon: float = key(1e-3, "adaptivity of fedadam and fedyogi", least=0)
     lr_decay: float = key(1.0, "factor on the server step every `lr_every` rounds", least=0)
     lr_every: int = key(1, "rounds after which the server step is multiplied by `lr_decay` again", least=1)

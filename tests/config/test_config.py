@@ -263,7 +263,8 @@ OPTIONS = st.dictionaries(
 def values_of(key):
     least = int(key.least or 0)
     shares = st.floats(0, 1, exclude_min=True)
-    numbers = shares if key.share else st.floats(key.least or 0, allow_infinity=False, allow_nan=False)
+    below = {"max_value": key.below, "exclude_max": True} if key.below else {"allow_infinity": False}
+    numbers = shares if key.share else st.floats(key.least or 0, allow_nan=False, **below)
     strategies = {
         str: st.sampled_from(key.choices) if key.choices else st.text(),
         bool: st.booleans(),

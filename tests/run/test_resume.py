@@ -363,3 +363,17 @@ def test_kill_9_and_ctrl_c_while_workers_train(tmp_path):
     Experiment(small(*LONG)).run(out, resume=True)
     Experiment(small(*LONG, "engine=serial")).run(tmp_path / "undisturbed")
     assert contents(out) == contents(tmp_path / "undisturbed")
+
+
+def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from(tmp_path):
+    """Older versions wrote some, and the next round blamed a client."""
+    experiment = Experiment(small())
+    experiment.run(tmp_path)
+    server, _ = checkpoint.load_server(tmp_path, identity=None, device=torch.device("cpu"))
+    server.state["classifier.bias"].fill_(torch.nan)
+    copy = checkpoint.copy_server(server, identity=experiment.identity, extra={"seconds": 0.0})
+    checkpoint.write_copy(tmp_path, copy)
+    with pytest.raises(
+        StateError, match=r"has a value in 'classifier\.bias' that is not finite"
+    ):
+        Experiment(small()).run(tmp_path, resume=True)

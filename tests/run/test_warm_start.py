@@ -39,6 +39,16 @@ def test_a_file_of_weights(earlier, tmp_path):
     assert torch.equal(narrow.first_server().state["classifier.weight"], state["classifier.weight"][:, :4])
 
 
+def test_weights_that_are_not_finite_are_refused(earlier, tmp_path):
+    _, state = earlier
+    bad = {name: tensor.clone() for name, tensor in state.items()}
+    bad["classifier.bias"][3] = torch.nan
+    save_file(bad, tmp_path / "w.safetensors")
+    with pytest.raises(StateError, match=r"w\.safetensors has a value in 'classifier\.bias' that is not finite"):
+        Experiment(small(f"model.weights={tmp_path / 'w.safetensors'}"))
+    Experiment(small(f"model.weights={tmp_path / 'w.safetensors'}", "model.fresh=classifier.*"))
+
+
 def test_weights_as_narrow_as_the_server(tmp_path):
     state = Experiment(small("model.width=0.5")).run(tmp_path).server.state
     assert same(Experiment(small(f"model.weights={tmp_path}", "model.width=0.5")).first_server().state, state)

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+from fedwidth.errors import OptionError, StateError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import ServerSettings
+from fedwidth.training.engine import Report
 from fedwidth.training.server.state import Server
 from small_runs import same, small
 
@@ -125,3 +127,31 @@ def test_server_optimisers_learn(optimiser):
         "server.lr=0.1" if optimiser != "fedavgm" else "server.lr=0.5",
     )
     assert Experiment(settings).run().summary["global_accuracy"] > 0.6  # chance is 0.1
+
+
+@pytest.mark.parametrize("engine", ["serial", "vectorised"])
+def test_a_step_that_leaves_the_range_of_numbers_is_refused(engine, tmp_path):
+    """In the round after it, a client would be blamed."""
+    with pytest.raises(
+        StateError, match=r"^round 0: the server's step \(server.optimiser = plain, server.lr = 1e"
+    ):
+        Experiment(small("server.lr=1e308", f"engine={engine}")).run(tmp_path)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_norms_of_a_capacity_that_leave_the_range_of_numbers_are_refused():
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.LayerNorm(4), torch.nn.ReLU(), torch.nn.Linear(4, 10)
+    )
+    given = small("server.norms=by-capacity", "server.lr=1.1", "rounds=1")
+    experiment = Experiment(given, model=model)
+    server = experiment.first_server()
+    server.norms[0.5]["2.bias"].fill_(torch.inf)
+    with pytest.raises(StateError, match=r"'0\.5/2\.bias' a value that is not finite"):
+        experiment.rounds.end(server, [], [], Report((), ()))
+
+
+@pytest.mark.parametrize("name", ["momentum", "second_moment"])
+def test_moments_are_kept_by_shares_below_one(name):
+    with pytest.raises(OptionError, match=f"^server.{name} must be a number of at least 0 and below 1, not 1"):
+        small(f"server.{name}=1.0")

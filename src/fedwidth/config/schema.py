@@ -43,6 +43,7 @@ class Key:
     help: str
     choices: tuple[str, ...]
     least: float | None
+    below: float | None
     share: bool
 
     @property
@@ -64,7 +65,8 @@ class Key:
         if self.share:
             share = 'above 0 and at most 1, e.g. 0.0625 or "1/16"'
             return f"{KINDS[self.type]}{', each' if self.is_listed else ''} {share}"
-        return KINDS[self.type] + ("" if self.least is None else f" of at least {self.least}")
+        least = "" if self.least is None else f" of at least {self.least}"
+        return KINDS[self.type] + least + ("" if self.below is None else f" and below {self.below}")
 
 
 @cache
@@ -169,6 +171,8 @@ def _number(key: Key, kind: type, value: Any) -> int | float:
     except OverflowError:
         raise _wrong(key, value) from None
     if not math.isfinite(number) or (key.least is not None and number < key.least):
+        raise _wrong(key, value)
+    if key.below is not None and number >= key.below:
         raise _wrong(key, value)
     if key.share and not 0 < number <= 1:
         raise _wrong(key, value)

@@ -1,4 +1,8 @@
-"""Updates: what a client sends back, what it weighs (FedRolex appendix A.3), and when it is refused."""
+"""Updates: what a client sends back, what it weighs (FedRolex appendix A.3), and when it is refused.
+
+Values that are not finite are refused of a state, too: one of them spoils every average it is part of. A device is
+asked once for all tensors.
+"""
 
 from __future__ import annotations
 
@@ -89,20 +93,48 @@ def check_update(update: Update, index: Index) -> None:
 
 def check_finite(tensors: State, who: str) -> None:
     """Refuse values that are not finite, or that an average would round."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for name, tensor in tensors.items():
         if tensor.is_meta:
             raise UpdateError(f"{who} sent '{name}' without values (on the meta device)")
+    for name in _doubtful(tensors):
+        if not _is_fractional(tensors[name].dtype):
+            raise UpdateError(f"{who} sent whole numbers in '{name}' beyond 2**53, which an average would round")
+        if not _is_finite(tensors[name]):
+            raise UpdateError(f"{who} sent a value in '{name}' that is not finite; the round keeps the old state")
+
+
+def not_finite(tensors: State) -> str | None:
+    """The name of the first tensor with a value that is not finite; None where all are.
+
+    >>> not_finite({"steps": torch.tensor(3), "weight": torch.tensor([1.0, torch.inf])})
+    'weight'
+    """
+    doubtful = _doubtful({name: tensor for name, tensor in tensors.items() if _is_fractional(tensor.dtype)})
+    return next((name for name in doubtful if not _is_finite(tensors[name])), None)
+
+
+def check_made(made: Mapping[str, State]) -> None:
+    """Refuse a state with a value that is not finite, in the name of who made the first one.
+
+    `made` has, by who made it, each state that the one after it was made of. Where all is well only the last is looked
+    at.
+    """
+    *_, last = made.values()
+    if not_finite(last) is None:
+        return
+    for who, state in made.items():
+        if (name := not_finite(state)) is not None:
+            raise StateError(f"{who} gives '{name}' a value that is not finite, with which no client could train")
+
+
+def _doubtful(tensors: State) -> list[str]:
+    """The tensors that may hold what cannot be averaged; mostly none, after one question to each device."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors.values():
         kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor.detach())
     if all(_are_sound(alike) for alike in kinds.values()):
-        return
-    for name, tensor in tensors.items():
-        if _are_sound([tensor.detach()]):
-            continue
-        if not _is_fractional(tensor.dtype):
-            raise UpdateError(f"{who} sent whole numbers in '{name}' beyond 2**53, which an average would round")
-        if not torch.isfinite(accumulable(tensor.detach())).all():
-            raise UpdateError(f"{who} sent a value in '{name}' that is not finite; the round keeps the old state")
+        return []
+    return [name for name, tensor in tensors.items() if not _are_sound([tensor.detach()])]
 
 
 def _are_sound(alike: Sequence[Tensor]) -> bool:
@@ -118,6 +150,10 @@ def _are_sound(alike: Sequence[Tensor]) -> bool:
         return True
     together = torch.cat([tensor.flatten() for tensor in alike])
     return torch.equal(together.double().to(dtype), together)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(accumulable(tensor.detach())).all())
 
 
 def _is_fractional(dtype: torch.dtype) -> bool:

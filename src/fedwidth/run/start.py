@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedwidth.config.write import settings_toml
-from fedwidth.errors import OptionError
+from fedwidth.core.updates import not_finite
+from fedwidth.errors import OptionError, StateError
 from fedwidth.run import checkpoint
 from fedwidth.run.budget import read_ledger
 from fedwidth.run.checkpoint_history import files_needed
@@ -72,6 +73,11 @@ def _start(experiment: Experiment, folder: Path | None, resume: bool) -> tuple[S
             files=files,
             also=lambda: files_needed(folder),
         )
+        if (name := not_finite(server.state)) is not None:  # older versions wrote such
+            raise StateError(
+                f"{folder / checkpoint.NAME} has a value in '{name}' that is not finite, with which no client could"
+                " train: go back to an earlier checkpoint, or begin anew"
+            )
         return server, float(facts["seconds"])
     if folder:
         forget_clients(folder)

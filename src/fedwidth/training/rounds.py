@@ -17,6 +17,7 @@ from fedwidth.adapters.products import HOLDERS
 from fedwidth.core.aggregation import average_tensor
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State
+from fedwidth.core.updates import check_made
 from fedwidth.gpu import autocast
 from fedwidth.methods import Closing, Method, Task
 from fedwidth.methods.lookup.secure_sums import SHELLS, segments_of
@@ -32,7 +33,7 @@ from fedwidth.training.server.private import PrivateRound, Window
 from fedwidth.training.server.robust import robust_average
 from fedwidth.training.server.secure import SecureRound
 from fedwidth.training.server.single_updates import compares_updates
-from fedwidth.training.server.state import Server
+from fedwidth.training.server.state import Server, with_norms
 from fedwidth.training.skeletons import with_channels_last
 
 if TYPE_CHECKING:
@@ -230,6 +231,8 @@ class Rounds:
             averaging=averaging,
         )
         closed = self.method.finish(closing) if average is None else dict(average)
+        # Averages of what is finite are finite. All else is looked at, and makes a device wait.
+        surely = closed if self.method.close is None and average is None and averaging is None else None
         memory = self.method.remember(closing)
         if knows_single:
             over = self.method.adapters or HOLDERS
@@ -254,7 +257,17 @@ class Rounds:
                 quarantine=settings.quarantine,
             ),
         )
-        return server.advance(closed, memory, settings, self.plan.parameters, norms), list(tasks), report
+        after = server.advance(closed, memory, settings, self.plan.parameters, norms)
+        if after.state is not surely:
+            made = "averaging" if self.method.close is None else f"close of {self.method.name}"
+            step = f"the server's step (server.optimiser = {settings.optimiser}, server.lr = {settings.lr:g})"
+            check_made(
+                {
+                    f"round {server.round}: {made}": with_norms(closed, norms),
+                    f"round {server.round}: {step}": with_norms(after.state, after.norms),
+                }
+            )
+        return after, list(tasks), report
 
     def alone(
         self, closing: Closing, state: State, tasks: Sequence[Task], sums: Sequence[CohortSum], names: Collection[str]

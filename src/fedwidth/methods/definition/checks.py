@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.errors import FedwidthError, OptionError, StateError
 from fedwidth.methods.definition.choosing import Cohort
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.units import check_capacity
@@ -30,14 +30,23 @@ def checked_memory(method: str, function: str, memory: object) -> dict[str, Tens
     return memory
 
 
-def checked_state(method: str, function: str, state: object, plan: Plan) -> dict[str, Tensor]:
-    """The global state that a function of the method made, which must fit the plan."""
+def checked_state(
+    method: str, function: str, state: object, plan: Plan, *, like: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The global state that a function of the method made, which must fit the plan and be `like` the one before."""
     if not isinstance(state, dict):
         raise OptionError(f"{function} of {method} must return a state, not a {type(state).__name__}")
     try:
         plan.check_state(state)
     except FedwidthError as error:
         raise type(error)(f"{function} of {method}: {error}") from None
+    for name, tensor in state.items():
+        old = like.get(name, tensor)
+        if tensor.dtype != old.dtype or tensor.device != old.device:
+            raise StateError(
+                f"{function} of {method}: '{name}' is {tensor.dtype} on {tensor.device}, but must stay {old.dtype} on"
+                f" {old.device}"
+            )
     return state
 
 

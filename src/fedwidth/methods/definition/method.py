@@ -26,6 +26,7 @@ from torch import Tensor
 from fedwidth.core.architectures import Architectures
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State
+from fedwidth.core.updates import check_made
 from fedwidth.errors import OptionError, unknown, whole_number
 from fedwidth.methods.definition.checks import check_sends, checked_cohort, checked_memory, checked_state
 from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment, unread
@@ -293,9 +294,13 @@ class Method:
 
     def first_state(self, beginning: Beginning) -> dict[str, Tensor]:
         """The global state that a run begins with."""
-        if self.start is None:
-            return dict(beginning.state)
-        return checked_state(self.name, "start", self.start(beginning), beginning.plan)
+        made: dict[str, State] = {"the model": beginning.state}
+        first = dict(beginning.state)
+        if self.start is not None:
+            first = checked_state(self.name, "start", self.start(beginning), beginning.plan, like=beginning.state)
+            made[f"start of {self.name}"] = first
+        check_made(made)
+        return first
 
     def first_memory(self, beginning: Beginning) -> dict[str, Tensor]:
         """What the server remembers before the first round."""
@@ -316,7 +321,7 @@ class Method:
         """The new global state after a round."""
         if self.close is None:
             return closing.average()
-        return checked_state(self.name, "close", self.close(closing), closing.plan)
+        return checked_state(self.name, "close", self.close(closing), closing.plan, like=closing.state)
 
     def remember(self, closing: Closing) -> Memory:
         """What the server remembers after a round."""

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedwidth.config.build import plan_model
+from fedwidth.core.updates import not_finite
 from fedwidth.data import Data
 from fedwidth.errors import StateError
 from fedwidth.objectives import Objective
@@ -65,10 +66,11 @@ def warm_start(model: nn.Module, weights: Weights, source: str, fresh: str = "")
         )
     if more := [name for name in weights if name not in own]:
         raise StateError(f"{source} holds {_some(more)}, which the model does not have: is it of another model?")
+    taken = {name: tensor for name, tensor in weights.items() if name not in anew}
+    if (bad := not_finite(taken)) is not None:
+        raise StateError(f"{source} has a value in '{bad}' that is not finite, with which no client could train")
     with torch.no_grad():
-        for name, tensor in weights.items():
-            if name in anew:
-                continue
+        for name, tensor in taken.items():
             if own[name].shape != tensor.shape:
                 shapes = f"{list(tensor.shape)}, in the model {list(own[name].shape)}"
                 raise StateError(f"{source} has another shape for '{name}': {shapes}; is it of another width?")

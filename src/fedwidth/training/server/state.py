@@ -19,7 +19,7 @@ from fedwidth.training.client_memory import ClientMemory
 from fedwidth.training.server.quarantine import Quarantine
 from fedwidth.training.server.step import server_step, step_size
 
-__all__ = ["Server", "by_name", "step_size"]
+__all__ = ["Server", "by_name", "step_size", "with_norms"]
 
 Named = TypeVar("Named")
 
@@ -91,3 +91,8 @@ class Server:
 def by_name(capacity: float, tensors: Mapping[str, Named]) -> dict[str, Named]:
     """The same with names that say of which capacity: `0.5/norm.weight`."""
     return {f"{capacity!r}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def with_norms(state: State, norms: Mapping[float, State]) -> State:
+    """A state with the norms of each capacity beside it, where there are such."""
+    return {**state, **{name: tensor for each, own in norms.items() for name, tensor in by_name(each, own).items()}}
