@@ -15,7 +15,7 @@ from fedwidth.data.records import Split
 from fedwidth.data.sets.vocabulary import EOS, OOV, PAD
 from fedwidth.errors import OptionError
 from fedwidth.evaluation import scores
-from fedwidth.evaluation.scores import local_scores, prepare, score
+from fedwidth.evaluation.scores import absent_by_client, local_scores, prepare, score
 from fedwidth.experiment import Experiment
 from fedwidth.models import StaticBatchNorm2d
 from fedwidth.objectives import CLASSIFICATION
@@ -118,6 +118,11 @@ class TestLocal:
     )
     def test_masked_by_hand(self, mask, expected):
         assert self.local(mask).values.tolist() == expected
+
+    def test_samples_that_do_not_count_name_no_class(self):
+        targets = torch.tensor([0, IGNORE, 1, IGNORE])
+        absent = absent_by_client(partition_of(data_of(targets=targets), [0, 1, 1, 2], clients=3), 3, "zero")
+        assert (~absent).tolist() == [[True, False, False], [False, True, False], [False, False, False]]
 
     def test_mean_weighs_clients_by_their_test_samples(self):
         data = data_of()

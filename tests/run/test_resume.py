@@ -373,7 +373,5 @@ def test_a_checkpoint_that_is_not_finite_is_not_gone_on_from(tmp_path):
     server.state["classifier.bias"].fill_(torch.nan)
     copy = checkpoint.copy_server(server, identity=experiment.identity, extra={"seconds": 0.0})
     checkpoint.write_copy(tmp_path, copy)
-    with pytest.raises(
-        StateError, match=r"has a value in 'classifier\.bias' that is not finite"
-    ):
+    with pytest.raises(StateError, match=r"has a value in 'classifier\.bias' that is not finite"):
         Experiment(small()).run(tmp_path, resume=True)

@@ -202,7 +202,9 @@ def absent_by_client(partition: Partition, classes: int, mask: str) -> Tensor | 
         return None
     present = torch.zeros(len(partition) * classes, dtype=torch.bool)
     client = torch.arange(len(partition)).repeat_interleave(partition.train.sizes)
-    present[client * classes + partition.targets.cpu()[partition.train.samples].long()] = True
+    target = partition.targets.cpu()[partition.train.samples].long()
+    known = target != IGNORE
+    present[client[known] * classes + target[known]] = True
     return ~present.view(len(partition), classes)
 
 
