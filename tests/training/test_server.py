@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import fedwidth
 from fedwidth.errors import OptionError, StateError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import ServerSettings
@@ -132,9 +133,7 @@ def test_server_optimisers_learn(optimiser):
 @pytest.mark.parametrize("engine", ["serial", "vectorised"])
 def test_a_step_that_leaves_the_range_of_numbers_is_refused(engine, tmp_path):
     """In the round after it, a client would be blamed."""
-    with pytest.raises(
-        StateError, match=r"^round 0: the server's step \(server.optimiser = plain, server.lr = 1e"
-    ):
+    with pytest.raises(StateError, match=r"^round 0: the server's step \(server.optimiser = plain, server.lr = 1e"):
         Experiment(small("server.lr=1e308", f"engine={engine}")).run(tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
 
@@ -155,3 +154,19 @@ def test_norms_of_a_capacity_that_leave_the_range_of_numbers_are_refused():
 def test_moments_are_kept_by_shares_below_one(name):
     with pytest.raises(OptionError, match=f"^server.{name} must be a number of at least 0 and below 1, not 1"):
         small(f"server.{name}=1.0")
+
+
+@pytest.mark.parametrize("optimiser", ["plain", "fedavgm"])
+@pytest.mark.parametrize(
+    ("aggregate", "why"),
+    [
+        ({"b": torch.zeros(2)}, r"^the aggregate lacks 'w' \(3,\) of the old state"),
+        ({"w": torch.zeros(1), "b": torch.zeros(2)}, r"another shape for 'w': \(1,\), in the old state \(3,\)"),
+        ({"w": torch.zeros(3), "b": torch.zeros(2), "c": torch.zeros(2)}, "holds 'c', which the old state lacks"),
+    ],
+)
+def test_an_aggregate_of_other_tensors_is_refused(aggregate, why, optimiser):
+    """Broadcasting would make a step of one that is too small."""
+    old = {"w": torch.zeros(3), "b": torch.zeros(2)}
+    with pytest.raises(StateError, match=why):
+        fedwidth.server_step(old, aggregate, ServerSettings(optimiser=optimiser))

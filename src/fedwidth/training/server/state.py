@@ -17,7 +17,7 @@ from fedwidth.privacy.spent import Spent
 from fedwidth.settings import ServerSettings
 from fedwidth.training.client_memory import ClientMemory
 from fedwidth.training.server.quarantine import Quarantine
-from fedwidth.training.server.step import server_step, step_size
+from fedwidth.training.server.step import step_size, take_step
 
 __all__ = ["Server", "by_name", "step_size", "with_norms"]
 
@@ -71,12 +71,12 @@ class Server:
 
         `norms` are those of each capacity after the round, where there are such; they take the same step.
         """
-        state, moments = server_step(
+        state, moments = take_step(
             self.state, aggregate, settings, round=self.round, moments=self.moments, trained=trained
         )
         stepped = {}
         for capacity, own in (norms or {}).items():
-            found, moments = server_step(
+            found, moments = take_step(
                 by_name(capacity, self.norms[capacity]),
                 by_name(capacity, own),
                 settings,

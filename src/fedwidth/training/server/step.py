@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
+from fedwidth.errors import StateError
 from fedwidth.settings import ServerSettings
 
 
@@ -36,7 +37,21 @@ def server_step(
     >>> state["w"]
     tensor([2.5000, 5.0000])
     """
-    rate, moments = step_size(settings, round), moments or {}
+    _check_alike(old, aggregate)
+    return take_step(old, aggregate, settings, round=round, moments=moments or {}, trained=trained)
+
+
+def take_step(
+    old: Mapping[str, Tensor],
+    aggregate: Mapping[str, Tensor],
+    settings: ServerSettings,
+    *,
+    round: int,
+    moments: Mapping[str, Tensor],
+    trained: Collection[str] | None,
+) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """The same for an aggregate that surely fits the old state."""
+    rate = step_size(settings, round)
     if settings.optimiser == "plain" and rate == 1.0:
         return aggregate, moments
     names = [name for name, tensor in aggregate.items() if tensor.is_floating_point()] if trained is None else trained
@@ -45,6 +60,18 @@ def server_step(
         step = _step(name, aggregate[name] - old[name], found, settings)
         state[name] = old[name] + rate * step
     return state, found
+
+
+def _check_alike(old: Mapping[str, Tensor], aggregate: Mapping[str, Tensor]) -> None:
+    """Refuse an aggregate of other tensors than the old state's."""
+    for name in (*old, *aggregate):
+        if name not in aggregate:
+            raise StateError(f"the aggregate lacks '{name}' {tuple(old[name].shape)} of the old state")
+        if name not in old:
+            raise StateError(f"the aggregate holds '{name}', which the old state lacks; is it of another model?")
+        if old[name].shape != aggregate[name].shape:
+            shapes = f"{tuple(aggregate[name].shape)}, in the old state {tuple(old[name].shape)}"
+            raise StateError(f"the aggregate has another shape for '{name}': {shapes}")
 
 
 def step_size(settings: ServerSettings, round: int) -> float:
