@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedwidth.errors import OptionError, unknown
 
@@ -57,3 +61,11 @@ def find_function(kind: str, name: str, known: Mapping[str, Callable[..., Any]])
 def one_line(error: BaseException) -> str:
     """An error's message in one line, or its type where it has none."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def what_failed(error: BaseException) -> str:
+    """An exception's type, message and the last line of code that is not PyTorch's own, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(torch.__file__).parent not in Path(frame.filename).parents]
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{where}"

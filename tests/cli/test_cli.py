@@ -391,6 +391,43 @@ class TestOutputFolder:
         assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+class TestMethodsOfOnesOwn:
+    """A choice that fails in the third round: before it all is well."""
+
+    TEXT = """
+import torch
+from fedwidth.methods import Method, per_group
+
+def units(size, kept, at):
+    if at.round == 2:
+        raise {error}
+    return torch.arange(kept)
+
+METHOD = Method("{name}", "Mine", "-", "-", choose=per_group(units))
+"""
+
+    def write(self, folder, name, error):
+        (folder / f"{name}.py").write_text(self.TEXT.format(name=name, error=error))
+        return f"{name}:METHOD"
+
+    def test_a_choice_that_fails_says_where(self, recipe, capsys, tmp_path):
+        name = self.write(tmp_path, "failing", "ValueError('boom')")
+        for command in (
+            ["run", recipe, "--out", "out", *sets(f"method.name={name}")],
+            ["coverage", "mlp", "--method", name, "--capacity", "1/2", "--rounds", "3"],
+        ):
+            assert run_command(command) == 1
+            *_, err = capsys.readouterr().err.splitlines()
+            assert re.search(r"^error: round 2, .* stage choose: ValueError: boom \(failing\.py, line 7\)$", err)
+
+    @pytest.mark.parametrize("code", ["0", "3", "'gone'"])
+    def test_code_that_ends_the_program_is_named(self, code, recipe, capsys, tmp_path):
+        name = self.write(tmp_path, f"leaving_{code.strip(chr(39))}", f"SystemExit({code})")
+        assert run_command(["run", recipe, "--out", "out", *sets(f"method.name={name}")]) == 1
+        *_, err = capsys.readouterr().err.splitlines()
+        assert re.search(r"^error: the program was ended from within: SystemExit: .* \(leaving_\w+\.py, line 7\)$", err)
+
+
 class TestRun:
     def test_a_plain_run(self, recipe, capsys, tmp_path):
         assert run_command(["run", recipe, "--out", "out"]) == 0

@@ -11,6 +11,7 @@ import typer
 
 import fedwidth
 from fedwidth.errors import ClientError, FedwidthError
+from fedwidth.importing import what_failed
 
 # Typer brings its own copy of click or uses the installed one, depending on its version: take the classes from it.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -87,6 +88,8 @@ def run_command(arguments: list[str]) -> int:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", 1)
+    except SystemExit as left:  # no command of ours says this: a model, data set or method of the user's own does
+        return _fail(f"the program was ended from within: {what_failed(left)}", 1)
     except BrokenPipeError:  # `fedwidth … | head` closed the pipe
         sys.stderr.close()
         return 1

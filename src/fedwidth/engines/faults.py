@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-
-import torch
 
 from fedwidth.errors import ClientError, FedwidthError
+from fedwidth.importing import what_failed
 from fedwidth.methods import Task
 
 
@@ -39,11 +36,8 @@ def describe(stage: str, round: int, *tasks: Task) -> str:
 
 
 def _summarise(error: Exception) -> str:
-    """An exception's type, message and the last line of code that is not PyTorch's own, in one line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(torch.__file__).parent not in Path(frame.filename).parents]
-    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    """What failed and where, in one line."""
     late = (
         "; a GPU reports late, so it may have been another client of this round" if "CUDA error" in str(error) else ""
     )
-    return f"{type(error).__name__}: {error}{where}{late}"
+    return f"{what_failed(error)}{late}"

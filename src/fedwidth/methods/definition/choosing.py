@@ -15,7 +15,8 @@ from torch import Tensor
 from fedwidth.core.architectures import Architectures
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import State
-from fedwidth.errors import OptionError, SelectionError
+from fedwidth.errors import ClientError, FedwidthError, OptionError, SelectionError
+from fedwidth.importing import what_failed
 from fedwidth.methods.definition.local import Memory
 from fedwidth.plan.plan import Plan
 from fedwidth.randomness import numpy_generator
@@ -29,22 +30,24 @@ clients remember themselves."""
 
 
 class Unread(dict[Any, Any]):
-    """Nothing, in place of what a choice looks at without saying so: who asks for something is told to say it."""
+    """Nothing, in place of what a choice looks at without saying so: whoever looks at it is told to say it."""
 
     def __init__(self, method: str, what: str) -> None:
         super().__init__()
         self.method, self.what = method, what
 
-    def __missing__(self, key: object) -> NoReturn:
-        """Say what to do, in place of a KeyError."""
-        raise OptionError(
-            f"{self.method} cannot choose (no {key!r}): at.{self.what} is there only for a method that says so,"
-            f' Method(…, reads=("{self.what}",))'
-        )
+    def _refuse(self, *asked: object) -> NoReturn:
+        """Say what to do: in place of a KeyError, and of nothing where all of it is asked for."""
+        lacks = f" (no {asked[0]!r})" if asked else ""
+        raise OptionError(f"{self.method} cannot choose{lacks}: {only_if_read(self.what)}")
 
-    def __setitem__(self, key: object, value: object) -> NoReturn:
-        """Refuse what would be there for the next client: it is one object for all."""
-        self.__missing__(key)
+    # It is one object for all, so that what is set would be there for the next client.
+    __missing__ = __setitem__ = __contains__ = get = __iter__ = __len__ = keys = values = items = _refuse
+
+
+def only_if_read(what: str) -> str:
+    """That a choice finds this only where its method says that it looks at it."""
+    return f'at.{what} is there only for a method that says so, Method(…, reads=("{what}",))'
 
 
 unread = cache(Unread)
@@ -104,6 +107,14 @@ Choose = Callable[[Plan, Mapping[str, int], Moment], Any]
 
 Units = Callable[[int, int, Moment], Tensor]
 """A function (size of a group, number of units to keep, moment) -> the units to keep."""
+
+
+def failed(error: Exception, at: Moment, reads: Sequence[str]) -> FedwidthError:
+    """What to say of an error that a choice has raised: what it should have said that it reads, or where it failed."""
+    if isinstance(error, (TypeError, AttributeError)) and "'NoneType' object" in str(error) and "state" not in reads:
+        return OptionError(f"{at.method} cannot choose ({error}): {only_if_read('state')}")
+    where = f"round {at.round}, client {at.number}, capacity {float(at.capacity):g}, stage choose"
+    return ClientError(f"{where}: {what_failed(error)}")
 
 
 def per_group(units: Units) -> Choose:

@@ -27,9 +27,9 @@ from fedwidth.core.architectures import Architectures
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State
 from fedwidth.core.updates import check_made
-from fedwidth.errors import OptionError, unknown, whole_number
+from fedwidth.errors import FedwidthError, OptionError, unknown, whole_number
 from fedwidth.methods.definition.checks import check_sends, checked_cohort, checked_memory, checked_state
-from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment, unread
+from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment, failed, unread
 from fedwidth.methods.definition.closing import Beginning, Closing
 from fedwidth.methods.definition.local import Local, Memory, Sending
 from fedwidth.methods.definition.options import Option
@@ -193,9 +193,9 @@ class Method:
             options=self.values,
             number=client if number is None else number,
             cohort=cohort,
-            memory=memory or self._unread("memory"),
+            memory=self._read("memory", memory),
             state=state if "state" in self.reads else None,
-            own=(own or {}) if "own" in self.reads else self._unread("own"),
+            own=self._read("own", own),
             architectures=self.architectures,
             enrolled=self.enrolled,
             method=self.name,
@@ -205,17 +205,14 @@ class Method:
         counts = plan.counts(capacity, self.values.get("rounding", "floor"))
         try:
             return self.choose(plan, counts, moment)
-        except (TypeError, AttributeError) as error:
-            if moment.state is None and "'NoneType' object" in str(error) and "state" not in self.reads:
-                raise OptionError(
-                    f"{self.name} cannot choose ({error}): at.state is there only for a method that says so,"
-                    ' Method(…, reads=("state",))'
-                ) from error
+        except FedwidthError:
             raise
+        except Exception as error:  # a choice may be anybody's function
+            raise failed(error, moment, self.reads) from error
 
-    def _unread(self, what: str) -> dict[Any, Any]:
-        """Nothing, which says so where the choice should have said that it looks at it."""
-        return {} if what in self.reads else unread(self.name, what)
+    def _read(self, what: str, held: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
+        """What the choice may look at, or nothing, which says so where it should have said that it looks at it."""
+        return (held or {}) if what in self.reads else unread(self.name, what)
 
     def assign(
         self,
