@@ -52,7 +52,7 @@ def choose_broken(plan, counts, at):
     return Broken(plan, dict(chosen), counts=chosen.counts, units=chosen.units)
 
 
-BROKEN = replace(method("heterofl"), choose=choose_broken)
+BROKEN = replace(method("heterofl"), choose=choose_broken, nested=lambda _: False)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

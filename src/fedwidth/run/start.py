@@ -13,6 +13,8 @@ import torch
 from fedwidth.config.write import settings_toml
 from fedwidth.core.updates import not_finite
 from fedwidth.errors import OptionError, StateError
+from fedwidth.methods.definition.promises import check_promises
+from fedwidth.methods.lookup.reference import is_shipped
 from fedwidth.run import checkpoint
 from fedwidth.run.budget import read_ledger
 from fedwidth.run.checkpoint_history import files_needed
@@ -35,6 +37,7 @@ def begin(
     packed: int = 1,
 ) -> Iterator[Recorder]:
     """A context with the run under way, at its first round or its last checkpoint; its folder is locked meanwhile."""
+    _check_own_method(experiment)
     with ExitStack() as stack:
         if folder is not None:
             check_folder(
@@ -57,6 +60,22 @@ def begin(
         if folder and (not (folder / CONFIG).exists() or experiment.settings.privacy.noise):
             checkpoint.write_whole(folder / CONFIG, settings_toml(experiment.settings, experiment.given))
         yield stack.enter_context(Recorder(experiment, folder, server, seconds=seconds, packed=packed))
+
+
+def _check_own_method(experiment: Experiment) -> None:
+    """Try out what a method that is not the package's promises."""
+    if is_shipped(experiment.method):
+        return
+    first = experiment.first_server()
+    check_promises(
+        experiment.method,
+        experiment.plan,
+        state=first.state,
+        memory=first.memory,
+        enrolled=experiment.rounds.enrolled,
+        clients=len(experiment.partition),
+        seed=experiment.settings.seed,
+    )
 
 
 def _start(experiment: Experiment, folder: Path | None, resume: bool) -> tuple[Server, float]:

@@ -37,9 +37,16 @@ class Reference:
         return method(self.name, local=self.local, **self.options)
 
 
+def is_shipped(method: Method) -> bool:
+    """Whether a method is one of the package's, or made of two of them, and nothing of it was changed."""
+    if method.made_of:
+        return all(map(is_shipped, method.made_of)) and _same(combine(*method.made_of), method)
+    return method.name in methods() and _same(methods()[method.name], method)
+
+
 def _path(method: Method) -> str:
     """The name of a method of the package, or the import path of another one."""
-    if method.name in methods() and _same(methods()[method.name], method):
+    if is_shipped(method):
         return method.name
     home = getattr(method.choose, "__module__", "")
     # Where its choice is defined comes first, and the script that runs last: it has no name elsewhere.
