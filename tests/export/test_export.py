@@ -111,6 +111,14 @@ def test_parts_that_are_no_slices_are_exported_as_programs(tmp_path):
     assert not list(tmp_path.glob("a.safetensors*"))
 
 
+def test_a_width_that_no_device_holds_is_refused_before_anything_is_written(tmp_path, capsys):
+    run = finished("method.name=fedavg")
+    code, _, error = command(capsys, run, "--capacity", "1/4", "--out", tmp_path / "a.safetensors")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "has no model of capacity 0.25: with FedAvg every device holds the whole model" in error
+    assert not list(tmp_path.iterdir())
+
+
 def command(capsys, *words):
     code = run_command(["export", *map(str, words)])
     said = capsys.readouterr()

@@ -32,13 +32,26 @@ def summary(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["fedrolex", "heterofl", "fedavg", "fedminoccurances", "fedbrb"])
+@pytest.mark.parametrize("name", ["fedrolex", "heterofl", "fedminoccurances", "fedbrb"])
 def test_a_loaded_model_scores_what_the_run_reported_at_its_width(name):
     folder = finished(f"method.name={name}")
     reported = summary(folder)
     assert accuracy(fedwidth.load(folder)) == reported["global_accuracy"]
     for capacity in (1, 0.5, 0.25):
         assert accuracy(fedwidth.load(folder, capacity)) == reported["capacity_accuracy"][f"{capacity:g}"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedavg, but stopped"])
+def test_where_every_device_holds_the_whole_model_there_is_no_narrower_one(name, tmp_path):
+    folder = finished(f"method.name={name.partition(',')[0]}")
+    reported = summary(folder)
+    assert accuracy(fedwidth.load(folder)) == accuracy(fedwidth.load(folder, 1)) == reported["global_accuracy"]
+    if "stopped" in name:  # without its ready models, and without its data
+        folder = shutil.copytree(folder, tmp_path / "run")
+        (folder / MODELS).unlink()
+    for capacity in ("1/4", [1, "1/2"]):
+        with pytest.raises(OptionError, match="has no model of capacity .*every device holds the whole model; leave"):
+            fedwidth.load(folder, capacity)
 
 
 @pytest.mark.parametrize("name", ["heterofl", "fedrolex"])

@@ -151,6 +151,11 @@ def take(
     ready = read_models(folder, round=round)
     if ready is not None and (width == 1 or width in ready.tensors):
         return replace(_take_ready(folder, settings, width, ready, model), given=given)
+    if width != 1 and (method := method_of(settings)).holds_all:
+        raise OptionError(
+            f"{folder} has no model of capacity {width:g}: with {method.title} every device holds the whole model;"
+            " leave the capacity out"
+        )
     if data is None:
         refuse_without(given, "data", str(folder))
     return replace(_take_collecting(folder, settings, width, model, data), given=given)

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from fedwidth.methods.definition import Method, everything
 
-from fedwidth.core.index import Index
-from fedwidth.methods.definition import Method, Moment
-from fedwidth.plan.plan import Plan
-
-
-def choose(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
-    """Every client holds everything."""
-    del counts, at
-    return Index.whole(plan)
-
+choose = everything
 
 METHOD = Method(
     name="fedavg",

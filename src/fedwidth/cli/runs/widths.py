@@ -26,7 +26,7 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
     Last columns have what the models of all widths answer together, and those that validation samples choose, where
     they were asked.
     """
-    tables = [[at_widths(summary) for _, summary in mine] for mine in by_label.values()]
+    tables = [[_at_own_widths(run, summary) for run, summary in mine] for mine in by_label.values()]
     found = {width for runs in tables for widths in runs for width in widths}
     if not found - {"1"}:
         return
@@ -56,6 +56,12 @@ def _score_of(summary: Mapping[str, Any], name: str) -> list[float]:
     """What models of several widths score together, in a list; an empty one where they were not asked."""
     found = summary.get(f"{name}_{Measure.of(summary).name}")
     return [] if found is None else [found]
+
+
+def _at_own_widths(run: PlannedRun, summary: Mapping[str, Any]) -> dict[str, float]:
+    """What a run measured at the widths it has models of: where all devices hold the whole model, of that alone."""
+    found = at_widths(summary)
+    return {width: found[width] for width in found if float(width) == 1 or not method_of(run.settings).holds_all}
 
 
 def mean_at_widths(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float]:

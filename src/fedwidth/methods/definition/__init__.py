@@ -3,7 +3,7 @@
 The files of the methods import all they need from here; a method of one's own finds the same in `fedwidth.methods`.
 """
 
-from fedwidth.methods.definition.choosing import Cohort, Moment, per_group
+from fedwidth.methods.definition.choosing import Cohort, Moment, everything, per_group
 from fedwidth.methods.definition.closing import Beginning, Closing
 from fedwidth.methods.definition.local import (
     FULL_GRADIENT,
@@ -52,6 +52,7 @@ __all__ = [
     "at_least_zero",
     "choice",
     "count",
+    "everything",
     "is_number",
     "is_share",
     "named",

@@ -117,6 +117,12 @@ def failed(error: Exception, at: Moment, reads: Sequence[str]) -> FedwidthError:
     return ClientError(f"{where}: {what_failed(error)}")
 
 
+def everything(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
+    """The choice that gives every client the whole model, whatever its capacity."""
+    del counts, at
+    return Index.whole(plan)
+
+
 def per_group(units: Units) -> Choose:
     """Turn `units(size, kept, moment)` into a choice that keeps the same units in all tensors of a width group."""
 

@@ -29,7 +29,7 @@ from fedwidth.core.submodel import State
 from fedwidth.core.updates import check_made
 from fedwidth.errors import FedwidthError, OptionError, unknown, whole_number
 from fedwidth.methods.definition.checks import check_sends, checked_cohort, checked_memory, checked_state
-from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment, failed, unread
+from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment, everything, failed, unread
 from fedwidth.methods.definition.closing import Beginning, Closing
 from fedwidth.methods.definition.local import Local, Memory, Sending
 from fedwidth.methods.definition.options import Option
@@ -145,6 +145,11 @@ class Method:
             raise OptionError(
                 "clients are given something, or do something before they train, only where they hold no slices"
             )
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether every client holds the whole model, whatever its capacity: then there are no narrower sub-models."""
+        return self.choose is everything
 
     def with_options(self, /, **given: Any) -> Method:
         """A copy of this method with options set; unknown names and values are refused."""
