@@ -163,7 +163,7 @@ class DeviceSettings:
     relative_to: str = key(
         "server",
         "what capacities are shares of: the server's model, or the model at full width, so that devices stay as they"
-        " are whatever model.width is",
+        " are whatever model.width is, as in a sweep over it",
         choices=("server", "model"),
     )
     budgets: dict[str, Any] = key(

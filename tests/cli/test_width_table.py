@@ -7,6 +7,7 @@ import json
 import pytest
 
 from fedwidth.cli.entry import run_command
+from fedwidth.config.read import read_config
 from small_runs import write_recipe
 
 
@@ -69,3 +70,76 @@ def test_servers_of_other_widths_are_told_apart(tmp_path, capsys):
     assert run_command(["sweep", recipe, *changes, "--out", str(tmp_path / "runs")]) == 0
     said = capsys.readouterr().out
     assert "Widths are shares of the server's model, which is not of the same width in all runs." in said
+
+
+def swept(tmp_path, capsys, *changes, more=""):
+    """What a sweep over the server's width says and prints, and the settings of its runs."""
+    out = tmp_path / "runs"
+    command = ["sweep", write_recipe(tmp_path, more), "--over", "model.width=1,1/2", *changes, "--out", str(out)]
+    assert run_command(command) == 0
+    said = capsys.readouterr()
+    folders = [out / each["folder"] for each in json.loads((out / "summary.json").read_text())["runs"]]
+    return said.out, said.err, [read_config(folder / "config.toml").devices for folder in folders]
+
+
+def test_a_sweep_over_the_servers_width_keeps_the_devices_and_says_so(tmp_path, capsys):
+    said, aside, devices = swept(tmp_path, capsys)
+    assert [each.capacities for each in devices] == ["a1-b1-c1", "a2-b1"]
+    assert aside.count("--over model.width: devices stay as they are (devices.relative_to=model); --set") == 1
+    assert "width 1/2 │ b2-c1 " in said, "what devices really train"
+
+
+@pytest.mark.parametrize("way", ["set", "over", "recipe"])
+def test_devices_that_are_to_shrink_with_the_server_do(way, tmp_path, capsys):
+    how = {
+        "set": ["--set", "devices.relative_to=server"],
+        "over": ["--over", "devices.relative_to=server"],
+        "recipe": [],
+    }
+    more = 'devices.relative_to = "server"\n' if way == "recipe" else ""
+    said, aside, devices = swept(tmp_path, capsys, *how[way], more=more)
+    assert [each.capacities for each in devices] == ["a1-b1-c1"] * 2
+    assert "stay as they are" not in aside
+    assert "│ b1-c1-d1 " in said, "and the table tells their widths apart"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["devices.budgets={phone = {upload = '1GB'}}", "devices.capacities=a1-b1-c1-d1-e1"],
+        ["method.name=hetlora"],
+        ["adapter.rank=4"],
+    ],
+)
+def test_budgets_and_shares_of_a_rank_stay_as_they_are_in_any_case(changes, tmp_path, capsys):
+    said, aside, devices = swept(tmp_path, capsys, *(word for change in changes for word in ("--set", change)))
+    assert devices[0] == devices[1]
+    assert "devices stay as they are" not in aside
+    mixes = [line.split("│")[1] for line in said.splitlines() if line.startswith("width 1")]
+    assert mixes[0] == mixes[1] or "budgets" in changes[0]
+
+
+def test_where_devices_cannot_stay_as_they_are_one_line_says_what_to_add(tmp_path, capsys):
+    command = ["sweep", write_recipe(tmp_path), "--over", "model.width=1,1/2", "--set", "devices.excluded=[0.5]"]
+    assert run_command([*command, "--out", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "leaves out some of 1, 0.5" in error
+    assert "--set devices.relative_to=server" in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_method_whose_devices_hold_the_whole_model_has_no_narrower_widths(tmp_path, capsys):
+    recipe = write_recipe(tmp_path, "evaluation.capacities = [1, 0.25]\n")
+    methods = ["--over", "method.name=heterofl,fedavg,fedprox"]
+    assert run_command(["sweep", recipe, *methods, "--out", str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (start,) = (number for number, line in enumerate(lines) if line.startswith("accuracy at each width %"))
+    rows = {
+        cells[0]: cells[1:] for line in lines[start + 3 : start + 6] if (cells := [c.strip() for c in line.split("│")])
+    }
+    assert "–" not in rows["HeteroFL"]
+    for name in ("FedAvg", "FedProx"):
+        assert rows[name][1:] == ["–", "–"]
+        assert rows[name][0] != "–"
+        assert any(line.startswith(name) and "│ all 1 " in line for line in lines)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +16,15 @@ from fedwidth.cli import options
 from fedwidth.cli.options import parse_seeds, with_data, with_engine
 from fedwidth.errors import FedwidthError, OptionError
 
+if TYPE_CHECKING:
+    from fedwidth.config.recipe import Recipe
+
+WIDTH, STAY = "model.width", "devices.relative_to=model"
+"""The setting whose sweep asks about the same devices, and what makes them stay as they are."""
+SAID = (
+    f"--over {WIDTH}: devices stay as they are ({STAY}); --set devices.relative_to=server lets them shrink with the"
+    " server's model"
+)
 MAX_VALUE = 40
 """Characters of a value that a title shows."""
 
@@ -42,6 +52,7 @@ def sweep(
     from fedwidth.analysis.yardsticks import missing
     from fedwidth.cli.runs.all_runs import run_all
     from fedwidth.cli.runs.planned_run import PlannedRun, folder_names
+    from fedwidth.cli.runs.training import say_aside
     from fedwidth.config.read import read_settings
     from fedwidth.config.recipe import all_with_public
     from fedwidth.run.about import About
@@ -56,11 +67,13 @@ def sweep(
     if twice := next((key for key in keys if keys.count(key) > 1), ""):
         raise OptionError(f"--over names {twice} twice: give all its values in one, {twice}=a,b,c")
     titles = _cell_titles(keys, grid)
-    wanted, title = {}, ""
+    wanted, title, stay = {}, "", False
     for values, name in zip(grid, titles, strict=True):
         pairs = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
-        found = read_settings(recipe or "quickstart", [*changes, *pairs], only=only, main=True)
-        title = found.title
+        read = partial(read_settings, recipe or "quickstart", [*changes, *pairs], only=only, main=True)
+        as_asked = read()
+        found = _with_same_devices(as_asked, read) if WIDTH in keys else as_asked
+        title, stay = found.title, stay or found != as_asked
         wanted[" ".join(pairs)] = (name, replace(found.main, name=name))
     trained = all_with_public([settings for _, settings in wanted.values()])
     wanted = {label: (name, own) for (label, (name, _)), own in zip(wanted.items(), trained, strict=True)}
@@ -78,9 +91,26 @@ def sweep(
     ]
     cells = {names[label]: values for label, values in zip(labels, grid, strict=True)}
     about = About(f"{title or 'Sweep'}, over {' and '.join(keys)}", axes, cells)
+    if stay:
+        say_aside(SAID)
     return run_all(
         listed, folder, resume=resume, overwrite=overwrite, track=track, packed=packed, at_a_time=jobs, about=about
     )
+
+
+def _with_same_devices(asked: Recipe, read: Callable[..., Recipe]) -> Recipe:
+    """A cell of a sweep over the server's width beside devices that stay as they are, unless it says what they do.
+
+    Budgets and shares of a rank say nothing of that width: such devices stay as they are in any case.
+    """
+    from fedwidth.config.method_settings import method_of
+
+    if asked.main.devices.budgets or asked.main.adapter.rank or method_of(asked.main).adapters:
+        return asked
+    try:
+        return read(defaults=[STAY])
+    except OptionError as error:
+        raise OptionError(f"{error} ({SAID})") from None
 
 
 def _parse_axis(text: str) -> tuple[str, list[str]]:

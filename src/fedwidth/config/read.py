@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.config.check import check_settings
+from fedwidth.config.document import change_all
 from fedwidth.config.given import refuse_given
 from fedwidth.config.recipe import Recipe, read_recipe
 from fedwidth.config.schema import Key, keys
@@ -18,19 +19,26 @@ from fedwidth.settings import Settings
 
 
 def read_settings(
-    source: str | Path, overrides: Sequence[str] = (), *, only: str | Sequence[str] = (), main: bool = False
+    source: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    only: str | Sequence[str] = (),
+    main: bool = False,
+    defaults: Sequence[str] = (),
 ) -> Recipe:
     """Read a recipe: a file (*.toml), the name of a packaged recipe, or TOML text.
 
     `overrides` are `key=value` texts, made to each of its runs; values are TOML, and bare words are text. `only` takes
     the runs with this label, or these, alone (see `Recipe.only`), and `main` the main run (or the one that `only`
-    names), so that a change need not make sense for the others.
+    names), so that a change need not make sense for the others. `defaults`, written like `overrides`, hold where
+    neither these nor the recipe say anything.
 
     >>> recipe = read_settings('rounds = 20', ["training.lr=0.5", "method.name=heterofl"])
     >>> recipe.main.rounds, recipe.main.training.lr, recipe.main.method.name
     (20, 0.5, 'heterofl')
     """
-    document, changes = _parse(source), [parse_override(text) for text in overrides]
+    document = change_all({}, [*map(parse_override, defaults), _parse(source)])
+    changes = [parse_override(text) for text in overrides]
     refuse_given(document, changes)
     labels = [only] if isinstance(only, str) else only
     recipe = read_recipe(document, changes, only=[label for label in labels if label], main=main)

@@ -128,16 +128,31 @@ class Capacities:
         return max(level for level, weight in enumerate(self.weights) if weight)
 
 
-def describe_mix(written: str | Sequence[float]) -> str:
+def describe_mix(written: str | Sequence[float], width: float = 1.0) -> str:
     """The capacities of a run in a few characters: a mix as it is written, a list as how many clients have which.
+
+    Beside a server's model of less than the full `width` they are what devices train of the model at full width.
 
     >>> describe_mix("a1-e1"), describe_mix([0.25, 1.0, 0.25])
     ('a1-e1', '1:1 1/4:2')
+    >>> describe_mix("a1-b1", 1 / 4), describe_mix("a1-e3", 1 / 2)
+    ('c1-d1', '1/2:1 1/32:3')
     """
-    if isinstance(written, str):
+    if not isinstance(written, str):
+        counts = sorted(Counter(written).items(), reverse=True)
+        return " ".join(f"{_shown(value * width)}:{count}" for value, count in counts)
+    if width == 1:
         return written
-    counts = sorted(Counter(written).items(), reverse=True)
-    return " ".join(f"{Fraction(value).limit_denominator(1000)}:{count}" for value, count in counts)
+    mix = Capacities.parse(written)
+    pairs = [(value * width, f"{weight:g}") for value, weight in zip(mix.values, mix.weights, strict=True) if weight]
+    letters = {value: letter for letter, value in LETTERS.items()}
+    if all(value in letters for value, _ in pairs):
+        return "-".join(f"{letters[value]}{weight}" for value, weight in pairs)
+    return " ".join(f"{_shown(value)}:{weight}" for value, weight in pairs)
+
+
+def _shown(capacity: float) -> str:
+    return str(Fraction(capacity).limit_denominator(1000))
 
 
 def parse_capacity(text: str) -> float:

@@ -15,6 +15,7 @@ from fedwidth.analysis.wording import over_seeds, show_mebibytes, show_time
 from fedwidth.analysis.yardsticks import is_yardstick
 from fedwidth.cli.runs.widths import mean_at_widths, print_widths
 from fedwidth.cli.tables import print_table
+from fedwidth.config.method_settings import method_of
 from fedwidth.devices.capacity import Capacities, describe_mix
 from fedwidth.evaluation.samples import TEST, VALIDATION
 from fedwidth.objectives.metric import Measure
@@ -179,14 +180,16 @@ def _spread(label: str, mine: Sequence[tuple[PlannedRun, Summary]]) -> dict[str,
 
 
 def _devices(settings: Settings, left_out: Iterable[str]) -> str:
-    """Which devices take part and what they train, in a few letters; the method may have left some out."""
-    devices = settings.devices
+    """Which devices take part and what they train of the model at full width, in a few letters; the method may have
+    left some out."""
+    devices, method = settings.devices, method_of(settings)
+    ranks = settings.adapter.rank or method.adapters  # of which capacities are then shares, whatever the width is
+    width = 1.0 if ranks else settings.model.width
+    mix = describe_mix(devices.capacities, width)
     if without := [*devices.excluded, *map(float, left_out)]:
         enrolled = Capacities.parse(devices.capacities).enrolled(without)
-        return f"{', '.join(f'{value:g}' for value in enrolled)} of {describe_mix(devices.capacities)}"
-    if settings.method.name == "fedavg":
-        return f"all {settings.model.width:g}"
-    return describe_mix(devices.capacities)
+        return f"{', '.join(f'{value * width:g}' for value in enrolled)} of {mix}"
+    return f"all {settings.model.width:g}" if method.holds_all else mix
 
 
 def _cells(mine: Sequence[Summary], *, validated: bool) -> list[str]:
