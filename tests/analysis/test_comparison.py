@@ -1,7 +1,7 @@
 """The runs of one table, compared with the one that leads and with their yardsticks."""
 
 from fedwidth.analysis.comparison import Comparison, Row
-from fedwidth.analysis.yardsticks import EXCLUDE, FULL, yardsticks
+from fedwidth.analysis.yardsticks import EXCLUDE, FULL, SMALLEST, yardsticks
 from small_runs import small
 
 
@@ -82,3 +82,30 @@ def test_gains_are_over_the_yardsticks_among_the_rows():
     assert compared.yardstick_sentences() == [
         "Yardsticks of A, H: exclude 61.0 ± 1.4 % (two seeds), full for all 91.0 ± 1.4 % (two seeds)."
     ]
+
+
+def test_beside_other_widths_of_the_model_all_that_the_devices_reach_without_a_method_is_to_be_beaten():
+    wide, half = (small(f"model.width={width}", "devices.relative_to=model") for width in ("1", "1/2"))
+    runs = {"width 1": (wide, 80.0), "width 1/2": (half, 90.0)}
+    reached = {EXCLUDE: (50.0, 77.0), SMALLEST: (40.0, 40.0), FULL: (95.0, 93.0)}
+    rows = [row(title, score, score + 1.0, settings=own) for title, (own, score) in runs.items()]
+    for kind, scores in reached.items():
+        for (title, (own, _)), score in zip(runs.items(), scores, strict=True):
+            name = f"yardstick: {kind} of {title}"
+            rows.append(row(name, score, score + 1.0, settings=yardsticks(own)[kind]))
+    compared = Comparison(tuple(rows))
+    assert compared.yardsticks[:2] == [
+        {EXCLUDE: 2, SMALLEST: 4, FULL: 6, "exclude at width 1/2": 3},
+        {EXCLUDE: 3, SMALLEST: 4, FULL: 7, "exclude at width 1": 2},
+    ]
+    first, second = compared.gains[:2]
+    assert (first.kind, first.difference.mean) == ("exclude at width 1/2", 3.0)
+    assert (second.kind, second.difference.mean) == (EXCLUDE, 13.0)
+    assert "exclude at width 1/2 77.5" in compared.yardstick_sentences()[0]
+
+
+def test_devices_that_shrink_with_the_server_are_not_the_same_and_have_yardsticks_of_their_own():
+    wide, half = (small(f"model.width={width}") for width in ("1", "1/2"))
+    rows = [row("1", 80.0, settings=wide), row("1/2", 90.0, settings=half)]
+    rows += [row(f"yardstick: {EXCLUDE} of {own}", 50.0, settings=yardsticks(own)[EXCLUDE]) for own in (wide, half)]
+    assert Comparison(tuple(rows)).yardsticks[:2] == [{EXCLUDE: 2}, {EXCLUDE: 3}]

@@ -6,13 +6,27 @@ The differences to it are corrected together by Holm, and so are the gains (`fed
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
+from itertools import permutations
 from statistics import mean
 
 from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct
 from fedwidth.analysis.wording import in_words, listed, over_seeds
-from fedwidth.analysis.yardsticks import KINDS, Accuracies, Gain, find_gain, is_yardstick, yardstick_key, yardstick_keys
+from fedwidth.analysis.yardsticks import (
+    EXCLUDE,
+    KINDS,
+    SMALLEST,
+    Accuracies,
+    Gain,
+    find_gain,
+    is_yardstick,
+    key_at_width,
+    yardstick_key,
+    yardstick_keys,
+)
 from fedwidth.evaluation.samples import TEST, VALIDATION, samples_to_choose_by, samples_to_report
 from fedwidth.objectives.metric import ACCURACY, Measure
 from fedwidth.settings import Settings
@@ -97,7 +111,8 @@ class Comparison:
 
     @cached_property
     def yardsticks(self) -> list[dict[str, int]]:
-        """For each row the numbers of the rows that are its yardsticks, by kind."""
+        """For each row the numbers of the rows that are its yardsticks, by kind, and those of its devices beside
+        a server's model of other widths."""
         known: list[tuple[dict[str, list[str]], str]] = [
             (yardstick_keys(row.settings), yardstick_key(row.settings)) if row.settings else ({}, "")
             for row in self.rows
@@ -106,7 +121,7 @@ class Comparison:
         for number, (_, key) in enumerate(known):
             if key and self.accuracies(number):
                 numbers.setdefault(key, number)
-        return [
+        found = [
             {
                 kind: numbers[there[0]]
                 for kind in KINDS
@@ -114,6 +129,23 @@ class Comparison:
             }
             for asked, _ in known
         ]
+        for number, others in self._of_other_widths(found).items():
+            found[number] |= {kind: other for kind, other in others.items() if other not in found[number].values()}
+        return found
+
+    def _of_other_widths(self, found: Sequence[Mapping[str, int]]) -> dict[int, dict[str, int]]:
+        """For each row with yardsticks, those of the same devices beside a server's model of another width."""
+        runs = {number: own for number, row in enumerate(self.rows) if found[number] and (own := row.settings)}
+        widths = {run.model.width for run in runs.values()}
+        at = {(number, width): run for number, run in runs.items() for width in widths if width <= run.model.width}
+        keys = {place: key_at_width(run, place[1]) for place, run in at.items()} if len(widths) > 1 else {}
+        others: dict[int, dict[str, int]] = {number: {} for number in runs}
+        for (one, wide), (two, narrow) in permutations(runs.items(), 2):
+            width = narrow.model.width
+            if width < wide.model.width and keys[one, width] == keys[two, width]:
+                others[one] |= _at_width(width, found[two])
+                others[two] |= _at_width(wide.model.width, found[one])
+        return others
 
     @cached_property
     def gains(self) -> list[Gain | None]:
@@ -174,6 +206,12 @@ class Comparison:
             + "."
             for mine, names in shared.items()
         ]
+
+
+def _at_width(width: float, found: Mapping[str, int]) -> dict[str, int]:
+    """The yardsticks of a width that count for other widths, too, under names that tell whose they are."""
+    shown = Fraction(width).limit_denominator(1000)
+    return {f"{kind} at width {shown}": found[kind] for kind in (EXCLUDE, SMALLEST) if kind in found}
 
 
 def accuracy_text(accuracies: Accuracies, metric: Measure = ACCURACY) -> str:

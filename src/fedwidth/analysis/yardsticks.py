@@ -5,7 +5,9 @@ smallest    every device trains a server model as narrow as the smallest device
 capped      the same method, the server's model as wide as the widest device; only where no device has full width
 full        every device trains the server's model, as if it could: the upper end of the scale, not to be beaten
 
-The gain of a run is its accuracy less that of the best of the first three. Where all that take part train the whole
+The gain of a run is its accuracy less that of the best of the first three. Beside runs of the same devices with a
+server's model of other widths, those widths' exclude and smallest count as well: who may choose the width may choose it
+without a method, too. Where all that take part train the whole
 model, every choice of sub-models is FedAvg, bit for bit; so such runs are FedAvg's, and serve all methods.
 """
 
@@ -21,7 +23,6 @@ from fedwidth.config.method_settings import method_of
 from fedwidth.config.schema import keys
 from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.narrower import with_narrower_server
-from fedwidth.methods import fedavg
 from fedwidth.objectives.metric import ACCURACY, Measure
 from fedwidth.settings import DeviceSettings, MethodSettings, Settings
 
@@ -55,7 +56,7 @@ def yardsticks(settings: Settings) -> dict[str, Settings]:
     """
     devices, mix = settings.devices, Capacities.parse(settings.devices.capacities)
     enrolled = mix.enrolled(devices.excluded)
-    if method_of(settings).choose is fedavg.choose or enrolled == (1.0,):
+    if method_of(settings).holds_all or enrolled == (1.0,):
         return {}
     measured = replace(settings.evaluation, capacities=[])
     whole = replace(settings, method=MethodSettings("fedavg"), models=[], evaluation=measured)
@@ -116,6 +117,18 @@ def yardstick_keys(settings: Settings) -> dict[str, list[str]]:
     }
 
 
+def key_at_width(settings: Settings, width: float) -> str:
+    """The key of the run with a server's model of this width, at most its own, beside the same devices.
+
+    >>> half = with_narrower_server(Settings(), 1 / 2)
+    >>> key_at_width(Settings(), 1 / 2) == key_at_width(half, 1 / 2)
+    True
+    """
+    own = settings.model.width
+    made = settings if width == own else with_narrower_server(settings, width / own)
+    return experiment_key(asdict(replace(made, model=replace(made.model, width=width))))
+
+
 def _unbound(settings: Settings) -> Settings:
     """The settings with the defaults of training in place of what the method needs there."""
     needs = method_of(settings).needs
@@ -130,7 +143,7 @@ def find_gain(mine: Accuracies, found: Mapping[str, Accuracies], measure: Measur
 
     Where lower values are better, it is by how much lower the run is.
     """
-    shared = {kind: [their[seed] for seed in mine if seed in their] for kind, their in found.items() if kind in TO_BEAT}
+    shared = {kind: [their[seed] for seed in mine if seed in their] for kind, their in found.items() if kind != FULL}
     means = {kind: mean(values) for kind, values in shared.items() if values}
     if not means:
         return None
