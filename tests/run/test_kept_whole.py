@@ -37,6 +37,12 @@ def test_a_name_that_is_no_group_is_refused_before_training() -> None:
         Experiment(small("model.keep=*"))
 
 
+def test_a_width_at_which_nothing_is_left_to_slice_is_named() -> None:
+    said = "model.width is 1/64, and at that width the model has nothing to slice: .*size 1.*; give a wider one"
+    with pytest.raises(PlanError, match=said):
+        Experiment(small("model.width=1/64"))
+
+
 class Stubborn(nn.Module):
     """An operator without a rule holds all but the last layer."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -117,8 +118,19 @@ def plan_model(
     if settings.adapter.rank:
         model = adapt_model(model, settings)
     if settings.model.width != 1 or settings.adapter.rank:
-        plan = trace_model(model, example, settings, objective)
+        plan = _trace_again(model, example, settings, objective)
     return model, with_profiles(plan, settings.devices)
+
+
+def _trace_again(model: nn.Module, example: Any, settings: Settings, objective: Objective) -> Plan:
+    """The plan of what the settings made of a model that had one."""
+    try:
+        return trace_model(model, example, settings, objective)
+    except PlanError as error:
+        if settings.model.width == 1:
+            raise
+        width = Fraction(settings.model.width).limit_denominator(1000)
+        raise PlanError(f"model.width is {width}, and at that width {error}; give a wider one") from None
 
 
 def adapt_model(model: nn.Module, settings: Settings) -> nn.Module:
