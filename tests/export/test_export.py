@@ -139,9 +139,49 @@ def test_the_command(tmp_path, capsys):
     assert out.read_bytes() != before
 
 
+def test_models_of_several_widths_are_one_program_that_answers_as_the_run_measured_it(tmp_path, capsys):
+    run, out = finished("method.name=heterofl", "data.validation=0.2"), tmp_path / "a.pt2"
+    found = json.loads((run / "summary.json").read_text())
+    chosen = found["chosen_capacities"]
+    inputs, targets = digits()
+    for number, (asked, reported) in enumerate(
+        {"1, 1/2,1/4": "together_accuracy", "chosen": "chosen_accuracy"}.items()
+    ):
+        out = tmp_path / f"{number}.pt2"
+        assert command(capsys, run, "--capacity", asked, "--format", "torch", "--out", out)[0] == 0
+        extra = {"fedwidth.json": ""}
+        answer = torch.export.load(out, extra_files=extra).module()(inputs)
+        assert float((answer.argmax(-1) == targets).double().mean()) == found[reported]
+        own = fedwidth.load(run, [1, "1/2", "1/4"] if number == 0 else "chosen")
+        torch.testing.assert_close(answer, own(inputs), atol=1e-5, rtol=0)
+        assert json.loads(extra["fedwidth.json"])["together"] == ([1, 0.5, 0.25] if number == 0 else chosen)
+        card = out.with_name(f"{out.name}.md").read_text()
+        assert f"{found[reported]:.2%}".replace("%", " % (as the run reported") in card
+        assert "logarithm of the mean of the probabilities" in card
+        parameters = sum(parameter.numel() for parameter in own.parameters())
+        assert f"| parameters | {parameters:,} |" in card
+    assert ", width 1 + 1/2 + 1/4" in (tmp_path / "0.pt2.md").read_text()
+    assert "1 + 1/2 + 1/4 of the run's model, which answer together, " in (tmp_path / "0.pt2.md").read_text()
+
+
+def test_widths_whose_answers_the_run_did_not_measure_together_are_measured_for_the_card(tmp_path):
+    taken = take(finished("method.name=heterofl"), ["1/2", "1/4"])
+    export(taken, "torch", tmp_path / "a.pt2")
+    inputs, targets = digits()
+    with torch.no_grad():
+        score = float((taken.model(inputs).argmax(-1) == targets).double().mean())
+    card = (tmp_path / "a.pt2.md").read_text()
+    assert f"{score:.2%}".replace("%", " % (measured on the test set when it was exported") in card
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--capacity", "1,1/4"), "export them as torch, onnx or executorch, or each width by itself"),
+        (("--capacity", "1,1/4", "--format", "executorch", "--training"), "a program that trains holds one model"),
+        (("--capacity", "1,2"), "above 0 and at most 1"),
+        (("--capacity", "1,"), "a capacity is a number such as 0.25 or 1/4, not ''"),
+        (("--capacity", "chosen"), "has chosen no capacities"),
         (("--format", "keras"), "unknown format 'keras'"),
         (("--capacity", "2"), "above 0 and at most 1"),
         (("--capacity", "fedprox"), "capacity"),

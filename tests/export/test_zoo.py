@@ -10,6 +10,7 @@ import torch
 from export_runs import finished
 from zoo_models import SAMPLES, answer_of, taken_of
 
+from fedwidth.data import load
 from fedwidth.data.trees import leaves
 from fedwidth.errors import PlanError
 from fedwidth.export.formats import as_executorch, as_onnx, as_torch
@@ -91,6 +92,26 @@ def test_executorch_answers_as_the_model_does(name, tmp_path):
     method = Runtime.get().load_program(made.content).load_method("forward")
     answers = [method.execute(each)[0].clone() for each in batches(inputs, 1)]
     assert torch.allclose(torch.cat(answers), answer_of(taken.model, inputs), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@EXPERIMENTAL
+@pytest.mark.parametrize("form", ["onnx", "executorch"])
+def test_models_that_answer_together_are_one_program(form):
+    pytest.importorskip("onnxscript" if form == "onnx" else "executorch.exir", reason=f"{form} is not installed")
+    taken = take(finished("method.name=heterofl"), [1, "1/2", "1/4"])
+    inputs = load("digits").example(SAMPLES)
+    if form == "onnx":
+        runtime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+        session = runtime.InferenceSession(as_onnx(taken, None).content, providers=["CPUExecutionProvider"])
+        answer = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: inputs.numpy()})[0])
+    else:
+        from executorch.runtime import Runtime
+
+        made = as_executorch(taken, None)  # the runtime reads its bytes as long as it runs
+        method = Runtime.get().load_program(made.content).load_method("forward")
+        answer = torch.cat([method.execute(each)[0].clone() for each in batches(inputs, 1)])
+    assert torch.allclose(answer, answer_of(taken.model, inputs), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow

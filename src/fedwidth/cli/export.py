@@ -12,7 +12,11 @@ def export_model(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
     out: Annotated[Path, typer.Option("--out", help="File to write; of a transformers model, a folder.")],
     capacity: Annotated[
-        str, typer.Option("--capacity", help="Width of the model, e.g. 1/4; 1 is the whole one.")
+        str,
+        typer.Option(
+            "--capacity",
+            help="Width of the model, e.g. 1/4; 1 is the whole one. Several (1,1/2,1/4), or chosen, answer together.",
+        ),
     ] = "1",
     form: Annotated[
         str, typer.Option("--format", help="safetensors, torch (a torch.export program), onnx or executorch")
@@ -36,7 +40,7 @@ def export_model(
     written = export_run(
         run,
         out,
-        capacity=capacity,
+        capacity=tuple(capacity.split(",")) if "," in capacity else capacity,
         form=form,
         batch=batch,
         training=training,

@@ -45,5 +45,7 @@ def write_apart(taken: Taken, out: Path) -> list[Path]:
 def _check(taken: Taken) -> None:
     if not find_adapters(taken.model):
         raise OptionError(f"{taken.folder} holds a run without adapters")
+    if taken.together:
+        raise OptionError("models that answer together keep their adapters: export them as they are, or one width")
     if taken.plan.groups.keys() - taken.plan.rank_groups and taken.capacity != 1:
         raise OptionError("a model whose widths are sliced too keeps its adapters: export it as it is, or whole")

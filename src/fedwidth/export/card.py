@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import torch
 
@@ -19,6 +21,8 @@ from fedwidth.methods import methods
 from fedwidth.objectives.metric import Measure
 from fedwidth.run.folder import read_summary
 
+TOGETHER = "It answers with the logarithm of the mean of the probabilities that its models give to each class."
+
 
 @dataclass(frozen=True)
 class Quality:
@@ -31,11 +35,7 @@ class Quality:
 def quality_of(taken: Taken) -> Quality:
     """What the run reported at this width; where it did not measure it, what the test set says now, if it is here."""
     summary = read_summary(taken.folder)
-    measure = Measure.of(summary)
-    own = "global_" if taken.capacity == 1 else "capacity_"
-    found = summary.get(own + measure.name)
-    if taken.capacity != 1:
-        found = (found or {}).get(f"{taken.capacity:g}")
+    measure, found = Measure.of(summary), _reported(taken, summary)
     settings = taken.settings.evaluation
     if found is not None and settings.norm == "static":
         return Quality(f"{measure.title} {measure.text(found)}", "as the run reported, on the test set")
@@ -49,6 +49,17 @@ def quality_of(taken: Taken) -> Quality:
     return Quality(f"{measure.title} {measure.text(score.value)}", "measured on the test set when it was exported")
 
 
+def _reported(taken: Taken, summary: Mapping[str, Any]) -> float | None:
+    """What the run measured of this model; None where it did not."""
+    name, together = Measure.of(summary).name, list(taken.together)
+    if together:
+        asked = {"chosen": summary.get("chosen_capacities"), "together": taken.settings.evaluation.capacities}
+        return next((summary.get(f"{which}_{name}") for which, widths in asked.items() if widths == together), None)
+    if taken.capacity == 1:
+        return summary.get(f"global_{name}")
+    return (summary.get(f"capacity_{name}") or {}).get(f"{taken.capacity:g}")
+
+
 def cost_of_model(taken: Taken) -> Cost:
     """What the model costs a device."""
     return cost_of(lambda: copy.deepcopy(taken.model), taken.plan, taken.data.example(), capacity=taken.capacity)
@@ -57,14 +68,16 @@ def cost_of_model(taken: Taken) -> Cost:
 def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:
     """The card of an exported model, in Markdown."""
     settings, found, quality = taken.settings, cost_of_model(taken), quality_of(taken)
-    shown = str(Fraction(taken.capacity).limit_denominator(1000))
+    widths = taken.together or (taken.capacity,)
+    shown = " + ".join(str(Fraction(width).limit_denominator(1000)) for width in widths)
+    together = " which answer together," if taken.together else ""
     known = methods().get(settings.method.name)
     paper = f" ({known.paper})" if known else ""
     name, options = model_of(taken)
     partition = taken.given.get("partition", settings.data.partition)
     rows = [
         ("model", f"`{name}`" + (f" {options}" if options else "")),
-        ("width", f"{shown} of the run's model, {found.share:.2%} of its parameters"),
+        ("width", f"{shown} of the run's model,{together} {found.share:.2%} of its parameters"),
         ("method", f"{known.title if known else settings.method.name}{paper}"),
         ("data", f"{taken.facts['name']}, {settings.data.clients} clients, partition {partition}"),
         ("rounds", f"{taken.round}, seed {settings.seed}"),
@@ -78,7 +91,7 @@ def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:
     ]
     lines = [f"# {settings.name or name}, width {shown}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in rows]
-    for note in notes:
+    for note in (*notes, *([TOGETHER] if taken.together else [])):
         lines += ["", note]
     return "\n".join(lines) + "\n"
 

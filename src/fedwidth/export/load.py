@@ -34,6 +34,7 @@ from fedwidth.experiment import Experiment
 from fedwidth.methods import Method
 from fedwidth.models.together import Together
 from fedwidth.objectives import Objective, objective_of
+from fedwidth.objectives.output import logits_of
 from fedwidth.plan import Plan
 from fedwidth.plan.trace import tensors_of
 from fedwidth.run import checkpoint
@@ -69,16 +70,19 @@ class Taken:
     folder: Path
     given: Mapping[str, str] = field(default_factory=dict)
     """What the run was given in Python, with the names there."""
+    together: tuple[float, ...] = ()
+    """Of models that answer together, the capacity of each; `capacity` is that of the widest."""
 
 
 Capacity = float | str | Fraction
+Wanted = Capacity | list[Capacity] | tuple[Capacity, ...]
 CHOSEN = "chosen"
 """Stands for the capacities whose models do best together on a run's validation samples."""
 
 
 def load(
     run: str | Path,
-    capacity: Capacity | list[Capacity] | tuple[Capacity, ...] | None = None,
+    capacity: Wanted | None = None,
     *,
     model: nn.Module | None = None,
     data: Data | None = None,
@@ -98,11 +102,22 @@ def load(
         if capacity is not None:
             raise OptionError(f"{run} holds a model of one width: leave the capacity out")
         return open_file(Path(run), model=model)
+    return take(run, capacity, model=model, data=data).model
+
+
+def take(
+    run: str | Path,
+    capacity: Wanted | None = None,
+    *,
+    model: nn.Module | None = None,
+    data: Data | None = None,
+) -> Taken:
+    """As `load`, with what is known of the model."""
     if capacity == CHOSEN:
         capacity = _chosen(Path(run))
     if isinstance(capacity, (list, tuple)):
-        return _load_together(run, capacity, model=model, data=data)
-    return take(run, capacity, model=model, data=data).model
+        return _take_together(run, capacity, model=model, data=data)
+    return _take_one(run, capacity, model=model, data=data)
 
 
 def _chosen(folder: Path) -> list[Capacity]:
@@ -116,28 +131,30 @@ def _chosen(folder: Path) -> list[Capacity]:
     return list(found)
 
 
-def _load_together(
+def _take_together(
     run: str | Path, capacities: Sequence[Capacity], *, model: nn.Module | None, data: Data | None
-) -> nn.Module:
-    """The models of several widths, which answer together."""
+) -> Taken:
+    """Take the models of several widths, which answer together."""
     if not capacities:
         raise OptionError("no capacity is given: name those whose models answer together, such as [1, 0.5]")
-    first, *others = (take(run, capacity, model=model, data=data) for capacity in capacities)
+    found = [_take_one(run, capacity, model=model, data=data) for capacity in capacities]
+    first, widths = found[0], tuple(each.capacity for each in found)
     if not first.objective.labelled:
         raise OptionError(f"models answer together with probabilities of classes, which those of {run} do not give")
     if not (method := method_of(first.settings)).slices:
         raise OptionError(f"only sub-models that are slices answer together, and {method.title} hands out others")
-    return Together([first.model, *(each.model for each in others)], first.objective.output).eval()
+    return replace(
+        first,
+        model=Together([each.model for each in found], first.objective.output).eval(),
+        objective=replace(first.objective, output=logits_of),  # together they give nothing but logits
+        capacity=max(widths),
+        counts=None,
+        together=widths,
+    )
 
 
-def take(
-    run: str | Path,
-    capacity: Capacity | None = None,
-    *,
-    model: nn.Module | None = None,
-    data: Data | None = None,
-) -> Taken:
-    """As `load`, with what is known of the model."""
+def _take_one(run: str | Path, capacity: Capacity | None, *, model: nn.Module | None, data: Data | None) -> Taken:
+    """Take the model of one width."""
     folder, width = Path(run), 1.0 if capacity is None else _capacity(capacity)
     if not (folder / CONFIG).is_file():
         raise StateError(f"{folder} holds no run: there is no {CONFIG} in it")

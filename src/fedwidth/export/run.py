@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 
 from torch import nn
@@ -10,14 +9,14 @@ from torch import nn
 from fedwidth.data import Data
 from fedwidth.export.adapters import APART, KEPT, MERGED, check_way, merged, write_apart
 from fedwidth.export.formats import check_target, export
-from fedwidth.export.load import take
+from fedwidth.export.load import Wanted, take
 
 
 def export_run(
     run: str | Path,
     out: str | Path,
     *,
-    capacity: float | str | Fraction | None = None,
+    capacity: Wanted | None = None,
     form: str = "safetensors",
     model: nn.Module | None = None,
     data: Data | None = None,
@@ -29,7 +28,8 @@ def export_run(
     """Write the trained model of a run folder as a file, as `fedwidth export` does; what was written, the model first.
 
     `model` and `data` are those the run was given, where it was given any in Python. `form` is safetensors, torch,
-    onnx or executorch; the other arguments are the command's options.
+    onnx or executorch; the other arguments are the command's options. Several capacities in a list, or "chosen", give a
+    program of models that answer together.
     """
     out = Path(out)
     check_way(adapters, form, out, overwrite=overwrite)

@@ -35,6 +35,7 @@ def recipe_of(taken: Taken) -> dict[str, Any]:
         "model": {"name": name, "options": options},
         **({"given": dict(taken.given)} if taken.given else {}),
         "capacity": taken.capacity,
+        **({"together": list(taken.together)} if taken.together else {}),
         "counts": taken.counts,
         "rounds": taken.round,
         "data": taken.facts,
@@ -44,6 +45,11 @@ def recipe_of(taken: Taken) -> dict[str, Any]:
 
 def as_bytes(taken: Taken) -> bytes:
     """The model as a safetensors file; the recipe is in its metadata."""
+    if taken.together:
+        raise OptionError(
+            "safetensors holds the weights of one model, and not of several that answer together: export them as torch,"
+            " onnx or executorch, or each width by itself"
+        )
     if taken.counts is None:
         raise OptionError(
             f"{taken.settings.method.name} gives devices models that are no slices, which a file of tensors cannot say"
