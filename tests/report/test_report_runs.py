@@ -70,6 +70,7 @@ def test_missing_keys_and_odd_values_become_nan(tmp_path):
     assert math.isnan(run.final("global_accuracy"))
     assert math.isnan(run.final("global_loss"))
     assert math.isnan(run.spent[-1][0])
+    assert run.notes == ("metrics.jsonl does not say what round 1 sent and computed, so sums end before it",)
 
 
 @pytest.mark.parametrize("kind", ["missing", "file", "empty", "other program"])

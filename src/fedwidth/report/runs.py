@@ -29,6 +29,9 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 FILES = ("config.toml", "metrics.jsonl", "summary.json", "clients.json")
 """The files of a run folder that say something about its run."""
 
+SPENT = ("bytes_down", "bytes_up", "macs")
+"""What lines of the metrics count, and the report adds up over rounds."""
+
 AROUND = ("../enrolled", "../audit.jsonl")
 """What a deployment has beside the folder of its run."""
 
@@ -109,8 +112,8 @@ class Run:
     @cached_property
     def spent(self) -> list[tuple[float, float]]:
         """(bytes sent both ways, multiply-adds) up to and including each line of the metrics."""
-        sent = (number(line.get("bytes_down")) + number(line.get("bytes_up")) for line in self.metrics)
-        macs = (number(line.get("macs")) for line in self.metrics)
+        down, up, macs = ([number(line.get(name)) for line in self.metrics] for name in SPENT)
+        sent = (both[0] + both[1] for both in zip(down, up, strict=True))
         return list(zip(accumulate(sent), accumulate(macs), strict=True))
 
 
@@ -220,7 +223,14 @@ def _read_metrics(path: Path, notes: list[str]) -> list[Table]:
             unread += 1
     if unread:
         notes.append(f"{unread} line{'s' * (unread > 1)} of metrics.jsonl cannot be read")
-    return [rounds[round] for round in sorted(rounds)]
+    lines = [rounds[round] for round in sorted(rounds)]
+    for line in lines:
+        if not all(math.isfinite(number(line.get(name))) for name in SPENT):
+            notes.append(
+                f"metrics.jsonl does not say what round {line['round']} sent and computed, so sums end before it"
+            )
+            break
+    return lines
 
 
 def _read_json(path: Path, kind: type, notes: list[str]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ MODELS = "models.safetensors"
 FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", TRACKING, LEDGER, MODELS, NAME, CONFIG)
 LOCK, GROUP_LOCK, SERVE_LOCK = files.LOCK, ".runs.lock", ".serve.lock"
 """The locks: of one run, of a folder that holds several, and of a deployment, from its start to its end."""
+COUNTED = ("bytes_down", "bytes_up", "macs", "seconds")
+"""What every line of the metrics counts, and a summary cannot do without."""
 HISTORY = "history"
 """The folder of earlier checkpoints in the folder of a run."""
 COMMAND, PYTHON = ("--resume", "--overwrite", "--out"), ("resume=True", "overwrite=True", "out")
@@ -170,12 +173,26 @@ class Metrics:
 
 
 def lines_done(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """The metrics of the first so many rounds; refuses a file that lacks one of them."""
+    """The metrics of the first so many rounds; refuses a file that lacks one of them or what it counted."""
+    path = folder / "metrics.jsonl"
     lines = [line for line in read_metrics(folder) if line["round"] <= rounds]
     if [line["round"] for line in lines] != list(range(1, rounds + 1)):
-        path = folder / "metrics.jsonl"
         raise StateError(f"{path} does not hold the rounds 1 to {rounds} that the checkpoint has done")
+    for line in lines:
+        for name, value in {**dict.fromkeys(COUNTED), **line}.items():
+            if not (_is_number(value) if name in COUNTED else _may_be(value)):
+                found = f"has {name} {shown(value)}, which is no number" if name in line else f"has no {name}"
+                raise StateError(f"{path} is damaged: its line of round {line['round']} {found}")
     return lines
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int or (isinstance(value, float) and math.isfinite(value))
+
+
+def _may_be(value: object) -> bool:
+    """Whether a line may hold this value: a finite number, nothing, or several things; no text."""
+    return _is_number(value) or value is None or isinstance(value, bool | list | dict)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ def summarise(settings: Settings, lines: Sequence[dict[str, Any]]) -> dict[str, 
     by_capacity += [f"capacity_validation_{metric}", f"capacity_validation_{metric}_mean"]
     by_capacity += [f"together_{metric}", f"together_validation_{metric}", f"chosen_{metric}", "chosen_capacities"]
     best, best_round = _best(lines, f"global_{metric}", measure)
+    simulated = [line.get("device_seconds") for line in lines]
     return {
         "name": settings.name,
         "method": settings.method.name,
@@ -38,7 +39,7 @@ def summarise(settings: Settings, lines: Sequence[dict[str, Any]]) -> dict[str, 
         "bytes_down": sum(line["bytes_down"] for line in lines),
         "bytes_up": sum(line["bytes_up"] for line in lines),
         "macs": sum(line["macs"] for line in lines),
-        **({"device_seconds": sum(line["device_seconds"] for line in lines)} if "device_seconds" in last else {}),
+        **({} if None in simulated else {"device_seconds": sum(simulated)}),
         "seconds": last["seconds"],
         "seed": settings.seed,
         "version": fedwidth.__version__,
@@ -60,7 +61,7 @@ def _validated(lines: Sequence[dict[str, Any]], measure: Measure) -> dict[str, A
     best, best_round = _best(lines, name, measure)
     return {
         name: last[name],
-        "validation_loss": last["validation_loss"],
+        "validation_loss": last.get("validation_loss"),
         f"best_{name}": best,
         "best_validation_round": best_round,
     }
@@ -83,7 +84,11 @@ def finite(value: Any) -> Any:
 
     >>> finite(0.5), finite(float("nan")), finite([1.0, float("inf")])
     (0.5, None, [1.0, None])
+    >>> finite({"0.5": float("nan")})
+    {'0.5': None}
     """
     if isinstance(value, list):
         return [finite(each) for each in value]
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
