@@ -10,6 +10,7 @@ from fedwidth.cli.entry import run_command
 from fedwidth.config.write import settings_toml
 from fedwidth.errors import OptionError, StateError
 from fedwidth.run import checkpoint, folder
+from fedwidth.training.client_memory import ClientMemory
 from small_runs import contents, small, write_recipe
 
 COMPARE = """
@@ -126,6 +127,40 @@ def test_a_changed_head_is_refused_in_one_line_and_changes_nothing(changes, said
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert {file.name: file.read_bytes() for file in place.iterdir() if file != path} == files
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda name, tensor: ({name: tensor[:3]}, {}),
+            "has shape (3, 64), but the run's model expects (8, 64)",
+        ),
+        (lambda name, tensor: ({name: None}, {}), "the state lacks"),
+        (lambda name, tensor: ({"state.more": tensor.clone()}, {}), "the state holds 'more'"),
+        (lambda name, tensor: ({}, {"round": -1}), "its round is -1, which is no number of rounds"),
+        (lambda name, tensor: ({}, {"round": "3"}), "its round is '3', which is no number of rounds"),
+    ],
+)
+def test_a_checkpoint_with_right_checksums_must_still_fit_the_run(change, said, finished, capsys):
+    place, command = finished
+    path = place / checkpoint.NAME
+    whole, files = path.read_bytes(), {file.name: file.read_bytes() for file in place.iterdir()}
+    facts, tensors = checkpoint._read(path)
+    name = next(name for name, tensor in tensors.items() if name.startswith("state.") and tensor.shape[1:] == (64,))
+    new_tensors, new_facts = change(name, tensors[name])
+    tensors = {key: value for key, value in {**tensors, **new_tensors}.items() if value is not None}
+    facts = {**facts, **new_facts}
+    del facts["checksum"], facts["facts_checksum"]
+    checkpoint.write_copy(place, checkpoint.Copy(tensors, facts, ClientMemory()))
+    files[path.name] = path.read_bytes()
+    capsys.readouterr()
+    assert run_command(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{path} is damaged: " in line
+    assert said in line
+    assert {file.name: file.read_bytes() for file in place.iterdir()} == files
     path.write_bytes(whole)
 
 

@@ -84,11 +84,13 @@ def load_server(
     device: torch.device,
     files: Files | None = None,
     also: Callable[[], Collection[str]] = tuple,
+    check: Callable[[Mapping[str, Tensor]], None] = lambda _: None,
 ) -> tuple[Server, dict[str, Any]]:
     """The server saved in a folder and the extra facts; refuses another run's, another version's or a damaged file.
 
     Without an `identity` any run's will do. With `files`, what clients remember stays there. `also` names files of
-    theirs that are to stay although this checkpoint does not name them.
+    theirs that are to stay although this checkpoint does not name them. `check` raises `StateError` where the global
+    state is not the run's.
     """
     path = folder / NAME
     if not path.exists():
@@ -96,6 +98,10 @@ def load_server(
     facts, tensors = _read(path)
     if identity is not None and facts.get("identity") != identity:
         raise StateError(f"{path} belongs to a run with other settings or another model; resume it with its own")
+    try:
+        check(_state(tensors))
+    except StateError as error:
+        raise StateError(f"{path} is damaged: {error}") from None
 
     def part(prefix: str) -> Iterator[tuple[str, Tensor]]:
         return ((n.removeprefix(prefix), t.to(device)) for n, t in tensors.items() if n.startswith(prefix))
@@ -126,7 +132,7 @@ def load_server(
 def read_state(path: Path) -> dict[str, Tensor]:
     """The global state that a checkpoint holds, by name; refuses another version's or a damaged one."""
     _, tensors = _read(path)
-    return {name.removeprefix("state."): tensor for name, tensor in tensors.items() if name.startswith("state.")}
+    return _state(tensors)
 
 
 def rounds_done(folder: Path) -> int:
@@ -157,6 +163,10 @@ def client_files(path: Path) -> set[str]:
         return set()
 
 
+def _state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("state."): tensor for name, tensor in tensors.items() if name.startswith("state.")}
+
+
 def checksum(tensors: Mapping[str, Tensor]) -> int:
     """CRC-32 of names and contents: safetensors notices a short file, but not a flipped bit."""
     total = 0
@@ -181,6 +191,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     whole = facts.get("facts_checksum", _facts_checksum(facts)) == _facts_checksum(facts)
     if not whole or facts.get("checksum") != checksum(tensors) or "round" not in facts:
         raise StateError(f"{path} is damaged: its checksum does not fit its content")
+    if type(facts["round"]) is not int or facts["round"] < 0:
+        raise StateError(f"{path} is damaged: its round is {facts['round']!r}, which is no number of rounds")
     return facts, tensors
 
 

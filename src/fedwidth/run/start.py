@@ -85,12 +85,14 @@ def _start(experiment: Experiment, folder: Path | None, resume: bool) -> tuple[S
     # Where clients' memory is kept, if not in the memory of this machine.
     files = Files(folder / FOLDER if folder else None) if experiment.settings.client_memory == "disk" else None
     if resume and folder and (folder / checkpoint.NAME).exists():
+        shapes = {name: tuple(tensor.shape) for name, tensor in experiment.first_state.items()}
         server, facts = checkpoint.load_server(
             folder,
             identity=experiment.identity,
             device=experiment.device,
             files=files,
             also=lambda: files_needed(folder),
+            check=lambda state: experiment.plan.check_shapes(state, shapes, "the run's model"),
         )
         if (name := not_finite(server.state)) is not None:  # older versions wrote such
             raise StateError(
