@@ -191,6 +191,7 @@ def test_the_command_runs_and_lists(queue, tmp_path, capsys, monkeypatch):
         ('[[job]]\nname = "A b"', "needs a name of small letters"),
         ('[[job]]\nname = "a"', "must say in a sentence what it asks"),
         ('[[job]]\nname = "a"\nasks = "Why?"', "seconds must be a number above 0"),
+        ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = inf', "seconds must be a number above 0, not inf"),
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1', "needs a recipe"),
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\nset = "x=1"', "set must be a list of texts"),
         ('[[job]]\nname = "a"\nasks = "Why?"\nseconds = 1\nrecipe = "r"\npacked = 1', "packed must be true, false or"),

@@ -73,6 +73,30 @@ def test_a_line_that_is_no_run_is_refused(tmp_path):
     assert read_records(tmp_path, "other") == []
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("settings", 5),
+        ("seed", [1]),
+        ("rounds", "x"),
+        ("final_accuracy", None),
+        ("seconds", float("nan")),
+        ("seed", True),
+    ],
+)
+def test_a_record_with_a_value_of_another_kind_is_refused(name, value, tmp_path):
+    line = asdict(record(small())) | {name: value}
+    (tmp_path / "table.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(StateError, match=f"line 1 of .* is no run of fedwidth: its {name} is"):
+        read_all(tmp_path)
+
+
+def test_a_folder_in_place_of_records_is_refused(tmp_path):
+    (tmp_path / "x.jsonl").mkdir()
+    with pytest.raises(StateError, match="cannot read .*x.jsonl"):
+        read_all(tmp_path)
+
+
 def test_unfinished_runs_are_kept_apart(tmp_path):
     append_record(tmp_path / "unfinished", record(small()))
     assert read_all(tmp_path) == []

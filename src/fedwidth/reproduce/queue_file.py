@@ -16,6 +16,7 @@ answer = "Confirmed: …"                      one sentence, once it has been ru
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -104,7 +105,7 @@ def _read_job(table: Mapping[str, Any], number: int, common: Sequence[str]) -> J
     if not isinstance(table.get("asks"), str) or not table["asks"]:
         raise OptionError(f"{where} must say in a sentence what it asks")
     seconds = table.get("seconds")
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise OptionError(f"{where}: seconds must be a number above 0, not {seconds!r}")
     if not isinstance(table.get("answer", ""), str):
         raise OptionError(f"{where}: answer must be a sentence")

@@ -6,6 +6,7 @@ A run that was stopped leaves a line of the same form in results/unfinished/<tab
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -13,7 +14,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -169,16 +171,25 @@ def read_records(results: Path, table: str) -> list[Record]:
     path = path_of(results, table)
     if not path.exists():
         return []
-    known, records = {field.name for field in fields(Record)}, []
+    try:
+        texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise StateError(f"cannot read {path}: {error.strerror or error}") from error
+    kinds, records = get_type_hints(Record), []
+    known = {field.name for field in fields(Record)}
     needed = {field.name for field in fields(Record) if field.default is MISSING}
-    for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
         except json.JSONDecodeError:
             continue
         if not isinstance(line, dict) or not needed <= set(line):
             raise StateError(f"line {number} of {path} is no run of fedwidth")
-        records.append(Record(**{name: line[name] for name in known & set(line)}))
+        found = {name: line[name] for name in known & set(line)}
+        for name, value in found.items():
+            if not _is(value, kinds[name]):
+                raise StateError(f"line {number} of {path} is no run of fedwidth: its {name} is {str(value)[:60]!r}")
+        records.append(Record(**found))
     return records
 
 
@@ -221,6 +232,19 @@ def _spent(lines: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, A
         for line, *sums in zip(lines, sent, accumulate(line["macs"] for line in lines), strict=True)
     }
     return [until[line["round"]] for line in measured]
+
+
+def _is(value: object, kind: Any) -> bool:
+    """Whether a value of a JSON file is of the kind that a field of a record has; what lists hold is not looked at.
+
+    >>> _is(3, float), _is(None, float | None), _is(True, int), _is(math.nan, float)
+    (True, True, False, False)
+    """
+    if isinstance(kind, UnionType):
+        return any(_is(value, each) for each in get_args(kind))
+    if kind is float:
+        return type(value) is int or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, get_origin(kind) or kind) and not isinstance(value, bool)
 
 
 def _short(value: float | None) -> float | None:
