@@ -90,6 +90,16 @@ def test_damaged_labels(tmp_path: Path) -> None:
         load("mnist", tmp_path, download=False)
 
 
+def test_files_that_do_not_fit_each_other(tmp_path: Path) -> None:
+    write(tmp_path / "mnist", contents() | {NAMES[2]: gzip.compress(idx(np.zeros((3, 3, 3))))})
+    with pytest.raises(DataError, match=r"training and test inputs have different shapes: \[1, 2, 3\] and \[1, 3, 3\]"):
+        load("mnist", tmp_path, download=False)
+    for name, array in zip(NAMES[2:], (np.zeros((0, 2, 3)), np.zeros(0)), strict=True):
+        (tmp_path / "mnist" / name).write_bytes(gzip.compress(idx(array)))
+    with pytest.raises(DataError, match=f"{NAMES[2]} holds no images"):
+        load("mnist", tmp_path, download=False)
+
+
 def remotes(files: dict[str, bytes]) -> tuple[Remote, ...]:
     return tuple(Remote(name, len(raw), hashlib.sha256(raw).hexdigest()) for name, raw in files.items())
 

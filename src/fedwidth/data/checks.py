@@ -9,7 +9,7 @@ from fedwidth.data.reading import Column
 from fedwidth.data.records import AS_STORED, IGNORE, Data, Kind, Split
 from fedwidth.data.shares import Partition
 from fedwidth.data.transforms import Transform
-from fedwidth.data.trees import Tree, describe, leaves, mapped
+from fedwidth.data.trees import Tree, describe, leaves, mapped, widened
 from fedwidth.errors import DataError
 
 
@@ -21,6 +21,10 @@ def data_of(
     shapes = [describe(mapped(lambda tensor: tensor[0], first)) for first in shown]
     if shapes[0] != shapes[1] and not (train.is_lazy and _collates(train)):
         raise DataError(f"training and test inputs have different shapes: {shapes[0]} and {shapes[1]}")
+    types = [[leaf.dtype for leaf in leaves(widened(first))] for first in shown]
+    if types[0] != types[1]:
+        found = [", ".join(str(leaf.dtype).removeprefix("torch.") for leaf in leaves(first)) for first in shown]
+        raise DataError(f"training inputs are {found[0]}, but test inputs {found[1]}: they must be alike")
     kinds = [_kind_of(split) for split in (train, test)]
     if kinds[0] != kinds[1]:
         raise DataError(f"training targets are {kinds[0]}, but test targets {kinds[1]}: they must be alike")
@@ -73,6 +77,10 @@ def checked(which: str, inputs: Tree, targets: Tree, users: Tensor | None) -> Sp
     for what, tree in (("inputs", inputs), ("targets", targets)):
         if not isinstance(tree, Tensor | dict | tuple) or not all(isinstance(leaf, Tensor) for leaf in leaves(tree)):
             raise DataError(f"the {which} {what} must be a tensor, not {_kind(tree)}")
+        for leaf in leaves(tree):
+            if leaf.layout != torch.strided or leaf.is_quantized:
+                how = "quantised" if leaf.is_quantized else str(leaf.layout)
+                raise DataError(f"the {which} {what} must be dense tensors, not {how}: give .to_dense()")
     found = leaves(inputs)
     if not found or found[0].dim() == 0 or len(found[0]) == 0:
         raise DataError(f"the {which} set has no samples")
@@ -123,6 +131,7 @@ def check_partition(partition: Partition, data: Data) -> None:
     """Refuse a partition of other samples than the data's."""
     tested = partition.test_split(data)
     _check_samples("training", len(partition.targets), len(data.train))
+    _check_labels(partition.targets, data.train.labels)
     _check_samples("training", partition.train.owners, len(data.train))
     _check_samples("test", partition.test.owners or None, len(tested))  # of none, nobody has any
     for which, shares, split in (("training", partition.train, data.train), ("test", partition.test, tested)):
@@ -133,6 +142,16 @@ def check_partition(partition: Partition, data: Data) -> None:
                 f"the partition has {which} samples from {low} to {high}, but those of the data are numbered from 0 to"
                 f" {len(split) - 1}"
             )
+
+
+def _check_labels(labels: object, there: object) -> None:
+    """The partition may do without labels, but must not have others; those that are read as needed are not compared."""
+    if isinstance(labels, Tensor) and isinstance(there, Tensor) and labels.numel():
+        if labels.shape == there.shape and bool((labels.cpu() == there.cpu()).all()):
+            return
+        raise DataError(
+            "the partition has other labels than the training samples of the data: make it of the same data"
+        )
 
 
 def _check_samples(which: str, shared: int | None, there: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedwidth.data.checks import data_of
 from fedwidth.data.records import Data, Split
 from fedwidth.data.sets.download import Remote, fetch_first, missing, search_folders
 from fedwidth.data.transforms import Transform
@@ -70,7 +71,7 @@ def load_mnist(
         paths = tuple(folder / remote.name for remote in FILES)
     train, test = read_split(*paths[:2]), read_split(*paths[2:])
     transform = NORMALISE if normalise else Transform(scale=255)
-    return Data("mnist", train, test, classes=10, kind="images", transform=transform)
+    return data_of("mnist", train, test, classes=10, kind="images", transform=transform)
 
 
 def read_split(images: Path, labels: Path) -> Split:
@@ -78,6 +79,8 @@ def read_split(images: Path, labels: Path) -> Split:
     split = Split(read_images(images), read_labels(labels))
     if len(split.inputs) != len(split.targets):
         raise DataError(f"{images} holds {len(split.inputs)} images but {labels} {len(split.targets)} labels")
+    if not len(split.inputs):
+        raise DataError(f"{images} holds no images")
     return split
 
 
