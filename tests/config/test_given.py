@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedwidth.data import Partition, Shares, from_clients, from_tensors, make_partition
+from fedwidth.data.checks import check_partition
 from fedwidth.errors import FedwidthError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import DataSettings, DeviceSettings, Settings
@@ -22,6 +23,13 @@ SETTINGS = Settings(rounds=1, data=DataSettings(clients=4), devices=DeviceSettin
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def uncopied() -> nn.Module:
+    """A model that holds what autograd computed, as PyTorch's old weight norm does."""
+    model = network()
+    model.scaled = model[0].weight * 2
+    return model
 
 
 def by_hand(train, targets, test=None) -> Partition:
@@ -54,6 +62,8 @@ NOTHING = Shares.of([], 1), Y
             {"partition": Partition("mine", Shares(torch.tensor([0, 60]), torch.tensor([0, 2])), *NOTHING)},
             "the partition has training samples from 0 to 60, but those of the data are numbered from 0 to 59",
         ),
+        ({"partition": by_hand(range(60), (Y + 1) % 3)}, "the partition has other labels than the training samples"),
+        ({"model": uncopied()}, "the model cannot be copied with copy.deepcopy: Only Tensors created explicitly"),
         ({"settings": {"rounds": 1}}, "settings must be fedwidth.settings.Settings, not a dict"),
         ({"settings": replace(SETTINGS, data="digits")}, r"settings.data must be DataSettings\(…\), not a str"),
     ],
@@ -62,6 +72,16 @@ def test_refused(change, message):
     given = {"settings": SETTINGS, "model": network(), "data": DATA} | change
     with pytest.raises(FedwidthError, match=message):
         Experiment(given.pop("settings"), **given)
+
+
+def test_a_partition_may_do_without_labels():
+    check_partition(by_hand(range(60), torch.zeros(60)), DATA)  # numbers with a fraction are no labels
+
+
+def test_what_is_excluded_and_nobody_has_is_said():
+    devices = DeviceSettings("1:1 1/2:1", per_round=2, excluded=[0.26])
+    with pytest.warns(UserWarning, match="names 0.26, which no device has: their capacities are 1, 0.5"):
+        Experiment(replace(SETTINGS, devices=devices), model=network(), data=DATA)
 
 
 def test_clients_that_have_a_data_set_each_are_not_dealt_anew_in_silence():

@@ -200,6 +200,8 @@ def test_what_cannot_be_loaded_is_one_clear_line(tmp_path):
         fedwidth.load(finished(), 1.5)
     with pytest.raises((CapacityError, OptionError)):
         fedwidth.load(finished(), "wide")
+    with pytest.raises(OptionError, match="model must be a torch.nn.Module, not a str"):
+        fedwidth.load(finished(), model="x")
     damaged = tmp_path / "damaged"
     shutil.copytree(finished(), damaged)
     content = bytearray((damaged / MODELS).read_bytes())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from dataclasses import replace
 from torch import nn
 
 from fedwidth.config.build import build_model, plan_model
+from fedwidth.config.given import copied
 from fedwidth.core.architectures import Architecture, Architectures
 from fedwidth.data import Data
 from fedwidth.devices.capacity import Capacities
@@ -77,7 +77,7 @@ def given_architectures(
             known = [one.name for one in made.values()]
             kind = re.sub(r"\W", "-", type(model).__name__, flags=re.ASCII).strip("-_0123456789") or "model"
             name = kind if kind not in known else f"{kind}-{len(known) + 1}"
-            made[id(model)] = Architecture.of(name, *plan_model(copy.deepcopy(model).cpu(), plain, data, objective))
+            made[id(model)] = Architecture.of(name, *plan_model(copied(model), plain, data, objective))
     return {float(capacity): made[id(model)] for capacity, model in models.items()}
 
 

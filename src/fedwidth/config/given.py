@@ -6,6 +6,7 @@ config is no recipe until its settings name these things, and who reads it is to
 
 from __future__ import annotations
 
+import copy
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,9 @@ from typing import Any
 from torch import nn
 
 from fedwidth.data import Data, Partition
+from fedwidth.devices.capacity import Capacities
 from fedwidth.errors import OptionError
+from fedwidth.importing import one_line
 from fedwidth.methods import Method
 from fedwidth.methods.lookup.by_name import UNNAMED
 from fedwidth.objectives import Objective
@@ -55,13 +58,26 @@ def check_given(settings: object, **given: object) -> None:
         default, found = getattr(Settings(), field.name), getattr(settings, field.name)
         if is_dataclass(default) and not isinstance(found, type(default)):
             raise OptionError(f"settings.{field.name} must be {type(default).__name__}(…), not {_kind(found)}")
+    check_kinds(**given)
+    model = given["model"]
+    if isinstance(model, nn.Module) and any(tensor.is_meta for tensor in model.parameters()):
+        raise OptionError("model is on the meta device, where weights have no values: model.to_empty and its own start")
+
+
+def check_kinds(**given: object) -> None:
+    """Refuse what is of another kind than its name says; None is what was not given."""
     for name, thing in given.items():
         kind, wanted = KINDS[name]
         if thing is not None and not isinstance(thing, kind):
             raise OptionError(f"{name} must be {wanted}, not {_kind(thing)}")
-    model = given["model"]
-    if isinstance(model, nn.Module) and any(tensor.is_meta for tensor in model.parameters()):
-        raise OptionError("model is on the meta device, where weights have no values: model.to_empty and its own start")
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a model that was given, on the CPU, so that the user's own stays as it is."""
+    try:
+        return copy.deepcopy(model).cpu()
+    except Exception as error:  # a model may hold anything
+        raise OptionError(f"the model cannot be copied with copy.deepcopy: {one_line(error)}") from error
 
 
 def warn_of_dealing(settings: Settings, data: Data) -> None:
@@ -71,6 +87,16 @@ def warn_of_dealing(settings: Settings, data: Data) -> None:
             f"the data says whose each sample is, but data.partition is '{settings.data.partition}', which deals all"
             " samples anew: set it to 'natural' to leave them where they are",
             stacklevel=4,
+        )
+
+
+def warn_of_excluded(settings: Settings, capacities: Capacities) -> None:
+    """Warn where a capacity is left out that no device has, which does nothing."""
+    there = capacities.enrolled()
+    if idle := [f"{value:g}" for value in settings.devices.excluded if value not in there]:
+        has = ", ".join(f"{value:g}" for value in there)
+        warnings.warn(
+            f"devices.excluded names {', '.join(idle)}, which no device has: their capacities are {has}", stacklevel=4
         )
 
 

@@ -7,7 +7,6 @@ batch norms are then collected as the run's evaluation would.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from fedwidth.config.architectures import build_architectures
 from fedwidth.config.build import build_model, plan_model
-from fedwidth.config.given import read_given
+from fedwidth.config.given import check_kinds, copied, read_given
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.read import read_config
 from fedwidth.core.narrow import skeleton, with_buffers
@@ -113,6 +112,7 @@ def take(
     data: Data | None = None,
 ) -> Taken:
     """As `load`, with what is known of the model."""
+    check_kinds(model=model, data=data)
     if capacity == CHOSEN:
         capacity = _chosen(Path(run))
     if isinstance(capacity, (list, tuple)):
@@ -259,8 +259,9 @@ def global_model(
     settings: Settings, data: Data, objective: Objective, model: nn.Module | None = None
 ) -> tuple[nn.Module, Plan]:
     """The model that settings name, or the one given, at the width the server holds, and its plan."""
+    given = None if model is None else copied(model)
     try:
-        whole = build_model(settings, data, objective) if model is None else copy.deepcopy(model).cpu()
+        whole = build_model(settings, data, objective) if given is None else given
         return plan_model(whole, settings, data, objective)
     except FedwidthError as error:
         raise StateError(

@@ -12,6 +12,7 @@ from safetensors.torch import save
 from torch import nn
 
 import fedwidth
+from fedwidth.config.given import check_kinds
 from fedwidth.config.read import read_settings
 from fedwidth.config.write import settings_toml
 from fedwidth.core.narrow import skeleton, with_buffers
@@ -62,6 +63,7 @@ def as_bytes(taken: Taken) -> bytes:
 
 def open_file(path: Path, *, model: nn.Module | None = None) -> nn.Module:
     """The model of a file that `as_bytes` made, ready to use."""
+    check_kinds(model=model)
     if not path.is_file():
         raise StateError(f"there is no file {path}")
     try:

@@ -19,7 +19,7 @@ from fedwidth.config.architectures import (
 from fedwidth.config.budgets import with_budgets
 from fedwidth.config.build import build_model, find_device, load_data, public_data, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
-from fedwidth.config.given import check_given, warn_of_dealing, without_name
+from fedwidth.config.given import check_given, copied, warn_of_dealing, warn_of_excluded, without_name
 from fedwidth.config.method_settings import (
     check_exponent,
     check_norms,
@@ -143,13 +143,14 @@ def set_up(
             data = data.to(device)
         set_precision(settings.precision)
     # It is traced on the CPU, wherever a model of the user's own lies.
-    whole = build_model(settings, data, objective) if model is None else copy.deepcopy(model).cpu()
+    whole = build_model(settings, data, objective) if model is None else copied(model)
     made, plan = plan_with_weights(whole, settings, data, objective)
     if settings.devices.budgets:
         settings, plan = with_budgets(
             settings, made, plan, data=data, partition=partition, method=method, objective=objective
         )
         capacities = _assign_capacities(settings, partition)
+    warn_of_excluded(settings, capacities)
     if models:
         method = replace(method, architectures=given_architectures(models, settings, method, data, objective))
     elif settings.models:
