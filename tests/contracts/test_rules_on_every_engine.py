@@ -54,6 +54,14 @@ def test_a_gradient_over_all_data_is_gathered_without_a_trace_in_the_optimiser()
         assert worst(probed.state, plain.state) <= 1e-6, "the pass changes no weight"
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_report_that_nobody_sends_is_named(engine):
+    rule = dict(reports=lambda w, start, sent, at: {"all": w}, adds=("all",))
+    chosen = with_rule(**rule, advance=lambda closing: named("q", closing.reported("q")))
+    with pytest.raises(OptionError, match="unknown report 'q'; allowed: all; a local rule names in `adds`"):
+        outcome(chosen, engine)
+
+
 def test_the_learning_rate_and_the_steps_are_those_of_the_client_in_every_step():
     chosen = with_rule(
         gradient=lambda g, w, start, sent, at: g + 0.001 * (w - start) / (at.rate * at.steps),

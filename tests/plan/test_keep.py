@@ -89,6 +89,8 @@ def test_a_low_rank_adapter_keeps_its_rank() -> None:
     [
         (["conv9"], "keep names 'conv9', but there is no such width group; there are: conv1, conv2, fc1"),
         ("conv1", r"keep takes a list of names of width groups, such as \['conv1'\]"),
+        (3, "keep takes a list of names of width groups, not 3"),
+        ([3], r"keep takes a list of names of width groups, not \[3\]"),
         (["*"], "nothing to slice: .* kept whole as asked"),
     ],
 )

@@ -107,6 +107,11 @@ def test_a_model_that_fails_is_an_error_with_the_cause() -> None:
         trace(nn.Linear(4, 3), torch.randn(2, 4), heads="half")
 
 
+def test_inputs_without_a_sample_are_an_error() -> None:
+    with pytest.raises(PlanError, match="the example inputs hold no sample: give at least one"):
+        trace(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.zeros(0, 4))
+
+
 def test_an_output_without_tensors_is_an_error() -> None:
     class Silent(nn.Linear):
         def forward(self, x: Tensor) -> str:  # type: ignore[override]

@@ -168,8 +168,8 @@ def check_alike(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor], who
             continue
         if tensor.device != other.device or sum_dtype(tensor.dtype) != sum_dtype(other.dtype):
             raise StateError(
-                f"{who} holds '{name}' as {tensor.dtype} on {tensor.device}, which cannot be averaged with "
-                f"{other.dtype} on {other.device}"
+                f"what {who} holds of '{name}' is averaged in {sum_dtype(tensor.dtype)} on {tensor.device}, and the"
+                f" rest in {sum_dtype(other.dtype)} on {other.device}: they must be alike"
             )
 
 

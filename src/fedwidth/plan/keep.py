@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from fedwidth.errors import PlanError
@@ -15,6 +15,8 @@ def keep_whole(patterns: Sequence[str], names: Mapping[Node, str], solution: Sol
     """Freeze the groups whose names fit a pattern, and those that can only shrink together with them."""
     if isinstance(patterns, str):
         raise PlanError(f"keep takes a list of names of width groups, such as [{patterns!r}]")
+    if not isinstance(patterns, Collection) or not all(isinstance(each, str) for each in patterns):
+        raise PlanError(f"keep takes a list of names of width groups, not {patterns!r}")
     for pattern in patterns:
         found = [leaf for leaf, name in names.items() if fnmatchcase(name, pattern)]
         if not found:

@@ -17,6 +17,7 @@ from fedwidth.errors import OptionError, PlanError
 from fedwidth.plan.attributes import described
 from fedwidth.plan.finish import Finish
 from fedwidth.plan.formulas import Equation, Held, Length, Number, atoms, evaluate, replace
+from fedwidth.plan.isolation import batch_size
 from fedwidth.plan.keep import keep_whole
 from fedwidth.plan.naming import name_groups
 from fedwidth.plan.node import Node, find, freeze, leaves
@@ -54,6 +55,8 @@ def trace(
     """
     if heads not in HEADS:
         raise OptionError(f"heads must be 'within' or 'whole', not {heads!r}")
+    if not batch_size(example_inputs):
+        raise PlanError("the example inputs hold no sample: give at least one")
     tensors, tied = tensors_of(model)
     recording = Recording()
     recording.protect(tensors.values())

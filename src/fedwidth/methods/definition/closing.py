@@ -16,6 +16,7 @@ from fedwidth.core.architectures import Architectures
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State, put, take
 from fedwidth.devices.memory import Memory as StepMemory
+from fedwidth.errors import unknown
 from fedwidth.methods.definition.local import Memory
 from fedwidth.methods.definition.task import Task
 from fedwidth.plan.plan import Plan
@@ -117,6 +118,9 @@ class Closing:
     def reported(self, name: str) -> dict[str, Tensor]:
         """What clients reported under this name, added up in the full model's shapes; 0 where nobody reported."""
         reported = [summed.reports[name] for summed in self.sums if name in summed.reports]
+        if self.sums and not reported:
+            there = sorted({other for summed in self.sums for other in summed.reports})
+            raise unknown("report", name, there, also="a local rule names in `adds` what its clients report")
         totals: dict[str, Tensor] = {}
         for summed in reported:
             weights = summed.weight
