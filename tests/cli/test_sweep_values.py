@@ -95,4 +95,6 @@ def test_a_setting_is_swept_over_once(tmp_path, capsys):
     command = ["sweep", write_recipe(tmp_path), "--out", str(tmp_path / "out"), "--over", "rounds=1,2", "--over"]
     assert run_command([*command, "rounds=3"]) == 2
     assert "--over names rounds twice: give all its values in one, rounds=a,b,c" in capsys.readouterr().err
+    assert run_command([*command[:-1], "--set", "rounds=5"]) == 2
+    assert "--over sweeps over rounds, which is set to one value too" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
