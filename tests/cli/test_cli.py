@@ -110,6 +110,13 @@ class TestBadSettings:
             (["sweep", "--over", "method.name"], ["--over", "key=value"]),
             (["sweep", "--over", "method.name=fedrolex,fedrolx"], ["'fedrolx'"]),
             (["sweep", "--over", "seed=1,1"], ["the same"]),
+            (["run", ""], ["there is an empty text after 'run'", "give a value or leave it out"]),
+            (["run", "--seeds", ""], ["there is an empty text after '--seeds'"]),
+            (["run", "--seeds="], ["'--seeds=' has no value"]),
+            (["sweep", "--over", ""], ["there is an empty text after '--over'"]),
+            (["report", ""], ["there is an empty text after 'report'"]),
+            (["export", "run", "--out", ""], ["there is an empty text after '--out'"]),
+            (["deploy", "audit", ""], ["there is an empty text after 'audit'"]),
             (["flux"], ["flux"]),
             (["report", "nowhere"], ["nowhere", "does not exist"]),
             (["plan", "mpl"], ["'mpl'", "did you mean 'mlp'"]),
@@ -119,6 +126,7 @@ class TestBadSettings:
             (["coverage", "mlp", "--method", "fedrolx"], ["'fedrolx'"]),
             (["coverage", "mlp", "--rounds", "many"], ["--rounds", "integer"]),
             (["coverage", "mlp", "--rounds", "0"], ["rounds"]),
+            (["coverage", "mlp", "--rounds", "99999999999999999999"], ["rounds must be at most 10,000,000"]),
             (["partition", "digits", "--kind", "labels", "--set", "per_client=11"], ["11", "10"]),
             (["partition", "digits", "--clients", "0"], ["clients"]),
             (["partition", "digits", "--validation", "1"], ["validation must be a share from 0 to below 1"]),
@@ -343,6 +351,23 @@ class TestOutputFolder:
         assert run_command(["run", recipe, "--out", place]) == 2
         assert "file is a file; give a folder as --out" in one_line(capsys)
         assert (tmp_path / "file").read_text() == "mine"
+
+    @pytest.mark.parametrize("more", [[], ["--seeds", "1,2"]])
+    def test_holds_files_of_something_else(self, recipe, more, capsys, tmp_path):
+        for name in ("out", "out/seed-9"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "summary.json").write_text('{"mine": 1}')
+        assert run_command(["run", recipe, "--out", "out", "--overwrite", *more]) == 2
+        assert "none was in out: its summary.json is of something else; give another --out" in one_line(capsys)
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["seed-9", "summary.json"]
+        (tmp_path / "out" / "summary.json").unlink()
+        for _ in range(2):
+            assert run_command(["run", recipe, "--out", "out", "--overwrite", *more]) == 0
+            assert (tmp_path / "out" / "seed-9" / "summary.json").read_text() == '{"mine": 1}'
+
+    def test_has_a_name_that_is_too_long(self, recipe, capsys, tmp_path):
+        assert run_command(["run", recipe, "--out", "a" * 300]) == 2
+        assert "as output folder: File name too long" in one_line(capsys)
 
     def test_cannot_be_made(self, recipe, capsys):
         assert run_command(["run", recipe, "--out", "/proc/nothing/here"]) == 2

@@ -13,6 +13,7 @@ import fedwidth
 from fedwidth.cli.entry import run_command
 from fedwidth.data import load
 from fedwidth.errors import OptionError, PlanError, StateError
+from fedwidth.export import export_run
 from fedwidth.export.formats import export
 from fedwidth.export.load import take
 
@@ -172,6 +173,12 @@ def test_widths_whose_answers_the_run_did_not_measure_together_are_measured_for_
         score = float((taken.model(inputs).argmax(-1) == targets).double().mean())
     card = (tmp_path / "a.pt2.md").read_text()
     assert f"{score:.2%}".replace("%", " % (measured on the test set when it was exported") in card
+
+
+@pytest.mark.parametrize("out", ["", ".", "/"])
+def test_a_file_has_a_name(out):
+    with pytest.raises(OptionError, match="a folder; give the name of a file in it"):
+        export_run(finished(), out)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from fedwidth.methods import Method
 from fedwidth.plan.axis import groups_of
 from fedwidth.plan.plan import Plan, check_plan
 
+MAX_ROUNDS = 10_000_000
 KINDS = {0: "scalars", 1: "vectors", 2: "matrices"}
 
 
@@ -90,6 +92,8 @@ def measure_coverage(
     """Let clients of these capacities take part in every round, and count how often each weight would be trained."""
     check_plan(plan)
     rounds = whole_number("rounds", rounds, least=1)
+    if rounds > MAX_ROUNDS:
+        raise OptionError(f"rounds must be at most {MAX_ROUNDS:,}, as they are counted one by one, not {rounds}")
     if not capacities:
         raise OptionError("coverage needs the capacity of at least one client")
     names = [n for n in plan.axes if n in plan.parameters and n not in plan.tied and n not in plan.untrained]
@@ -101,7 +105,7 @@ def measure_coverage(
     missing = {n: counts[n].numel() for n in names}
     total = sum(weights[n] * missing[n] for n in names)
     shares = []
-    for tasks in replay(method, plan, [list(enumerate(capacities))] * rounds, seed):
+    for tasks in replay(method, plan, repeat(list(enumerate(capacities)), rounds), seed):
         for task in tasks:
             for name in names:
                 held = take(counts[name], task.index, name) + 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 
 import fedwidth
-from fedwidth.errors import ClientError, FedwidthError
+from fedwidth.errors import ClientError, FedwidthError, OptionError
 from fedwidth.importing import what_failed
 
 # Typer brings its own copy of click or uses the installed one, depending on its version: take the classes from it.
@@ -70,6 +71,7 @@ def run_command(arguments: list[str]) -> int:
     if "" not in sys.path:
         sys.path.append("")  # a user's my_file:factory in the current folder; last, so that it hides nothing
     try:
+        _refuse_empty(arguments)
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             return int(app(arguments, prog_name="fedwidth", standalone_mode=False) or 0)
@@ -93,6 +95,15 @@ def run_command(arguments: list[str]) -> int:
     except BrokenPipeError:  # `fedwidth … | head` closed the pipe
         sys.stderr.close()
         return 1
+
+
+def _refuse_empty(arguments: list[str]) -> None:
+    """Refuse empty texts: they come of variables that a shell does not know, and would count as not given."""
+    for before, text in pairwise(["fedwidth", *arguments]):
+        name, equals, value = text.partition("=")
+        if not text or (name.startswith("--") and equals and not value):
+            where = f"'{text}' has no value" if text else f"there is an empty text after '{before}'"
+            raise OptionError(f"{where}: give a value or leave it out (is a variable of the shell not set?)")
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

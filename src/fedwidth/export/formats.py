@@ -122,6 +122,8 @@ def check_target(out: Path, form: str, *, overwrite: bool) -> None:
     """Refuse a format there is not, and a place where something else would be lost; writes nothing."""
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
+    if not out.name:
+        raise OptionError(f"--out is {out}, a folder; give the name of a file in it")
     if not out.parent.is_dir():
         raise OptionError(f"--out is {out}, but there is no folder {out.parent}")
     for path in (out, *_beside(out, form)):

@@ -70,11 +70,16 @@ def check_folder(
     go_on, replace, out = words
     if resume and overwrite:
         raise OptionError(f"{go_on} goes on with a run and {replace} replaces it: give one of them")
-    for above in (folder, *folder.parents):
-        if above.is_dir():
-            break
-        if above.exists() or above.is_symlink():
-            raise OptionError(f"{above} is a file; give a folder as {out}")
+    try:
+        for above in (folder, *folder.parents):
+            if above.is_dir():
+                break
+            if above.exists() or above.is_symlink():
+                raise OptionError(f"{above} is a file; give a folder as {out}")
+    except OSError as error:
+        raise OptionError(f"cannot use {folder} as output folder: {error.strerror or error}") from error
+    if overwrite:
+        check_own(folder, words)
     if (folder / LOCK).exists():
         with locked(folder):  # one that is being written to is refused here already
             pass
@@ -88,6 +93,21 @@ def check_folder(
 def holds_run(folder: Path) -> bool:
     """Whether anything a run writes is there."""
     return any((folder / name).exists() for name in FILES)
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a run of fedwidth has been in the folder: it leaves its lock there, or at least its weights."""
+    return any((folder / name).exists() for name in (LOCK, GROUP_LOCK, NAME, MODELS))
+
+
+def check_own(folder: Path, words: tuple[str, str, str] = COMMAND) -> None:
+    """Refuse to replace files that have the names of a run's but are some other program's."""
+    if not is_own(folder) and (there := [name for name in FILES if (folder / name).exists()]):
+        _, replace, out = words
+        raise OptionError(
+            f"{replace} replaces a run of fedwidth, and none was in {folder}: its {there[0]} is of something else;"
+            f" give another {out}, or remove it"
+        )
 
 
 def check_same(folder: Path, settings: Settings, given: Collection[str] = ()) -> None:
@@ -119,7 +139,7 @@ def clear_folder(folder: Path) -> None:
     """Remove a previous run's files, those of its seeds and of the runs it was compared with, and nothing else."""
     _remove_files(folder)
     for inner in (*folder.glob("compare/*/seed-*"), *folder.glob("compare/*"), *folder.glob("seed-*")):
-        if not inner.is_symlink() and holds_run(inner):
+        if not inner.is_symlink() and is_own(inner) and holds_run(inner):
             with locked(inner):  # refuses where another process is writing
                 _remove_files(inner)
                 with contextlib.suppress(PermissionError):  # Windows removes no open file

@@ -15,7 +15,7 @@ from fedwidth.config.method_settings import method_of
 from fedwidth.devices.capacity import Capacities
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.run.cache import Cache
-from fedwidth.run.folder import CONFIG, check_folder, holds_run
+from fedwidth.run.folder import CONFIG, check_folder, check_own, holds_run
 from fedwidth.run.weights.warm_start import read_weights
 from fedwidth.settings import Settings
 
@@ -61,6 +61,8 @@ def check_folders(runs: Sequence[PlannedRun], folder: Path, *, resume: bool, ove
         raise OptionError("two of the runs are the same: give each value once")
     for run in runs:
         check_folder(run.folder, run.settings, resume=resume, overwrite=overwrite)
+    if overwrite:
+        check_own(folder)
     if folder in own or overwrite:
         return
     if (folder / CONFIG).exists() or (not resume and holds_run(folder)):
