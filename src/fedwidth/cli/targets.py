@@ -32,25 +32,32 @@ def parse_target(text: str) -> float:
 
 
 def print_targets(folders: Sequence[Path], target: float) -> None:
-    """A row for every entry of the report, with means over the seeds that reached the accuracy."""
-    rows = []
+    """A row for every entry of the report, with means over its seeds where all of them reached the accuracy.
+
+    A mean over those alone that did would make a run look fast that mostly fails.
+    """
+    rows, partly = [], False
     entries = group_runs(read_runs(folders))
     measure = measure_of(line for entry in entries for run in entry.runs for line in run.metrics)
     if measure.percent and target > 1:
         raise OptionError(f"--target must be an {measure.title} such as 0.8 or 80%, not {target:g}")
     for entry in entries:
         found = [reached for run in entry.runs if (reached := reach(run.metrics, target)) is not None]
+        counted = found if len(found) == len(entry.runs) else []
+        partly |= bool(found) and not counted
         rows.append(
             [
                 entry.label,
                 f"{len(found)} of {len(entry.runs)}",
-                _mean(found, lambda reached: reached.round, lambda mean: f"{mean:.0f}"),
-                _mean(found, lambda reached: reached.sent, show_mebibytes),
-                _mean(found, lambda reached: reached.device_seconds, show_time),
+                _mean(counted, lambda reached: reached.round, lambda mean: f"{mean:.0f}"),
+                _mean(counted, lambda reached: reached.sent, show_mebibytes),
+                _mean(counted, lambda reached: reached.device_seconds, show_time),
             ]
         )
     heading = f"seeds that reach {measure.scaled(target):g}{measure.unit}"
     print_table(["run", heading, "rounds", "MiB down and up", "device time"], rows)
+    if partly:
+        print("Means are over seeds, and only told where all of them reach it.")
 
 
 def _mean(found: Sequence[Reached], number: Callable[[Reached], float | None], show: Callable[[float], str]) -> str:
