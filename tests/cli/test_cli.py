@@ -523,7 +523,8 @@ class TestRun:
 
     def test_seeds(self, recipe, capsys, tmp_path):
         assert run_command(["run", recipe, "--out", "out", "--seeds", "1,2,3"]) == 0
-        out = capsys.readouterr().out
+        out, err = capsys.readouterr()
+        assert all(err.count(f", seed {seed}: 3 rounds, accuracy") == 1 for seed in (1, 2, 3))
         assert re.search(r"\d\d\.\d\d ± \d", out)
         assert "Seeds: 1, 2, 3." in out
         alone = [json.loads((tmp_path / "out" / f"seed-{n}" / "summary.json").read_text()) for n in (1, 2, 3)]
@@ -762,6 +763,17 @@ class TestTarget:
             out = capsys.readouterr().out
             assert reached in out
             assert ("min" in out or " s" in out.rsplit(reached)[1]) == (reached == "2 of 2")
+
+    def test_a_mean_is_over_all_seeds_or_not_told(self, recipe, capsys, tmp_path):
+        assert run_command(["run", recipe, "--seeds", "1,2", "--out", "out"]) == 0
+        path = tmp_path / "out" / "seed-2" / "metrics.jsonl"  # of a seed that never gets there
+        path.write_text(re.sub(r'"global_accuracy": [\d.]+', '"global_accuracy": 0.001', path.read_text()))
+        capsys.readouterr()
+        assert run_command(["report", "out", "--target", "0.01"]) == 0
+        out = capsys.readouterr().out
+        (row,) = (line for line in out.splitlines() if "1 of 2" in line)
+        assert [cell.strip() for cell in row.split("│")][1:] == ["1 of 2", "–", "–", "–"]
+        assert "Means are over seeds, and only told where all of them reach it." in out
 
     @pytest.mark.parametrize("target", ["0", "much", "nan", "120%"])
     def test_no_accuracy(self, target, capsys, tmp_path):

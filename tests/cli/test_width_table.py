@@ -42,6 +42,18 @@ def test_the_widths_that_validation_samples_choose_have_a_column(tmp_path, capsy
     assert f"HeteroFL: validation samples choose {widths}." in lines
 
 
+def test_without_the_test_set_it_says_that_it_is_of_validation_samples(tmp_path, capsys):
+    more = '[[compare]]\nlabel = "tested"\nmethod.name = "heterofl"\nevaluation.test = true\n'
+    recipe = write_recipe(tmp_path, f"evaluation.capacities = [1, 0.25]\nevaluation.test = false\n{more}")
+    command = ["run", recipe, "--set", "data.validation=0.2"]
+    assert run_command([*command, "--out", str(tmp_path / "both")]) == 0
+    out = capsys.readouterr().out
+    assert "\naccuracy at each width %" in out
+    assert "\nfedrolex: on validation samples, as the test set was not looked at.\n" in out
+    assert run_command([*command, "--only", "fedrolex", "--out", str(tmp_path / "one")]) == 0
+    assert "\nvalidation accuracy at each width %" in capsys.readouterr().out
+
+
 def test_where_only_the_whole_model_was_measured_there_is_no_such_table(tmp_path, capsys):
     assert run_command(["run", write_recipe(tmp_path), "--seeds", "1,2", "--out", str(tmp_path / "runs")]) == 0
     assert "at each width" not in capsys.readouterr().out

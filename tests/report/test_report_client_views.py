@@ -42,6 +42,14 @@ def test_accuracy_at_each_width_over_seeds_and_none_for_whole_models(tmp_path):
     assert [(level["capacity"], level["count"]) for level in view["levels"]] == [(0.25, 2), (1.0, 2)]
     assert view["levels"][0]["mean"] == pytest.approx(0.43)
     assert views["whole"] == [1]
+    assert views["validated"] == []
+
+
+def test_accuracies_of_widths_that_are_of_validation_samples_are_named(tmp_path):
+    write_run(tmp_path / "a", "tested")
+    write_run(tmp_path / "b", "untested", extra="evaluation.test = false")
+    found = entries(tmp_path)
+    assert widths_views(found, ["not built"] * 2)["validated"] == [1]
 
 
 def test_devices_mix_and_costs_of_an_mlp_by_hand(tmp_path):

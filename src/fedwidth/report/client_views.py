@@ -66,7 +66,8 @@ def _distribution(capacity: float | None, accuracies: Sequence[float], ends: tup
 def widths_views(entries: Sequence[Entry], built: Sequence[Rebuilt | str]) -> View:
     """For each entry the accuracy of the global model's sub-model at each capacity it was measured at, over seeds.
 
-    A method that always trains the whole model (FedAvg) has no sub-models; it is named under `whole`.
+    A method that always trains the whole model (FedAvg) has no sub-models; it is named under `whole`. Entries that were
+    measured on validation samples, as they leave the test set alone, are named under `validated`.
     """
     views: list[View] = []
     whole: list[int] = []
@@ -81,7 +82,8 @@ def widths_views(entries: Sequence[Entry], built: Sequence[Rebuilt | str]) -> Vi
         elif found:
             levels = [{"capacity": capacity, **spread(found[capacity])} for capacity in sorted(found)]
             views.append({"entry": position, "levels": levels})
-    return {"views": views, "whole": whole}
+    validated = [view["entry"] for view in views if not entries[view["entry"]].first.setting("evaluation.test", True)]
+    return {"views": views, "whole": whole, "validated": validated}
 
 
 def _read_capacity(text: str) -> float:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedwidth.cli.runs.checks import check_engine, check_folders, check_runs
-from fedwidth.cli.runs.planned_run import PlannedRun
+from fedwidth.cli.runs.planned_run import PlannedRun, progress_titles
 from fedwidth.cli.runs.progress import ProgressDisplay, show_progress
 from fedwidth.cli.runs.results import compare_runs, print_results, write_results
 from fedwidth.cli.runs.side_by_side import choose_number, run_side_by_side
@@ -73,7 +73,7 @@ def run_all(
                 for each in (folder, *(run.folder for run in runs)):
                     clear_folder(each)
         stop = stack.enter_context(stop_signal())
-        display = stack.enter_context(show_progress([run.title for run in runs], [run.settings.rounds for run in runs]))
+        display = stack.enter_context(show_progress(progress_titles(runs), [run.settings.rounds for run in runs]))
         options = RunOptions(resume, overwrite and len(runs) == 1, track, once(begin), each_text_once(say_aside))
         try:
             summaries = _train_all(runs, packs, cache, options, display, at_a_time=at_a_time, stop=stop)

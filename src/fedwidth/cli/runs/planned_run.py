@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,12 @@ class PlannedRun:
     title: str
     settings: Settings
     folder: Path
+
+
+def progress_titles(runs: Sequence[PlannedRun]) -> list[str]:
+    """What progress calls each run: its title, and its seed where others have the same label."""
+    labels = Counter(run.label for run in runs)
+    return [run.title if labels[run.label] == 1 else f"{run.title}, seed {run.settings.seed}" for run in runs]
 
 
 def folder_names(labels: Iterable[str]) -> dict[str, str]:

@@ -39,13 +39,17 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
         known = [[own.scaled(widths[width]) for widths in runs if width in widths] for width in columns]
         known += [[own.scaled(value) for each in of_runs for value in _score_of(each, name)] for name in asked]
         rows.append([mine[0][0].title, *(over_seeds(values, metric=own) if values else "–" for values in known)])
-    print_table(["run", *columns, *asked], rows, title=f"{metric.title} at each width{metric.unit}")
+    shown = [mine[0][0] for mine in by_label.values()]
+    untested = [run.title for run in shown if not run.settings.evaluation.test]
+    of = "validation " * (len(untested) == len(shown))
+    print_table(["run", *columns, *asked], rows, title=f"{of}{metric.title} at each width{metric.unit}")
+    if untested and not of:
+        print(f"{', '.join(untested)}: on validation samples, as the test set was not looked at.")
     for mine, of_runs in zip(by_label.values(), summaries, strict=True):
         chosen = [each["chosen_capacities"] for each in of_runs if each.get("chosen_capacities")]
         if chosen:
             by_run = dict.fromkeys(" + ".join(f"{width:g}" for width in widths) for widths in chosen)
             print(f"{mine[0][0].title}: validation samples choose {', with other seeds '.join(by_run)}.")
-    shown = [mine[0][0] for mine in by_label.values()]
     if len({run.settings.model.width for run, runs in zip(shown, tables, strict=True) if any(runs)}) > 1:
         print("Widths are shares of the server's model, which is not of the same width in all runs.")
     if keeping := [run.title for run in shown if "own" in method_of(run.settings).reads]:

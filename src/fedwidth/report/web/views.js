@@ -57,6 +57,7 @@ function gainsSection() {
   const widths = data.widths.views;
   const gains = data.gains.views;
   const whole = data.widths.whole.map((entry) => data.entries[entry].label);
+  const validated = data.widths.validated.map((entry) => data.entries[entry].label);
   const ticks = [...new Set(widths.flatMap((view) => view.levels.map((level) => level.capacity)))].sort((a, b) => a - b);
   const panels = gains.slice(0, 12);
   return [
@@ -77,6 +78,7 @@ function gainsSection() {
         y: scoreAxis(),
       }), 280)
       : h('p', { class: 'intro' }, whole.length ? 'Nothing to show.' : 'Not measured: name the widths in evaluation.capacities.'),
+    validated.length > 0 && h('p', { class: 'note' }, `On validation samples, as the test set was not looked at: ${validated.join(', ')}.`),
     whole.length > 0 && h('p', { class: 'note' }, `Always trained whole, so without sub-models: ${whole.join(', ')}.`)];
 }
 function gainsPanel(view) {
