@@ -116,6 +116,8 @@ class TestBadSettings:
             (["sweep", "--over", ""], ["there is an empty text after '--over'"]),
             (["report", ""], ["there is an empty text after 'report'"]),
             (["export", "run", "--out", ""], ["there is an empty text after '--out'"]),
+            (["report", "a" * 300], ["the name of a file or folder is too long: aaa"]),
+            (["export", "run", "--out", "a" * 300], ["the name of a file or folder is too long: aaa"]),
             (["deploy", "audit", ""], ["there is an empty text after 'audit'"]),
             (["flux"], ["flux"]),
             (["report", "nowhere"], ["nowhere", "does not exist"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 import warnings
@@ -95,6 +96,10 @@ def run_command(arguments: list[str]) -> int:
     except BrokenPipeError:  # `fedwidth … | head` closed the pipe
         sys.stderr.close()
         return 1
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # of a path that was given, wherever it is looked at first
+            return _fail(f"the name of a file or folder is too long: {error.filename}", 2)
+        raise
 
 
 def _refuse_empty(arguments: list[str]) -> None:
