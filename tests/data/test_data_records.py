@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from fedwidth.data import IGNORE, Split, Transform, from_dataset, from_tensors, make_partition
+from fedwidth.data.trees import leaves
 from fedwidth.errors import DataError, OptionError
 
 X, Y = torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -19,6 +20,19 @@ def test_from_tensors() -> None:
     assert torch.equal(data.example(2), X[:2])
     with pytest.raises(dataclasses.FrozenInstanceError):
         data.classes = 3  # type: ignore[misc]
+
+
+def test_examples_and_batches_are_copies() -> None:
+    """A model may write into what it is given."""
+    both = {"seen": X.clone(), "asked": Y.clone()}
+    for inputs in (X.clone(), both):
+        data = from_tensors(inputs, X.clone(), inputs, X.clone())
+        given = data.example(), data.example_targets(), *data.batch(data.train, torch.arange(6))
+        for tensor in (leaf for tree in given for leaf in leaves(tree)):
+            tensor.zero_()
+        kept = leaves(data.train.inputs)[0], data.train.targets
+        assert all(torch.equal(tensor, X) for tensor in kept)
+    assert [len(leaves(from_tensors(X[:n], Y[:n], X, Y).example())[0]) for n in (1, 2, 3)] == [1, 2, 2]
 
 
 def test_batch_gathers_transforms_and_widens_targets() -> None:

@@ -41,8 +41,8 @@ def measure(empty: Callable[[], nn.Module], filled: Callable[[], nn.Module], exa
 
 
 def moved(inputs: Any, device: torch.device | str) -> Any:
-    """The inputs on a device."""
-    return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, inputs)
+    """Copies of the inputs on a device."""
+    return tree_map(lambda x: x.to(device, copy=True) if isinstance(x, Tensor) else x, inputs)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -117,12 +117,15 @@ class Data:
         return isinstance(inputs, Column) or leaves(inputs)[0].device.type == device.type
 
     def example(self, samples: int = 2) -> Any:
-        """The first training inputs as a model takes them, to trace it with."""
-        return self.transform(self.train.read(slice(samples))[0])
+        """The first training inputs as a model takes them, to trace it with: copies, which it may change in place."""
+        return self.batch(self.train, self._first(samples))[0]
 
     def example_targets(self, samples: int = 2) -> Any:
         """The targets of the first training samples, as a loss takes them."""
-        return widened(self.train.read(slice(samples))[1])
+        return self.batch(self.train, self._first(samples))[1]
+
+    def _first(self, samples: int) -> Tensor:
+        return torch.arange(min(samples, len(self.train)))
 
     def batch(
         self,
@@ -133,7 +136,7 @@ class Data:
         generator: torch.Generator | None = None,
         device: str | torch.device | None = None,
     ) -> tuple[Any, Any]:
-        """Inputs and targets of these sample numbers, on `device`, as the model and the loss take them."""
+        """Inputs and targets of these sample numbers, on `device`, as the model and the loss take them: copies."""
         inputs, targets = split.read(samples)
         if device is not None:
             inputs, targets = moved(inputs, device), moved(targets, device)
