@@ -1,14 +1,17 @@
 """Building models by name: seeds, options, the user's own factories."""
 
+import random
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedwidth import models
 from fedwidth.errors import OptionError
+from fedwidth.randomness import host_state
 
 
 @pytest.fixture
@@ -37,10 +40,17 @@ def test_the_seed_alone_decides_the_weights(name):
     assert not all(torch.equal(first[key], other[key]) for key in first)
 
 
+def test_the_seed_also_decides_what_a_factory_draws_elsewhere(library):
+    library.drawn = lambda: nn.Linear(*(1 + int(1e6 * draw()) % 97 for draw in (random.random, np.random.rand)))
+    shapes = [models.build("my_models:drawn", seed=seed).weight.shape for seed in (5, 5, 6)]
+    assert shapes[0] == shapes[1] != shapes[2]
+
+
 def test_building_leaves_the_callers_randomness_alone():
-    before = torch.get_rng_state()
+    before, host = torch.get_rng_state(), host_state()
     models.build("mlp", seed=5)
     assert torch.equal(torch.get_rng_state(), before)
+    assert host_state() == host
 
 
 def test_facts_of_the_data_reach_only_those_who_ask():

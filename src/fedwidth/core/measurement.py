@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedwidth.plan.isolation import at_least_two, batch_size, call
+from fedwidth.randomness import seeded
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """PyTorch's own normalisation layers."""
@@ -61,7 +62,7 @@ def measure_pass(model: nn.Module, inputs: Any) -> Measured:
 
     hooks = [module.register_forward_hook(count) for module in model.modules() if isinstance(module, NORMS)]
     try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), seeded(0), FlopCounterMode(display=False) as counter:
             call(model.eval(), inputs)
     finally:
         for hook in hooks:
@@ -82,7 +83,7 @@ def saved_bytes(model: nn.Module, inputs: Any) -> int:
         kept.setdefault(tensor.untyped_storage()._cdata, tensor)
         return tensor
 
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]), saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.enable_grad(), seeded(0), saved_tensors_hooks(keep, lambda tensor: tensor):
         result = call(model, inputs)  # alive until the sum is taken
         total = sum(t.untyped_storage().nbytes() for storage, t in kept.items() if storage not in own)
         del result
@@ -102,7 +103,7 @@ def backward_macs(make: Callable[[], nn.Module], example_inputs: Any) -> int:
 
 
 def _backward_macs(model: nn.Module, inputs: Any) -> int:
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), seeded(0):
         result = call(model.train(), inputs)
         ends = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
         if not ends:  # nothing is trained

@@ -22,6 +22,7 @@ from fedwidth.models.together import choose_together, together
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.objectives.metric import ACCURACY
 from fedwidth.plan.plan import Plan
+from fedwidth.randomness import seeded, torch_seed
 from fedwidth.settings import Settings
 from fedwidth.training.server.state import Server
 
@@ -101,6 +102,17 @@ class Evaluator:
         cohort it is the one that the settings draw. With `with_capacities` the capacities of the settings are measured
         after any round, else only where they are due.
         """
+        with seeded(torch_seed(self.settings.seed, "evaluation", server.round), self.device):
+            return self._measure(server, before=before, cohort=cohort, with_capacities=with_capacities)
+
+    def _measure(
+        self,
+        server: Server,
+        *,
+        before: Server | None,
+        cohort: Sequence[tuple[int, float]],
+        with_capacities: bool,
+    ) -> Measured:
         settings, data, found = self.settings.evaluation, self.data, {}
         model = self.prepare(self.model, server.state)
         score = partial(scores.score, objective=self.objective, by_class=self.is_last(server.round))

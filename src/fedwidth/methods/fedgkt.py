@@ -58,7 +58,7 @@ from fedwidth.methods.shared.own_models import OwnModel, first_models, own_model
 from fedwidth.methods.shared.repeated import Graphs, Repeated
 from fedwidth.methods.shared.width_models import filled, tensors_of
 from fedwidth.plan.plan import Plan
-from fedwidth.randomness import torch_generator, torch_seed
+from fedwidth.randomness import seeded, torch_generator, torch_seed
 
 FEATURES, LOGITS, LABELS, LOWER, MOMENT = "features", "logits", "labels", "lower", "moment"
 """What clients send and are given, the weights before the boundary, and what the server's optimiser remembers."""
@@ -161,8 +161,7 @@ def served(closing: Closing) -> Served:
         return logits.detach()
 
     step = Repeated(take, network, optimiser, closing.once(Graphs.of))
-    with torch.random.fork_rng(devices=[closing.device] if closing.device.type == "cuda" else []):
-        torch.manual_seed(torch_seed(closing.seed, "server dropout", closing.round))
+    with seeded(torch_seed(closing.seed, "server dropout", closing.round), closing.device):
         for client, batch in _batches(closing, [len(answer[SAMPLES]) for answer in sent]):
             rows = [sent[client][name] for name in (FEATURES, LOGITS, LABELS)]
             logits = step(*(tensor[batch.to(tensor.device)] for tensor in rows))

@@ -16,6 +16,7 @@ from fedwidth.models.lenet import LeNet
 from fedwidth.models.mlp import Mlp
 from fedwidth.models.preresnet import PreResNet18
 from fedwidth.models.transformer import Transformer
+from fedwidth.randomness import seeded
 
 Factory = Callable[..., Any]
 FACTORIES: dict[str, Factory] = {
@@ -55,9 +56,7 @@ def build(
     factory = find(name)
     facts = {"data_shape": data_shape, "classes": classes, "vocabulary": vocabulary}
     arguments = choose_arguments(name, factory, facts, options)
-    # Only the CPU generator is seeded, and it gets its old state back: a caller's randomness is not disturbed.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed):
         try:
             model = factory(**arguments)
         except FedwidthError:

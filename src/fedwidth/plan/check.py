@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.errors import PlanError, StateError
-from fedwidth.plan.isolation import at_least_two, call, picked, seed_everything, set_mode, untouched
+from fedwidth.plan.isolation import at_least_two, call, picked, set_mode, untouched
 from fedwidth.plan.permutation import PermutationLaw, changed
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.shaken import Shaken
 from fedwidth.plan.trace import tensors_of
 from fedwidth.plan.watching.recording import tensors_in
+from fedwidth.randomness import seed_all
 
 FEW = 6
 """A group of fewer units has so few orders that two groups may come to move alike by chance."""
@@ -73,7 +74,7 @@ def _check_half(law: PermutationLaw, small: nn.Module, mode: str) -> None:
         try:
             with untouched(small), torch.no_grad():
                 set_mode(small, training=law.training)
-                seed_everything(seed)
+                seed_all(seed)
                 result = call(small, changed(inputs, Tensor.clone))
         except Exception as error:
             raise PlanError(f"the model fails at half width{mode}: {error}") from error

@@ -67,13 +67,6 @@ def set_mode(model: nn.Module, *, training: bool) -> None:
             module.training = False
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the generators that a model's code may draw from: those of PyTorch, Python and NumPy."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-
-
 @contextmanager
 def plain_operators(model: nn.Module, *, fused_attention: bool = False) -> Iterator[None]:
     """No gradients, and simple operators in place of fused ones; of these, rules know attention alone."""

@@ -18,11 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedwidth.errors import PlanError
 from fedwidth.plan.axis import Axis, Concat, Fixed, Product, Units, groups_of, positions
-from fedwidth.plan.isolation import picked, seed_everything, set_mode, untouched
+from fedwidth.plan.isolation import picked, set_mode, untouched
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.shaken import Shaken
 from fedwidth.plan.trace import tensors_of
 from fedwidth.plan.watching.recording import tensors_in
+from fedwidth.randomness import seed_all
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest relative change of the output that rounding explains (some models compute parts in float32)."""
@@ -73,7 +74,7 @@ class PermutationLaw:
         """The floating-point tensors that the model computes with these parameters and buffers."""
         with untouched(self.model), torch.no_grad(), _Noiseless():  # type: ignore[no-untyped-call]
             set_mode(self.model, training=self.training)
-            seed_everything(0)
+            seed_all(0)
             # A forward pass may write into what it is given.
             inputs = changed(self.inputs, Tensor.clone)
             private = self.shaken.private(state)

@@ -48,6 +48,7 @@ from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
 from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.shares import warn_if_mostly_whole
+from fedwidth.randomness import seeded
 from fedwidth.run.weights.warm_start import plan_with_weights
 from fedwidth.settings import Settings
 from fedwidth.training.batches import with_single_batch
@@ -231,7 +232,7 @@ def _check_single_samples(
         if not _has_batch_norm(made):
             continue
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad(), seeded(0):
                 objective.answer(made.train(), moved(data.example(1), "cpu"))
         except Exception as error:  # a model may do anything
             client, others = alone[0], f" (and {len(alone) - 1} more)" if len(alone) > 1 else ""

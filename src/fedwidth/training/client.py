@@ -29,7 +29,7 @@ from fedwidth.models import set_scaler
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import tensors_of
-from fedwidth.randomness import torch_generator, torch_seed
+from fedwidth.randomness import seed_all, torch_generator, torch_seed
 from fedwidth.settings import Settings
 from fedwidth.training.batches import batches, count_steps, one_epoch, order_generator
 from fedwidth.training.loss import absent_classes, loss_of, with_rows
@@ -77,6 +77,7 @@ class Trainer:
         """Train the client's sub-model; the returned tensors are the skeleton's own, valid until the next call.
 
         `sent` is what the client was sent beside it, cut like the sub-model; where it is left out, it is cut here.
+        The generators of Python and NumPy are seeded; they are kept once a round (`Engine.run`), which costs more.
         """
         settings, seed = self.settings.training, self.settings.seed
         pass_, tensors = self.place(sub, task, round)
@@ -101,7 +102,7 @@ class Trainer:
             return self._step(pass_, weights, inputs, with_rows(self.rule, targets, pass_.given, places))
 
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            _seed_device(self.device, dropout_seed(seed, round, task.client))
+            seed_all(dropout_seed(seed, round, task.client), self.device)
             everyone = torch.arange(len(samples))
             if self.rule.probes:
                 for batch in batches(everyone, one_epoch(settings), order_generator(seed, round, task.client)):
@@ -146,7 +147,7 @@ class Trainer:
         if self.rule.local.before is None:
             return 0
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            _seed_device(self.device, torch_seed(self.settings.seed, "lesson", pass_.round, pass_.task.client))
+            seed_all(torch_seed(self.settings.seed, "lesson", pass_.round, pass_.task.client), self.device)
             return self.rule.local.before(pass_)
 
     def _let_rest(self, module: nn.Module, part: Part, round: int) -> None:
@@ -289,11 +290,3 @@ def weigh_client(trainer: Trainer, task: Task, steps: int) -> tuple[float, Tenso
 def dropout_seed(seed: int, round: int, client: int) -> int:
     """The seed of what a client's layers draw in a round."""
     return torch_seed(seed, "dropout", round, client)
-
-
-def _seed_device(device: torch.device, seed: int) -> None:
-    """Seed what dropout draws from, there alone: `torch.manual_seed` also visits devices that are not in use."""
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)

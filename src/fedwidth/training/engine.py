@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedwidth.core.cohort import CohortSum
 from fedwidth.methods import Task
+from fedwidth.randomness import host_kept
 from fedwidth.training.server.clipping import FAR
 from fedwidth.training.server.private import Released
 from fedwidth.training.server.robust import Kept
@@ -102,7 +103,8 @@ class Engine(ABC):
         watch: Watch | None = None,
     ) -> RoundResult:
         """Train every task of a round from `state`, and sum the updates by cohort."""
-        return self.train_round(RoundRequest(state, tasks, round, coming, watch))
+        with host_kept():  # clients draw from these generators, each from a seed of its own
+            return self.train_round(RoundRequest(state, tasks, round, coming, watch))
 
     @abstractmethod
     def train_round(self, request: RoundRequest) -> RoundResult:

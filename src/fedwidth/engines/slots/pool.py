@@ -28,6 +28,7 @@ from fedwidth.engines.slots.making import channels_last, make_slot
 from fedwidth.engines.slots.slot import Kind, Slot
 from fedwidth.errors import UpdateError
 from fedwidth.methods import Task
+from fedwidth.randomness import seeded
 from fedwidth.training.client import Trainer, dropout_seed
 
 LAUNCH_THREADS = 10
@@ -249,7 +250,8 @@ class SlotPool:
         """Train a client, on a GPU in a thread of its own; returns what must be waited for."""
         if self._threads is not None:
             return [self._threads.submit(_train, flat_task, slot, batches, kinds)]
-        _train(flat_task, slot, batches, kinds)
+        with seeded(_seed_of(flat_task)):  # on a GPU nothing draws on the processor: such models are not captured
+            _train(flat_task, slot, batches, kinds)
         return []
 
     def _join(self, wave: Wave) -> None:
@@ -261,17 +263,21 @@ class SlotPool:
 
 def _begin(flat_task: FlatTask, slot: Slot) -> None:
     """Put a client into its slot."""
-    seed = dropout_seed(flat_task.trainer.settings.seed, flat_task.round, flat_task.task.client)
     slot.begin(
         flat_task.start,
         learning_rate=flat_task.learning_rate,
         absent=flat_task.order.absent,
-        seed=seed,
+        seed=_seed_of(flat_task),
         others=flat_task.others,
         sent=flat_task.sent,
         steps=flat_task.order.steps,
     )
     slot.client.place(flat_task.trainer, flat_task.task.part, flat_task.round, flat_task.order.widths)
+
+
+def _seed_of(flat_task: FlatTask) -> int:
+    """The seed of what a client's layers draw."""
+    return dropout_seed(flat_task.trainer.settings.seed, flat_task.round, flat_task.task.client)
 
 
 def _train(flat_task: FlatTask, slot: Slot, batches: Batches, kinds: Sequence[Kind]) -> None:

@@ -23,7 +23,7 @@ from fedwidth.data.trees import Tree, leaves
 from fedwidth.errors import OptionError
 from fedwidth.methods.definition import Closing
 from fedwidth.methods.shared.repeated import Graphs, Repeated
-from fedwidth.randomness import torch_generator, torch_seed
+from fedwidth.randomness import seeded, torch_generator, torch_seed
 
 if TYPE_CHECKING:
     from fedwidth.data import Data
@@ -197,8 +197,7 @@ def teach(
 
     student.train()
     step = Repeated(take, student, optimiser, closing.once(Graphs.of))
-    with torch.random.fork_rng(devices=[closing.device] if closing.device.type == "cuda" else []):
-        torch.manual_seed(torch_seed(closing.seed, "distil dropout", closing.round))
+    with seeded(torch_seed(closing.seed, "distil dropout", closing.round), closing.device):
         for number, (batch, wanted) in enumerate(zip(lesson.batches, lesson.wanted, strict=True)):
             inputs, _ = data.batch(data.train, batch, train=False, device=closing.device)
             if rates is not None:

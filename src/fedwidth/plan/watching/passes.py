@@ -6,13 +6,11 @@ way it goes, the pass is repeated with other draws, so that a layer that is used
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -24,7 +22,6 @@ from fedwidth.plan.isolation import (
     call,
     picked,
     plain_operators,
-    seed_everything,
     set_mode,
     untouched,
 )
@@ -35,6 +32,7 @@ from fedwidth.plan.watching.held import followed_attributes
 from fedwidth.plan.watching.recording import AxisMode, Recording, tensors_in
 from fedwidth.plan.watching.statements import STATEMENTS
 from fedwidth.plan.watching.uses import USES
+from fedwidth.randomness import host_state, seed_all
 
 DRAWS = 5
 """How many training passes are watched where the model's way depends on what it draws."""
@@ -98,8 +96,8 @@ class Watch:
         with untouched(model):
             try:
                 set_mode(model, training=training)
-                seed_everything(seed)
-                before = _generators()
+                seed_all(seed)
+                before = host_state()
                 with (
                     plain_operators(model, fused_attention=gradients),
                     torch.enable_grad() if gradients else nullcontext(),
@@ -108,7 +106,7 @@ class Watch:
                     SizeMode(recording, STATEMENTS, USES),
                 ):
                     result = call(model, inputs)
-                drew = _generators() != before
+                drew = host_state() != before
             except Exception as error:
                 recording.end_pass(lasting)
                 mode = " in training mode" if training else ""
@@ -120,9 +118,3 @@ class Watch:
             raise PlanError("the model's output holds no tensor; pass output= to say which part of it counts")
         recording.end_pass(lasting)
         return Passed(values, outputs, batch_size(inputs), drew)
-
-
-def _generators() -> tuple[Any, ...]:
-    """The state of the generators of Python and NumPy."""
-    numpy = np.random.get_state(legacy=False)["state"]
-    return random.getstate(), numpy["pos"], numpy["key"].tobytes()
