@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -63,14 +65,16 @@ def failing(data_shape: tuple[int, ...], classes: int) -> nn.Module:
 class Dies(Plain):
     """Kills its process in one of its training steps, as long as there is a file."""
 
+    taken = 0  # in this process: clients leave nothing for each other in attributes of a model
+
     def __init__(self) -> None:
         super().__init__()
-        self.mark, self.step, self.taken = "", 0, 0
+        self.mark, self.step = "", 0
 
     def forward(self, x: Tensor) -> Tensor:
         if self.trains:
-            self.taken += 1
-            if self.taken == self.step and os.path.exists(self.mark):
+            Dies.taken += 1
+            if Dies.taken == self.step and os.path.exists(self.mark):
                 os.unlink(self.mark)
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
@@ -100,3 +104,103 @@ class Holds(Plain):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Holds:
         return Holds()
+
+
+class Averages(Plain):
+    """Subtracts a moving average of what it has seen, which it writes into a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self[0](x)
+        if self.training:
+            self.see(hidden.detach().mean(0))
+        return self[2](hidden - self.mean)
+
+    def see(self, value: Tensor) -> None:
+        """Count a batch."""
+        self.mean.mul_(0.5).add_(0.5 * value)
+
+
+class AveragesAnew(Averages):
+    """The same with a new tensor in place of the buffer."""
+
+    def see(self, value: Tensor) -> None:
+        """Count a batch."""
+        self.mean = 0.5 * self.mean + 0.5 * value
+
+
+class Grows(Averages):
+    """Puts a tensor of another shape in place of its buffer."""
+
+    def see(self, value: Tensor) -> None:
+        """Count a batch."""
+        self.mean = value.mean(0, keepdim=True)
+
+
+class Steps(Plain):
+    """Has a number of its own for each step, in a buffer of whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start()
+
+    def start(self) -> None:
+        """Begin to count."""
+        self.register_buffer("taken", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.taken += 1
+        return super().forward(x) / (1 + self.taken)
+
+
+class StepsInAttribute(Steps):
+    """The same in a plain attribute."""
+
+    def start(self) -> None:
+        """Begin to count."""
+        self.taken = 0
+
+
+class StepsInTensor(Steps):
+    """The same in a plain tensor."""
+
+    def start(self) -> None:
+        """Begin to count."""
+        self.taken = torch.tensor(0.0)
+
+
+class DrawsInPython(Plain):
+    """Multiplies by what Python's generator gives, also where it is evaluated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.draw()
+
+    def draw(self) -> float:
+        """A number from 0 to 1."""
+        return random.random()
+
+
+class DrawsInNumpy(DrawsInPython):
+    """The same with NumPy's."""
+
+    def draw(self) -> float:
+        """A number from 0 to 1."""
+        return float(np.random.rand())
+
+
+class Scales(Plain):
+    """Gives its inputs another scale."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * 1.5)
+
+
+class ScalesInPlace(Plain):
+    """The same in the tensor that it was given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(1.5))

@@ -214,8 +214,8 @@ def test_clients_that_train_different_layers_take_turns_in_one_module():
         assert same(alone, found)
         changed = {name for name, tensor in found.items() if not torch.equal(tensor, sub[name])}
         assert changed == {name for layer in layers[first:stop] for name in layer}
-    (module,) = run.trainer._skeletons.values()
-    assert all(parameter.grad is None for parameter in module.parameters() if not parameter.requires_grad)
+    (skeleton,) = run.trainer._skeletons.values()
+    assert all(parameter.grad is None for parameter in skeleton.module.parameters() if not parameter.requires_grad)
 
 
 def test_devices_without_the_memory_are_left_out_of_a_run():

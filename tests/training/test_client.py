@@ -21,6 +21,7 @@ from fedwidth.training.batches import batches
 from fedwidth.training.loss import absent_classes, mask_logits
 from fedwidth.training.rule import PLAIN
 from fedwidth.training.schedule import learning_rate
+from fedwidth.training.skeletons import Buffers
 from fedwidth.training.step import take_step
 from fedwidth.training.weights import Weights
 from small_runs import TwoUnits, ones, same, small, task_of, trainer_of
@@ -283,6 +284,47 @@ class TestFjord:
         before = model.get_parameter(name)
         assert (after[name][:2] != before[:2]).any()
         assert torch.equal(after[name][2:], before[2:])
+
+
+class TestBuffers:
+    def test_what_stands_in_place_of_buffers_is_written_into_them(self):
+        module = nn.Module()
+        module.register_buffer("one", torch.tensor([1.0, 2.0]))
+        module.register_buffer("two", torch.tensor([3.0, 4.0]))
+        module.register_buffer("none", torch.tensor(5.0))
+        own, buffers = dict(module.named_buffers()), Buffers(module)
+        module.one, module.two, module.none = module.two, module.one.flip(0), None
+        buffers.settle()
+        assert [own[name].tolist() for name in own] == [[3.0, 4.0], [2.0, 1.0], 5.0]
+        assert module.one is own["one"]
+        module.two = own["two"].double().requires_grad_() * 2
+        buffers.settle()
+        assert (own["two"].tolist(), own["two"].dtype, own["two"].requires_grad) == ([4.0, 2.0], torch.float32, False)
+
+    def test_narrower_models_of_other_clients_leave_nothing_behind(self):
+        settings = small("method.name=fjord", "training.batch_size=16", "training.epochs=2")
+        found = []
+        for order in ([4], [1, 2, 4]):
+            trainer = Experiment(settings, model=Counting()).trainer
+            for client in order:
+                result, _ = train(trainer, client=client, capacity=1.0, round=2)
+            found.append(result)
+        assert same(*found)
+
+
+class Counting(nn.Sequential):
+    """Answers less in every training step that its modules remember."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+        self.steps = 0
+        with torch.no_grad():
+            for tensor in self.parameters():
+                tensor.fill_(0.1)
+
+    def forward(self, x):
+        self.steps += self.training
+        return super().forward(x) / (1 + self.steps)
 
 
 class TestRandomness:

@@ -37,7 +37,7 @@ from fedwidth.training.module_pass import ModulePass
 from fedwidth.training.narrower import draw_widths
 from fedwidth.training.rule import Rule
 from fedwidth.training.schedule import learning_rate
-from fedwidth.training.skeletons import fill, make_skeleton, takes_channels_last, with_channels_last
+from fedwidth.training.skeletons import Skeleton, fill, make_skeleton, takes_channels_last, with_channels_last
 from fedwidth.training.step import report_of, take_step
 from fedwidth.training.weights import Weights
 
@@ -71,7 +71,7 @@ class Trainer:
     objective: Objective = CLASSIFICATION
     public: Data | None = None
     """Public data, for methods whose clients look at it."""
-    _skeletons: dict[Hashable, nn.Module] = field(default_factory=dict, repr=False)
+    _skeletons: dict[Hashable, Skeleton] = field(default_factory=dict, repr=False)
 
     def train(self, sub: State, task: Task, round: int, sent: Mapping[str, State | float] | None = None) -> Trained:
         """Train the client's sub-model; the returned tensors are the skeleton's own, valid until the next call.
@@ -116,6 +116,7 @@ class Trainer:
                 losses += step(batch)
                 steps += 1
                 passes += len(batch)
+        self.settle(task.part)
         weight, rows = weigh_client(self, task, steps)
         if self.rule.local.answers is not None:
             update, kept_model = self.answer(pass_, weight)
@@ -133,7 +134,7 @@ class Trainer:
 
     def place(self, sub: State, task: Task, round: int) -> tuple[ModulePass, State]:
         """Put a client's sub-model into the skeleton of its size: the client's pass, and the skeleton's tensors."""
-        settings, module = self.settings.training, self.skeleton(task.part)
+        settings, module = self.settings.training, self.fresh(task.part)
         tensors = fill(module, sub)
         self._let_rest(module, task.part, round)
         if settings.scaler:
@@ -148,7 +149,9 @@ class Trainer:
             return 0
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             seed_all(torch_seed(self.settings.seed, "lesson", pass_.round, pass_.task.client), self.device)
-            return self.rule.local.before(pass_)
+            seen = self.rule.local.before(pass_)
+        self.settle(pass_.task.part)
+        return seen
 
     def _let_rest(self, module: nn.Module, part: Part, round: int) -> None:
         """Train the parameters that the model trains, but for those that the part, or in this round the rule, lets
@@ -254,11 +257,23 @@ class Trainer:
 
     def skeleton(self, part: Part) -> nn.Module:
         """The module of a part's size, in training mode; made once and refilled for every client."""
+        return self._skeleton(part).module.train()
+
+    def fresh(self, part: Part) -> nn.Module:
+        """The same for a client that begins with it: without what others have left in its attributes."""
+        self._skeleton(part).attributes.put_back()
+        return self.skeleton(part)
+
+    def settle(self, part: Part) -> None:
+        """Write what a part's module holds in place of its buffers into these."""
+        self._skeleton(part).buffers.settle()
+
+    def _skeleton(self, part: Part) -> Skeleton:
         size: Hashable = getattr(part, "one_module", None) or part.size
         if size not in self._skeletons:
             made = make_skeleton(part, self.model, self.plan, device=self.device, channels_last=self.channels_last)
-            self._skeletons[size] = made
-        return self._skeletons[size].train()
+            self._skeletons[size] = Skeleton.of(made)
+        return self._skeletons[size]
 
     @cached_property
     def graphs(self) -> Graphs:

@@ -90,11 +90,13 @@ class ModulePass(Pass):
         trainer = self.trainer
         if width not in self._narrower:
             inner = narrower_index(trainer, width, self.round)
-            self._narrower[width] = Narrower(trainer.skeleton(inner), inner, self.task.index, trainer.device)
+            own = trainer.skeleton(inner) is self.module  # layers too small for the widths to differ
+            module = self.module if own else trainer.fresh(inner)
+            self._narrower[width] = Narrower(module, inner, self.task.index, trainer.device)
         smaller = self._narrower[width].module
         if trainer.settings.training.scaler:
             set_scaler(smaller, width)
         answer = self._narrower[width](self.module, inputs)
-        if smaller is self.module and trainer.settings.training.scaler:  # layers too small for the widths to differ
+        if smaller is self.module and trainer.settings.training.scaler:
             set_scaler(self.module, self.task.capacity)
         return self.objective.output(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from fedwidth.core.submodel import state_of
 from fedwidth.data import Data
 from fedwidth.data.records import moved
 from fedwidth.data.trees import mapped
+from fedwidth.errors import UpdateError
 from fedwidth.objectives import call
-from fedwidth.plan.isolation import untouched
+from fedwidth.plan.isolation import Attributes, untouched
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import tensors_of
 
@@ -30,6 +32,52 @@ def make_skeleton(part: Part, model: nn.Module, plan: Plan, *, device: torch.dev
     if channels_last:
         made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return made
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A module in which sub-models take turns, and how it was before the first."""
+
+    module: nn.Module
+    attributes: Attributes
+    buffers: Buffers
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Skeleton:
+        """A module that nobody has trained in yet."""
+        return cls(module, Attributes(module), Buffers(module))
+
+
+class Buffers:
+    """The buffers of a module: where its code puts another tensor in place of one, that is to be its value.
+
+    So `self.mean = 0.9 * self.mean + …` in a forward pass does what `self.mean.mul_(0.9).add_(…)` does.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._all = [
+            (owner._buffers, name, buffer)
+            for owner in module.modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is not None
+        ]
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Write the tensors that were put in place of buffers into these, which are in their places again."""
+        replaced = [
+            (held, name, buffer, found.clone())  # it may be another's buffer, or a view of this one
+            for held, name, buffer in self._all
+            if (found := held.get(name)) is not buffer and found is not None
+        ]
+        for held, name, buffer, value in replaced:
+            if value.shape != buffer.shape:
+                raise UpdateError(
+                    f"training gave the buffer '{name}' the shape {list(value.shape)}: it must stay"
+                    f" {list(buffer.shape)}"
+                )
+            buffer.copy_(value)
+            held[name] = buffer
 
 
 def fill(module: nn.Module, sub: Mapping[str, Tensor]) -> dict[str, Tensor]:
