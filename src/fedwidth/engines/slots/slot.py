@@ -7,7 +7,6 @@ parameters are views of, instead of on a hundred tensors.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
@@ -29,14 +28,16 @@ from fedwidth.engines.flat.vectors import (
     trained_names,
 )
 from fedwidth.engines.memory import out_of_memory
+from fedwidth.engines.side_effects import side_effect
 from fedwidth.engines.slots.generators import drawing_from
 from fedwidth.engines.slots.narrowing import SlotPass
 from fedwidth.gpu import autocast
 from fedwidth.objectives import Objective
+from fedwidth.plan.isolation import Attributes
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.loss import loss_of
 from fedwidth.training.rule import Rule
-from fedwidth.training.skeletons import with_channels_last
+from fedwidth.training.skeletons import Buffers, with_channels_last
 from fedwidth.training.step import report_of, take_step
 
 Batches = Sequence[tuple[Tree, Tree]]
@@ -81,6 +82,8 @@ class Slot:
         self.client = SlotPass(self.module, absent, settings.mask, rule.options, capacity, objective, module)
         views = sub.views(self.flat)
         _make_views(module, views)
+        self._buffers = Buffers(module)
+        self._attributes = Attributes(module)
         self.others = {name: buffer for name, buffer in module.named_buffers() if name not in views}
         """The module's buffers of other dtypes, which are not in the vector."""
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -112,6 +115,8 @@ class Slot:
         steps: int = 1,
     ) -> None:
         """Begin with a client: its sub-model, the learning rate, the classes it lacks, the seed of its draws."""
+        if self.stream.cuda is None:  # captured steps run no code that could leave something in attributes
+            self._attributes.put_back()
         start_from(self.weights, flat, [sent] if sent else [])
         for name, value in (others or {}).items():
             self.others[name].copy_(value)
@@ -165,11 +170,10 @@ class Slot:
         try:
             with self._drawing():
                 self._step(inputs, targets)  # the first one may wait, to set things up
-                host = torch.random.get_rng_state(), random.getstate()
                 with no_waiting():
-                    self._step(inputs, targets)
-            if not torch.equal(torch.random.get_rng_state(), host[0]) or random.getstate() != host[1]:
-                return "it draws at random on the processor, which a captured step would not repeat"
+                    found = side_effect(self.module, lambda: self._step(inputs, targets))
+            if found is not None:
+                return f"{found}, which a captured step would not repeat"
             with self._drawing():
                 self._capture(inputs, targets)
             self.stream = self.stream.with_new_memory()  # the graph is gone, and another width may be tried
@@ -247,6 +251,7 @@ class Slot:
             torch._foreach_copy_(self.gradients, self._filled(found))
             self.loss_sum += loss.detach()
             take_step(self.weights, self.rule, self.settings, self.client.capacity)
+        self._buffers.settle()
 
     def _filled(self, found: Sequence[Tensor | None]) -> list[Tensor]:
         """Gradients with zeros for parameters the loss does not depend on, which then keep their values.

@@ -5,19 +5,23 @@ from __future__ import annotations
 import warnings
 
 import torch
+from torch import nn
 
 from fedwidth.core.part import Part
 from fedwidth.core.submodel import State, state_of
 from fedwidth.data.records import moved
 from fedwidth.data.trees import mapped
 from fedwidth.engines.memory import out_of_memory
+from fedwidth.engines.side_effects import side_effect
 from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding, loss_with
 from fedwidth.engines.stacks.layers import can_stack_layers, has_stacked_layers, stack_layers
 from fedwidth.gpu import autocast
 from fedwidth.importing import one_line
+from fedwidth.plan.isolation import untouched
 from fedwidth.plan.trace import tensors_of
 from fedwidth.training.client import Trainer
-from fedwidth.training.loss import Pass, with_rows
+from fedwidth.training.loss import Pass, loss_of, with_rows
+from fedwidth.training.skeletons import fill
 
 
 def try_stack(trainer: Trainer) -> str | None:
@@ -39,12 +43,37 @@ def try_stack_as(trainer: Trainer, *, channels_last: bool) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
+def _try_alone(trainer: Trainer, module: nn.Module, held: State) -> str | None:
+    """Let one model answer as it is; the reason why many cannot share what its passes draw or leave behind, or None."""
+    inputs = moved(trainer.data.example(), trainer.device)
+    targets = with_rows(trainer.rule, moved(trainer.data.example_targets(), trainer.device), {})
+    client = _pass_of(trainer, module)
+
+    def answer() -> None:
+        loss_of(trainer.rule, client, inputs, targets)
+
+    fill(module, held)
+    with untouched(module):
+        try:
+            answer()
+            found = side_effect(module, answer, buffers=True)
+        except Exception:  # a model may do anything in its forward pass; the stacked trial says what
+            return None
+    return None if found is None else f"{found}, and stacked clients take their steps together"
+
+
+def _pass_of(trainer: Trainer, module: nn.Module) -> Pass:
+    return Pass(module, None, "none", trainer.rule.options, 1.0, trainer.objective, module)
+
+
 def _try_part(trainer: Trainer, part: Part, state: State, *, channels_last: bool) -> str | None:
     """The same for what one client holds."""
     module = part.module(trainer.model, trainer.plan).to(trainer.device).train()
+    held = part.cut(state, trainer.plan)
+    if (reason := _try_alone(trainer, module, held)) is not None:
+        return reason
     if trainer.device.type == "cuda" and can_stack_layers(module):
         stack_layers(module, merge=True)
-    held = part.cut(state, trainer.plan)
     names = [name for name, tensor in module.named_parameters() if tensor.requires_grad]
     _, tied = tensors_of(module)
     twice = {name: torch.stack([held[name]] * 2) for name in held if name not in tied}
@@ -54,7 +83,7 @@ def _try_part(trainer: Trainer, part: Part, state: State, *, channels_last: bool
     x, y = (mapped(lambda tensor: torch.stack([tensor] * 2), tree) for tree in (inputs, targets))
     if channels_last:
         x = client_channels_last(x)
-    client = Pass(module, None, "none", trainer.rule.options, 1.0, trainer.objective, module)
+    client = _pass_of(trainer, module)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         ignore_restriding()

@@ -1,0 +1,51 @@
+"""What a step of a model does beside its arithmetic: found by taking one, as no model says so beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fedwidth.randomness import host_state
+
+
+def side_effect(module: nn.Module, step: Callable[[], object], *, buffers: bool = False) -> str | None:
+    """What a step draws or changes that an engine does not see, in words; None where there is no such thing.
+
+    Numbers, texts and plain tensors that its modules hold are looked at, and where asked their buffers. Take another
+    step before: what is only set in the first one does no harm.
+    """
+    torch_before, host_before = torch.random.get_rng_state(), host_state()
+    numbers, tensors, held = _numbers(module), _tensors(module), _buffers(module) if buffers else {}
+    step()
+    if not torch.equal(torch.random.get_rng_state(), torch_before) or host_state() != host_before:
+        return "it draws at random on the processor"
+    changed = [name for name, value in _numbers(module).items() if repr(numbers.get(name)) != repr(value)]  # NaN is NaN
+    changed += [name for name, (tensor, version) in tensors.items() if tensor._version != version]
+    now = dict(module.named_buffers(remove_duplicate=False))
+    for name, (buffer, version, value) in held.items():
+        found = now.get(name)
+        if found is None or buffer._version != version or not torch.equal(found, value):
+            changed.append(name)
+    return f"its '{changed[0]}' changes in every step" if changed else None
+
+
+def _numbers(module: nn.Module) -> dict[str, int | float | complex | str]:
+    return {name: value for name, value in _attributes(module) if isinstance(value, int | float | complex | str)}
+
+
+def _tensors(module: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Those that are neither parameters nor buffers, each with its version, which grows where it is written to."""
+    held = {name: value for name, value in _attributes(module) if isinstance(value, Tensor)}
+    return {name: (value, value._version) for name, value in held.items() if not value.is_inference()}
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
+    for name, each in module.named_modules():
+        yield from ((f"{name}.{key}".lstrip("."), value) for key, value in vars(each).items())
+
+
+def _buffers(module: nn.Module) -> dict[str, tuple[Tensor, int, Tensor]]:
+    """Each with its version and its value."""
+    return {name: (each, each._version, each.clone()) for name, each in module.named_buffers(remove_duplicate=False)}
