@@ -13,7 +13,6 @@ from engine_models import (
     DrawsInNumpy,
     DrawsInPython,
     Grows,
-    Plain,
     Scales,
     ScalesInPlace,
     Steps,
@@ -21,7 +20,6 @@ from engine_models import (
     StepsInTensor,
     own,
 )
-from fedwidth.engines.side_effects import side_effect
 from fedwidth.errors import FellBack, UpdateError
 from fedwidth.settings import DeviceSettings, TrainingSettings
 from small_runs import same
@@ -114,19 +112,3 @@ def test_a_model_that_writes_into_its_inputs_leaves_the_data_alone(engine):
     for split in ("train", "test"):
         assert torch.equal(getattr(begun.data, split).inputs, getattr(fresh, split).inputs)
     agree(found, expected)
-
-
-def test_what_is_set_once_or_stays_the_same_is_no_side_effect():
-    module = Plain()
-    module.nothing = float("nan")
-
-    def step():
-        module.last = torch.rand(2, generator=torch.Generator())
-        module.table, module.widths = torch.zeros(3), [8]
-
-    module.register_buffer("table", torch.ones(3))
-    step()
-    assert side_effect(module, step, buffers=True) is None
-    assert side_effect(module, lambda: module.table.add_(1), buffers=True) == "its 'table' changes in every step"
-    assert side_effect(module, lambda: module.table.add_(1)) is None
-    assert side_effect(module, lambda: torch.rand(2)) == "it draws at random on the processor"

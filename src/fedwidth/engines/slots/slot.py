@@ -28,12 +28,12 @@ from fedwidth.engines.flat.vectors import (
     trained_names,
 )
 from fedwidth.engines.memory import out_of_memory
-from fedwidth.engines.side_effects import side_effect
 from fedwidth.engines.slots.generators import drawing_from
 from fedwidth.engines.slots.narrowing import SlotPass
 from fedwidth.gpu import autocast
 from fedwidth.objectives import Objective
 from fedwidth.plan.isolation import Attributes
+from fedwidth.plan.watching.side_effects import side_effect
 from fedwidth.settings import TrainingSettings
 from fedwidth.training.loss import loss_of
 from fedwidth.training.rule import Rule

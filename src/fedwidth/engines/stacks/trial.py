@@ -12,13 +12,13 @@ from fedwidth.core.submodel import State, state_of
 from fedwidth.data.records import moved
 from fedwidth.data.trees import mapped
 from fedwidth.engines.memory import out_of_memory
-from fedwidth.engines.side_effects import side_effect
 from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding, loss_with
 from fedwidth.engines.stacks.layers import can_stack_layers, has_stacked_layers, stack_layers
 from fedwidth.gpu import autocast
 from fedwidth.importing import one_line
 from fedwidth.plan.isolation import untouched
 from fedwidth.plan.trace import tensors_of
+from fedwidth.plan.watching.side_effects import side_effect
 from fedwidth.training.client import Trainer
 from fedwidth.training.loss import Pass, loss_of, with_rows
 from fedwidth.training.skeletons import fill

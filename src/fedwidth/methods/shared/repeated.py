@@ -9,11 +9,12 @@ capture.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,6 +22,8 @@ from torch.optim import Optimizer
 from fedwidth.capture import GraphStream, capture_graph, no_waiting
 from fedwidth.data.trees import Tree, copy_into, mapped, shapes
 from fedwidth.methods.definition import Closing
+from fedwidth.plan.isolation import Attributes
+from fedwidth.plan.watching.side_effects import side_effect
 
 MAX_GRAPHS = 8
 """Shapes of batches whose steps are captured; steps of others are taken as they are."""
@@ -128,24 +131,29 @@ class Repeated:
         assert self.graphs.stream.cuda is not None
         device = self.graphs.stream.cuda.device
         moments = [value for known in self.optimiser.state.values() for value in known.values()]
-        held = [*self.network.parameters(), *self.network.buffers(), *(m for m in moments if isinstance(m, Tensor))]
+        buffers = list(self.network.buffers())
+        held = [*self.network.parameters(), *buffers, *(m for m in moments if isinstance(m, Tensor))]
         before = [tensor.detach().clone() for tensor in held]
-        drawn, host, python = torch.cuda.get_rng_state(device), torch.random.get_rng_state(), random.getstate()
+        attributes, drawn = Attributes(self.network), torch.cuda.get_rng_state(device)
+        host, python, numpy = torch.random.get_rng_state(), random.getstate(), np.random.get_state()
+        results: list[Tensor] = []
         try:
             with no_waiting():
-                result = self._take(batch)
+                found = side_effect(self.network, lambda: results.append(self._take(batch)))
         except Exception:  # a model may do anything in its forward pass
             self.captures = False
         else:
-            # What is drawn on the processor a captured step would not draw again.
-            self.captures = torch.equal(torch.random.get_rng_state(), host) and random.getstate() == python
-            return result
+            # A captured step would neither draw on the processor again, nor count, nor read what replaced a buffer.
+            self.captures = found is None and _same(buffers, list(self.network.buffers()))
+            return results[0]
+        attributes.put_back()
         with torch.no_grad():
             for tensor, value in zip(held, before, strict=True):
                 tensor.copy_(value)
         torch.cuda.set_rng_state(drawn, device)
         torch.random.set_rng_state(host)
         random.setstate(python)
+        np.random.set_state(numpy)
         return self._take(batch)
 
     def _capture(self, kind: Hashable, batch: tuple[Tree, ...]) -> bool:
@@ -159,3 +167,7 @@ class Repeated:
             return False
         self._captured[kind] = Captured(held, graph, results[0])
         return True
+
+
+def _same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return [id(tensor) for tensor in some] == [id(tensor) for tensor in others]
