@@ -15,23 +15,26 @@ from reproduction.pairs import FEW_SEEDS, OUTCOMES, count_corrected, count_outco
 
 def total_text(tables: Mapping[str, Sequence[Cell]], left: str) -> str:
     """A list: how many published accuracies were run, how many agree, and what is `left` to run."""
-    numbered = [cell for cells in tables.values() for cell in cells if cell.paper.number is not None]
-    # Two readings of one published table share the cells in which they do not differ.
-    published = list({(cell.key, cell.paper.table): cell for cell in numbered}.values())
-    run = [cell for cell in published if cell.records]
+    published: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in (cell for cells in tables.values() for cell in cells if cell.paper.number is not None):
+        published.setdefault((cell.paper.table, cell.run.label, cell.paper.number), []).append(cell)
+    answered = [found for cells in published.values() if (found := [cell for cell in cells if cell.records])]
+    run = [cell for cells in answered for cell in cells]
     trained = {name_trained(record) for cell in run for record in cell.records}
+    several = sum(len({cell.key for cell in cells}) > 1 for cells in answered)
     lines = [
-        f"- {len(run)} of {len(published)} cells with a published accuracy have been run with at least one seed,"
-        f" {sum(len(cell.records) > 2 for cell in run)} with three or more. For them {plural(len(trained), 'run')}"
-        " were trained: some answer to more than one cell."
+        f"- {len(answered)} of {len(published)} published accuracies have been run with at least one seed,"
+        f" {sum(any(len(cell.records) > 2 for cell in cells) for cells in answered)} with three or more, {several} of"
+        f" them in more than one reading of the paper. For them {plural(len(trained), 'run')} were trained: some answer"
+        " to more than one number."
     ]
     if run:
         once = count_once(run)
         counts = Counter(cell.agreement for cell in once)
         lines.append(
-            f"- With every run counted once they are {plural(len(once), 'cell')}: {counts[AGREES]} agree with the"
-            f" published accuracy to within {MARGIN:g} point (or its spread, where that is larger), {counts[ABOVE]} are"
-            f" above it and {counts[BELOW]} below."
+            f"- With every run counted once, and every reading by itself, they are {plural(len(once), 'cell')}:"
+            f" {counts[AGREES]} agree with the published accuracy to within {MARGIN:g} point (or its spread, where that"
+            f" is larger), {counts[ABOVE]} are above it and {counts[BELOW]} below."
         )
     lines.append(f"- To have one seed of every run, there remain {left} ([details](#what-remains)).")
     return "\n".join(lines)

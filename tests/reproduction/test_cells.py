@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from reproduction.cells import ABOVE, AGREES, BELOW, Cell, count_once
+from reproduction.summary import total_text
 
 from fedwidth.config.recipe import Paper, Variant
 from recorded_runs import cell, record
@@ -27,6 +28,15 @@ def test_a_run_that_answers_to_several_cells_is_counted_once():
     assert len(count_once([first, replace(other, records=renamed)])) == 2
     copies = tuple(replace(record, same_as=f"table run, seed {record.seed}") for record in renamed)
     assert count_once([first, replace(other, records=copies)]) == [first], "trained as the first one"
+
+
+def test_a_printed_number_with_two_readings_is_one_published_accuracy():
+    first, other = cell("fedrolex", 70.0, 60.0, 61.0), cell("heterofl", 65.0, 60.0)
+    faster = replace(first.run, settings=small("training.lr=0.5"))
+    text = total_text({"table": [first, other, cell("unrun", 60.0)], "again": [replace(first, run=faster)]}, "nothing")
+    assert "- 2 of 3 published accuracies have been run" in text
+    assert ", 1 of them in more than one reading of the paper." in text
+    assert "1 of them" not in total_text({"table": [first], "same": [first]}, "nothing")
 
 
 def test_the_best_round_answers_where_the_paper_reports_it():

@@ -30,7 +30,7 @@ def test_the_first_screen_says_it_all():
     for said in (
         "| published | here | seeds | so |",
         "95 % interval",
-        "cells with a published accuracy",
+        "published accuracies have been run",
         "On this page: ",
     ):
         assert said in screen
@@ -67,7 +67,7 @@ def test_without_any_runs_the_command_writes_a_page_that_says_so_and_the_figure_
     page.parent.mkdir()
     assert main(["--results", str(tmp_path), "--out", str(page)]) == 0
     text = page.read_text()
-    assert re.search(r"- 0 of \d{4} cells with a published accuracy", text)
+    assert re.search(r"- 0 of \d{4} published accuracies have been run", text)
     assert "| `thesis/table3-1` | 125 | 125 | not known |" in text
     assert "no time is known yet" in text
     assert "about 0 s" not in text
