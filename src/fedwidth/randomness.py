@@ -74,6 +74,11 @@ def seed_all(seed: int, device: torch.device | None = None) -> None:
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` also visits devices that are not in use
     else:
         torch.manual_seed(seed)
+    seed_host(seed)
+
+
+def seed_host(seed: int) -> None:
+    """Seed the generators of Python and NumPy."""
     random.seed(seed)
     np.random.seed((seed + 1) % 2**32)  # NumPy's generator is PyTorch's: from one seed both would draw the same
 

@@ -360,7 +360,9 @@ class TestOutputFolder:
             (tmp_path / name).mkdir()
             (tmp_path / name / "summary.json").write_text('{"mine": 1}')
         assert run_command(["run", recipe, "--out", "out", "--overwrite", *more]) == 2
-        assert "none was in out: its summary.json is of something else; give another --out" in one_line(capsys)
+        assert "out has summary.json and neither the lock nor the weights of one: give another --out" in one_line(
+            capsys
+        )
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["seed-9", "summary.json"]
         (tmp_path / "out" / "summary.json").unlink()
         for _ in range(2):

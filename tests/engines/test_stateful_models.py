@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from engine_models import (
     own,
 )
 from fedwidth.errors import FellBack, UpdateError
-from fedwidth.settings import DeviceSettings, TrainingSettings
+from fedwidth.experiment import Experiment
+from fedwidth.run.lockstep import run_in_lockstep
+from fedwidth.settings import DataSettings, DeviceSettings, MethodSettings, TrainingSettings
 from small_runs import same
 
 ENGINES = ["serial", "processes", "cuda", "vectorised", "auto"]
@@ -75,6 +78,23 @@ def test_every_client_begins_and_draws_alike(model, engine):
     else:
         for workers in (1, 2) if engine == "processes" else (0,):
             agree(run(model, engine, workers=workers), expected)
+
+
+def test_slots_leave_nothing_behind_in_narrower_models():
+    states = [
+        run(StepsInAttribute, engine, method=MethodSettings("fjord"), data=DataSettings(clients=8)).server.state
+        for engine in ("serial", "cuda")
+    ]
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [DrawsInPython, DrawsInNumpy])
+def test_runs_that_draw_are_evaluated_in_a_pack_as_alone(model, tmp_path):
+    alone, begun = run(model, "cuda"), started(model, "cuda")
+    other = Experiment(replace(begun.settings, seed=5), model=begun.model, data=begun.data)
+    packed = run_in_lockstep([begun, other], [tmp_path / "a", tmp_path / "b"])
+    assert packed[0].summary["global_loss"] == alone.summary["global_loss"]
 
 
 @pytest.mark.parametrize(

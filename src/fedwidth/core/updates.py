@@ -116,8 +116,8 @@ def not_finite(tensors: State) -> str | None:
 def check_made(made: Mapping[str, State]) -> None:
     """Refuse a state with a value that is not finite, in the name of who made the first one.
 
-    `made` has, by who made it, each state that the one after it was made of. Where all is well only the last is looked
-    at.
+    `made` has the states in the order in which they were made, by who made each. Where all is well only the last is
+    looked at.
     """
     *_, last = made.values()
     if not_finite(last) is None:

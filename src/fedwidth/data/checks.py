@@ -146,12 +146,14 @@ def check_partition(partition: Partition, data: Data) -> None:
 
 def _check_labels(labels: object, there: object) -> None:
     """The partition may do without labels, but must not have others; those that are read as needed are not compared."""
-    if isinstance(labels, Tensor) and isinstance(there, Tensor) and labels.numel():
-        if labels.shape == there.shape and bool((labels.cpu() == there.cpu()).all()):
-            return
-        raise DataError(
-            "the partition has other labels than the training samples of the data: make it of the same data"
-        )
+    if isinstance(labels, Tensor) and isinstance(there, Tensor) and labels.numel() and there.numel():
+        if labels.shape != there.shape:
+            shapes = f"{list(labels.shape)}, those of the data {list(there.shape)}"
+            raise DataError(f"the labels of the partition have the shape {shapes}: they must be alike")
+        if not bool((labels.cpu() == there.cpu()).all()):
+            raise DataError(
+                "the partition has other labels than the training samples of the data: make it of the same data"
+            )
 
 
 def _check_samples(which: str, shared: int | None, there: int) -> None:

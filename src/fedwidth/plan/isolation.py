@@ -59,9 +59,10 @@ class Attributes:
                 container.clear()
         for container, content in self._contents:
             _refill(container, content)
-        for tensor, version, value in self._tensors:
+        for place, (tensor, version, value) in enumerate(self._tensors):
             if tensor._version != version:  # somebody has written into it
                 tensor.copy_(value)
+                self._tensors[place] = tensor, tensor._version, value
 
 
 def _refill(container: Any, content: Any) -> None:

@@ -79,7 +79,7 @@ def check_folder(
     except OSError as error:
         raise OptionError(f"cannot use {folder} as output folder: {error.strerror or error}") from error
     if overwrite:
-        check_own(folder, words)
+        check_left_by_run(folder, words)
     if (folder / LOCK).exists():
         with locked(folder):  # one that is being written to is refused here already
             pass
@@ -95,18 +95,18 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in FILES)
 
 
-def is_own(folder: Path) -> bool:
+def left_by_run(folder: Path) -> bool:
     """Whether a run of fedwidth has been in the folder: it leaves its lock there, or at least its weights."""
     return any((folder / name).exists() for name in (LOCK, GROUP_LOCK, NAME, MODELS))
 
 
-def check_own(folder: Path, words: tuple[str, str, str] = COMMAND) -> None:
+def check_left_by_run(folder: Path, words: tuple[str, str, str] = COMMAND) -> None:
     """Refuse to replace files that have the names of a run's but are some other program's."""
-    if not is_own(folder) and (there := [name for name in FILES if (folder / name).exists()]):
+    if not left_by_run(folder) and (there := [name for name in FILES if (folder / name).exists()]):
         _, replace, out = words
         raise OptionError(
-            f"{replace} replaces a run of fedwidth, and none was in {folder}: its {there[0]} is of something else;"
-            f" give another {out}, or remove it"
+            f"{replace} replaces a run of fedwidth, but {folder} has {there[0]} and neither the lock nor the weights of"
+            f" one: give another {out}, or remove {there[0]} yourself"
         )
 
 
@@ -139,7 +139,7 @@ def clear_folder(folder: Path) -> None:
     """Remove a previous run's files, those of its seeds and of the runs it was compared with, and nothing else."""
     _remove_files(folder)
     for inner in (*folder.glob("compare/*/seed-*"), *folder.glob("compare/*"), *folder.glob("seed-*")):
-        if not inner.is_symlink() and is_own(inner) and holds_run(inner):
+        if not inner.is_symlink() and left_by_run(inner) and holds_run(inner):
             with locked(inner):  # refuses where another process is writing
                 _remove_files(inner)
                 with contextlib.suppress(PermissionError):  # Windows removes no open file

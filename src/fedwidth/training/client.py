@@ -260,7 +260,7 @@ class Trainer:
         return self._skeleton(part).module.train()
 
     def fresh(self, part: Part) -> nn.Module:
-        """The same for a client that begins with it: without what others have left in its attributes."""
+        """The module of a part's size for a client that begins: without what others have left in its attributes."""
         self._skeleton(part).attributes.put_back()
         return self.skeleton(part)
 

@@ -232,7 +232,7 @@ class Rounds:
         )
         closed = self.method.finish(closing) if average is None else dict(average)
         # Averages of what is finite are finite. All else is looked at, and makes a device wait.
-        surely = closed if self.method.close is None and average is None and averaging is None else None
+        known_finite = closed if self.method.close is None and average is None and averaging is None else None
         memory = self.method.remember(closing)
         if knows_single:
             over = self.method.adapters or HOLDERS
@@ -258,7 +258,7 @@ class Rounds:
             ),
         )
         after = server.advance(closed, memory, settings, self.plan.parameters, norms)
-        if after.state is not surely:
+        if after.state is not known_finite:
             made = "averaging" if self.method.close is None else f"close of {self.method.name}"
             step = f"the server's step (server.optimiser = {settings.optimiser}, server.lr = {settings.lr:g})"
             check_made(

@@ -15,7 +15,7 @@ from fedwidth.config.method_settings import method_of
 from fedwidth.devices.capacity import Capacities
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.run.cache import Cache
-from fedwidth.run.folder import CONFIG, check_folder, check_own, holds_run
+from fedwidth.run.folder import CONFIG, check_folder, check_left_by_run, holds_run
 from fedwidth.run.weights.warm_start import read_weights
 from fedwidth.settings import Settings
 
@@ -62,7 +62,7 @@ def check_folders(runs: Sequence[PlannedRun], folder: Path, *, resume: bool, ove
     for run in runs:
         check_folder(run.folder, run.settings, resume=resume, overwrite=overwrite)
     if overwrite:
-        check_own(folder)
+        check_left_by_run(folder)
     if folder in own or overwrite:
         return
     if (folder / CONFIG).exists() or (not resume and holds_run(folder)):

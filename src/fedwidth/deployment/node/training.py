@@ -24,6 +24,7 @@ from fedwidth.errors import OptionError, SecureError
 from fedwidth.methods import Task
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
+from fedwidth.randomness import host_kept
 from fedwidth.settings import Settings
 from fedwidth.training.allocator import give_back_memory
 from fedwidth.training.client import Trained, Trainer
@@ -136,7 +137,8 @@ def _train(
     sent |= dict(zip(facts.get("numbers", ()), facts.get("values", ()), strict=True))
     own = {name: tensor for name, tensor in found.items() if not name.startswith(f"{SENT}/")}
     sub = with_tied(own, trainer.plan.tied)
-    return task, sub, trainer.train(sub, task, int(facts["round"]), sent)
+    with host_kept():  # what the rest of the process draws is not for others to know
+        return task, sub, trainer.train(sub, task, int(facts["round"]), sent)
 
 
 @lru_cache(maxsize=2)

@@ -11,6 +11,7 @@ from torch import nn
 from fedwidth.core.index import Index
 from fedwidth.core.part import Part
 from fedwidth.models import fuse_norms, set_scaler
+from fedwidth.plan.isolation import Attributes
 from fedwidth.training.client import Trainer
 from fedwidth.training.loss import Pass
 from fedwidth.training.narrower import Narrower, narrower_index
@@ -23,6 +24,8 @@ class SlotPass(Pass):
     _narrower: dict[float, Narrower] = field(default_factory=dict)
     _places: dict[float, tuple[str, str]] = field(default_factory=dict)
     """Which sub-model each of them is, and in which it lies."""
+    _attributes: dict[float, Attributes] = field(default_factory=dict)
+    """How their modules were before the first client."""
 
     def place(self, trainer: Trainer, part: Part, round: int, widths: Iterable[float]) -> None:
         """Let the narrower sub-models of these widths lie in the client's part as they do in this round."""
@@ -33,9 +36,16 @@ class SlotPass(Pass):
             if width not in self._narrower:
                 module = _module(trainer, inner, width)
                 self._narrower[width] = Narrower(module, inner, outer, trainer.device)
+                self._attributes[width] = Attributes(module)
             elif self._places[width] != place:
                 self._narrower[width].move(inner, outer)
+            if trainer.device.type == "cpu":  # captured steps run no code that could leave something in attributes
+                self._attributes[width].put_back()
             self._places[width] = place
+
+    def running(self, width: float) -> nn.Module:
+        """The module whose code a step of this width runs."""
+        return self._narrower[width].module if width in self._narrower else self.module
 
     def narrower(self, width: float, inputs: Any) -> Any:
         """Forward through the sub-model of this width: its weights are slices of the client's."""

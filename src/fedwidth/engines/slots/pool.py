@@ -28,7 +28,7 @@ from fedwidth.engines.slots.making import channels_last, make_slot
 from fedwidth.engines.slots.slot import Kind, Slot
 from fedwidth.errors import UpdateError
 from fedwidth.methods import Task
-from fedwidth.randomness import seeded
+from fedwidth.randomness import host_kept, seed_host
 from fedwidth.training.client import Trainer, dropout_seed
 
 LAUNCH_THREADS = 10
@@ -142,7 +142,8 @@ class SlotPool:
             wave: Wave = []
             try:
                 wave.extend(self._assign_slots(flat_tasks))
-                return wave, self._train_wave(wave)
+                with host_kept():
+                    return wave, self._train_wave(wave)
             except Exception as error:
                 if not out_of_memory(error) or not self.can_shrink:
                     raise
@@ -250,8 +251,8 @@ class SlotPool:
         """Train a client, on a GPU in a thread of its own; returns what must be waited for."""
         if self._threads is not None:
             return [self._threads.submit(_train, flat_task, slot, batches, kinds)]
-        with seeded(_seed_of(flat_task)):  # on a GPU nothing draws on the processor: such models are not captured
-            _train(flat_task, slot, batches, kinds)
+        seed_host(_seed_of(flat_task))  # on a GPU nothing draws on the processor: such models are not captured
+        _train(flat_task, slot, batches, kinds)
         return []
 
     def _join(self, wave: Wave) -> None:

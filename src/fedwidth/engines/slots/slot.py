@@ -171,7 +171,7 @@ class Slot:
             with self._drawing():
                 self._step(inputs, targets)  # the first one may wait, to set things up
                 with no_waiting():
-                    found = side_effect(self.module, lambda: self._step(inputs, targets))
+                    found = side_effect(self.client.running(width), lambda: self._step(inputs, targets))
             if found is not None:
                 return f"{found}, which a captured step would not repeat"
             with self._drawing():

@@ -7,14 +7,19 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from fedwidth.plan.isolation import CONTAINERS
 from fedwidth.randomness import host_state
+
+KEPT_BY_PYTORCH = frozenset(vars(nn.Module()))
+"""What every module has: its parameters, buffers, modules and hooks."""
 
 
 def side_effect(module: nn.Module, step: Callable[[], object], *, buffers: bool = False) -> str | None:
     """What a step draws or changes that an engine does not see, in words; None where there is no such thing.
 
-    Numbers, texts and plain tensors that its modules hold are looked at, and where asked their buffers. Take another
-    step before: what is only set in the first one does no harm.
+    Numbers, texts and plain tensors that its modules hold are looked at, also in lists and dictionaries but not in
+    other objects, and where asked their buffers. Take another step before: what is only set in the first one does no
+    harm.
     """
     torch_before, host_before = torch.random.get_rng_state(), host_state()
     numbers, tensors, held = _numbers(module), _tensors(module), _buffers(module) if buffers else {}
@@ -43,7 +48,13 @@ def _tensors(module: nn.Module) -> dict[str, tuple[Tensor, int]]:
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
     for name, each in module.named_modules():
-        yield from ((f"{name}.{key}".lstrip("."), value) for key, value in vars(each).items())
+        for key, value in vars(each).items():
+            path = f"{name}.{key}".lstrip(".")
+            yield path, value
+            if type(value) in CONTAINERS and key not in KEPT_BY_PYTORCH:
+                yield f"len({path})", len(value)
+                inside = value.items() if isinstance(value, dict) else enumerate(value) if type(value) is list else ()
+                yield from ((f"{path}[{place!r}]", held) for place, held in inside)
 
 
 def _buffers(module: nn.Module) -> dict[str, tuple[Tensor, int, Tensor]]:

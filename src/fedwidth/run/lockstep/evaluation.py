@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from fedwidth.data import Partition
+from fedwidth.data.records import moved
 from fedwidth.evaluation.evaluator import Measured
 from fedwidth.evaluation.packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Experiment
 from fedwidth.models.static_norm import norms_of
+from fedwidth.objectives import call
+from fedwidth.plan.isolation import set_mode, untouched
+from fedwidth.plan.watching.side_effects import side_effect
 from fedwidth.run.recorder import Recorder
 from fedwidth.training.server.state import Server
 
@@ -24,7 +28,7 @@ class LockstepEvaluation:
         first = experiments[0]
         mask, self.tied = first.settings.training.mask, first.plan.tied
         packed = PackedEvaluation(first.model, first.data, mask=mask, objective=first.objective)
-        self.packed = None if norms_of(first.model) else packed
+        self.packed = None if norms_of(first.model) or _draws(first) else packed
 
     def measure(self, ended: Sequence[tuple[Recorder, Server]]) -> list[Measured | None]:
         """What is measured after a round of every run; None where it is not evaluated."""
@@ -84,6 +88,15 @@ class LockstepEvaluation:
         own = {kind: found[kind, key, id(server.state)] for kind, key in _kinds(experiment)}
         local = own.pop("local", None)
         return experiment.evaluator.describe(server, own, local, before=recorder.server)  # which has not moved on yet
+
+
+def _draws(experiment: Experiment) -> bool:
+    """Whether the model draws or counts while it answers: one answer for several runs is not that of each alone."""
+    model, inputs = experiment.model, moved(experiment.data.example(), experiment.evaluator.device)
+    with untouched(model), torch.no_grad():
+        set_mode(model, training=False)
+        call(model, inputs)
+        return side_effect(model, lambda: call(model, inputs)) is not None
 
 
 def _kinds(experiment: Experiment) -> list[tuple[str, int]]:

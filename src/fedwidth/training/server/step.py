@@ -50,7 +50,7 @@ def take_step(
     moments: Mapping[str, Tensor],
     trained: Collection[str] | None,
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """The same for an aggregate that surely fits the old state."""
+    """As `server_step`, for an aggregate that is known to fit the old state."""
     rate = step_size(settings, round)
     if settings.optimiser == "plain" and rate == 1.0:
         return aggregate, moments
