@@ -63,6 +63,10 @@ NOTHING = Shares.of([], 1), Y
             "the partition has training samples from 0 to 60, but those of the data are numbered from 0 to 59",
         ),
         ({"partition": by_hand(range(60), (Y + 1) % 3)}, "the partition has other labels than the training samples"),
+        (
+            {"partition": by_hand(range(60), Y[:, None])},
+            r"the labels of the partition have the shape \[60, 1\], those of the data \[60\]",
+        ),
         ({"model": uncopied()}, "the model cannot be copied with copy.deepcopy: Only Tensors created explicitly"),
         ({"settings": {"rounds": 1}}, "settings must be fedwidth.settings.Settings, not a dict"),
         ({"settings": replace(SETTINGS, data="digits")}, r"settings.data must be DataSettings\(…\), not a str"),
