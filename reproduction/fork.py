@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from fedwidth.core.index import Index
 from fedwidth.core.selection import block, prefix
-from fedwidth.core.submodel import put, with_ties
 from fedwidth.methods.definition import ROUNDING, Beginning, Method, Moment, Option, is_share
 from fedwidth.methods.fedmosaic import block_width
-from fedwidth.methods.shared.tiles import width_option
+from fedwidth.methods.shared.tiles import width_option, zeroed_outside
 from fedwidth.plan.plan import Plan
 
 
@@ -44,18 +42,12 @@ def _held(plan: Plan, trunk: Mapping[str, int], head: Mapping[str, int], number:
 
 def start(beginning: Beginning) -> dict[str, Tensor]:
     """The first state, with every weight set to 0 that lies between two heads or that no device can hold."""
-    plan, state, options = beginning.plan, dict(beginning.state), beginning.options
+    plan, options = beginning.plan, beginning.options
     trunk = plan.counts(max(beginning.enrolled), options["rounding"])
     head = plan.counts(block_width(beginning), options["rounding"])
     blocks = max(group.size // head[name] for name, group in plan.groups.items())
     there = [_held(plan, trunk, head, number, options["trunk"]) for number in range(blocks)]
-    for name in plan.parameters:
-        if name not in plan.tied and any(index.sliced(name) for index in there):
-            held = torch.zeros_like(state[name], dtype=torch.bool)
-            for index in there:
-                put(held, held.new_ones(index.shapes[name]), index, name)
-            state[name] = state[name] * held
-    return with_ties(state, plan)
+    return zeroed_outside(beginning.state, plan, there)
 
 
 METHOD = Method(

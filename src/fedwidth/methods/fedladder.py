@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from fedwidth.core.index import Index
-from fedwidth.core.submodel import put, with_ties
 from fedwidth.methods.definition import ROUNDING, Beginning, Method, Moment, Need, Option
+from fedwidth.methods.shared.tiles import zeroed_outside
 from fedwidth.plan.plan import Plan
 
 WIDEST = 0.5
@@ -95,16 +95,9 @@ def steps_down(turn: int, descend: int, most: int) -> int:
 
 def start(beginning: Beginning) -> dict[str, Tensor]:
     """The first state, with every weight that belongs to no network set to 0."""
-    plan, state = beginning.plan, dict(beginning.state)
+    plan = beginning.plan
     there = networks(plan, widths_of(beginning.enrolled), beginning.options["rounding"])
-    for name in plan.parameters:
-        if name in plan.tied or not any(index.sliced(name) for index in there):
-            continue
-        held = torch.zeros_like(state[name], dtype=torch.bool)
-        for index in there:
-            put(held, held.new_ones(index.shapes[name]), index, name)
-        state[name] = state[name] * held
-    return with_ties(state, plan)
+    return zeroed_outside(beginning.state, plan, there)
 
 
 def _is_period(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Wide models made of narrow ones: what `fedtile` and `fedmosaic` share.
+"""Wide models made of narrow ones: what `fedtile`, `fedmosaic` and `fedladder` share.
 
 A width group of K units at a width of n units, n dividing K, is K/n blocks of n units each: unit u is number u mod n of
 block u div n.
@@ -7,12 +7,14 @@ block u div n.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedwidth.core.index import Index
+from fedwidth.core.submodel import put, with_ties
 from fedwidth.devices.capacity import parse_capacity
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.methods.definition import Option
@@ -94,3 +96,16 @@ def blocks_of(axis: Axis, counts: Mapping[str, int]) -> Tensor:
 def number_of_blocks(plan: Plan, axis: Axis, counts: Mapping[str, int]) -> int:
     """How many blocks a dimension consists of."""
     return math.gcd(*(plan.groups[group].size // counts[group] for group in groups_of(axis)))
+
+
+def zeroed_outside(state: Mapping[str, Tensor], plan: Plan, networks: Sequence[Index]) -> dict[str, Tensor]:
+    """A state in which every weight is 0 that lies in none of these sub-models."""
+    result = dict(state)
+    for name in plan.parameters:
+        if name in plan.tied or not any(index.sliced(name) for index in networks):
+            continue
+        held = torch.zeros_like(result[name], dtype=torch.bool)
+        for index in networks:
+            put(held, held.new_ones(index.shapes[name]), index, name)
+        result[name] = result[name] * held
+    return with_ties(result, plan)
