@@ -1,5 +1,6 @@
 """Packed runs on a GPU give what they give one by one. Skipped where there is none."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 from fedwidth.config.build import split_data
 from fedwidth.data import from_tensors
+from fedwidth.engines.packed.kept_pools import KeptPools
 from fedwidth.engines.stacks.stack import Stack
 from fedwidth.experiment import Experiment
 from fedwidth.models import build
@@ -99,10 +101,12 @@ def test_in_slots_bit_for_bit(model, data):
     devices = DeviceSettings("b1-c1", dynamic=True, per_round=6)
     runs = experiments(model, torch.float32, engine="cuda", slots=2, data=data, devices=devices)
     single = [run.run() for run in runs]
-    for run, one, other in zip(runs, single, run_in_lockstep(runs), strict=True):
+    with closing(KeptPools()) as pools:  # the second pack trains in the slots of the first
+        packed = [run_in_lockstep(runs, pools=pools), run_in_lockstep(runs[::-1], pools=pools)[::-1]]
+    for run, one, *others in zip(runs, single, *packed, strict=True):
         assert worst(run.first_state, one.server.state) > 0.001, "this run trains nothing"
-        assert same(one.server.state, other.server.state)
-        assert losses_of(one) == losses_of(other)
+        assert all(same(one.server.state, other.server.state) for other in others)
+        assert all(losses_of(one) == losses_of(other) for other in others)
 
 
 def losses_of(result):

@@ -347,7 +347,7 @@ def test_the_jobs_of_another_data_set_stand_behind_its_trials(tmp_path):
     places = {job.name: place for place, job in enumerate(jobs)}
     trials = max(place for name, place in places.items() if name.startswith("cifar100-tuning"))
     for mix in (*MIXES, CAP, "yardsticks"):
-        assert trials < places[f"cifar100-{mix}"] <= trials + len(MIXES) + 2
+        assert trials < places[f"cifar100-{mix}"] <= trials + len(MIXES) + 3, "FjORD has a job of its own"
         first, other = jobs[places[f"cifar10-{mix}"]], jobs[places[f"cifar100-{mix}"]]
         assert (other.only, other.seeds, other.packed) == (first.only, first.seeds, first.packed)
         assert other.recipes == tuple(recipe.replace("cifar10", "cifar100") for recipe in first.recipes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from fedwidth.analysis.wording import plural
 from fedwidth.config.build import find_device
 from fedwidth.engines import choose_engine
+from fedwidth.engines.packed.kept_pools import KeptPools
 from fedwidth.engines.packed.limits import why_not_pack
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment, Stopped
@@ -100,36 +102,38 @@ def run_all(
     settings = [run.settings for run in missing]
     alone = [[number] for number in range(len(missing))]
     waiting = deque(group_for_packing(settings, seeds_only=packed == SEEDS) if packed else alone)
-    while waiting and not should_stop():
-        numbers = waiting.popleft()
-        batch = [missing[number] for number in numbers]
-        experiments = [cache.experiment(run.settings) for run in batch]
-        together = packed is True or len(batch) > 1
-        if packed == SEEDS and together and (reason := _why_alone(experiments)) is not None:
-            say(f"{title_of(batch)}: one by one instead, as {reason}")
-            waiting.extendleft([number] for number in reversed(numbers))
-            del experiments
-            continue
-        engine, explained = name_engine(experiments, packed=together)
-        say(f"{title_of(batch)}: {explained}")
-        fallen: list[str] = []
-        make = partial(_record, engine=engine, fallen=fallen, commit=commit)
-        try:
-            with note_fallback(fallen):
-                records = _train(batch, experiments, make, packed=together, say=say, stop=should_stop)
-        except Stopped as stopped:
-            say(f"{title_of(batch)}: {stopped}; it goes on from there the next time")
-            for run in batch:
-                _record_unfinished(run, results, make)
-            break
-        except folders.InUse:
-            raise OptionError(
-                f"{title_of(batch)}: another process is at it in {batch[0].folder}; wait for it or give another --work"
-            ) from None
-        for run, record in zip(batch, records, strict=True):
-            append_record(results, record)
-            done[run.folder] = record
-        del experiments  # before the next ones are made: their models take memory on the device
+    with closing(KeptPools()) as pools:
+        while waiting and not should_stop():
+            numbers = waiting.popleft()
+            batch = [missing[number] for number in numbers]
+            experiments = [cache.experiment(run.settings) for run in batch]
+            together = packed is True or len(batch) > 1
+            if packed == SEEDS and together and (reason := _why_alone(experiments)) is not None:
+                say(f"{title_of(batch)}: one by one instead, as {reason}")
+                waiting.extendleft([number] for number in reversed(numbers))
+                del experiments
+                continue
+            engine, explained = name_engine(experiments, packed=together)
+            say(f"{title_of(batch)}: {explained}")
+            fallen: list[str] = []
+            make = partial(_record, engine=engine, fallen=fallen, commit=commit)
+            try:
+                with note_fallback(fallen):
+                    records = _train(batch, experiments, make, pools, packed=together, say=say, stop=should_stop)
+            except Stopped as stopped:
+                say(f"{title_of(batch)}: {stopped}; it goes on from there the next time")
+                for run in batch:
+                    _record_unfinished(run, results, make)
+                break
+            except folders.InUse:
+                raise OptionError(
+                    f"{title_of(batch)}: another process is at it in {batch[0].folder}; "
+                    "wait for it or give another --work"
+                ) from None
+            for run, record in zip(batch, records, strict=True):
+                append_record(results, record)
+                done[run.folder] = record
+            del experiments  # before the next ones are made: their models take memory on the device
     remaining = tuple(run for run in missing if run.folder not in done)
     seconds = count_seconds_left(remaining, results)
     say(f"{plural(len(done), 'run')} finished, {len(remaining)} remaining; {show_time_left(remaining, results)}")
@@ -164,16 +168,19 @@ def _train(
     runs: Sequence[TableRun],
     experiments: Sequence[Experiment],
     make: Callable[..., Record],
+    pools: KeptPools,
     *,
     packed: bool,
     say: Callable[[str], None],
     stop: Callable[[], bool],
 ) -> list[Record]:
-    """Train one run, or several as one batch, and make their records."""
+    """Train one run, or several as one batch, in slots that the batch before has left; and make their records."""
     report = make_reporter(runs, say)
     if packed:
-        results = run_in_lockstep(experiments, [run.folder for run in runs], resume=True, on_round=report, stop=stop)
+        places = [run.folder for run in runs]
+        results = run_in_lockstep(experiments, places, resume=True, on_round=report, stop=stop, pools=pools)
     else:
+        pools.close()
         results = [experiments[0].run(runs[0].folder, resume=True, on_round=lambda line: report(0, line), stop=stop)]
     firsts: dict[int, str] = {}
     records = []

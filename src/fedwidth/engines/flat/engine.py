@@ -148,6 +148,10 @@ class FlatEngine(Engine):
     def close(self) -> None:
         """Give the device's memory back."""
         self.pool.close()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all that lies on the device beside the pool."""
         self._prepared = None
         self.cutter.clear()
 

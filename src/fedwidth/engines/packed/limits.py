@@ -29,7 +29,7 @@ def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
     first = trainers[0]
     engine = choose_packed(first)
     for trainer in trainers:
-        reason = why_not_by_rule(trainer, engine) or _differs(first, trainer)
+        reason = why_not_by_rule(trainer, engine) or why_not_share_slots(first, trainer)
         if (single := why_single(trainer.settings)) is not None:
             reason = reason or f"{single}, which a pack does not keep"
         if trainer.rule.local.answers is not None:
@@ -51,8 +51,8 @@ def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
     return TRIALS[engine](first)
 
 
-def _differs(first: Trainer, other: Trainer) -> str | None:
-    """The difference that keeps two runs from sharing stacks or slots, or None."""
+def why_not_share_slots(first: Trainer, other: Trainer) -> str | None:
+    """The difference that keeps two runs from training in the same slots or stacks, or None."""
     for name in SHARED:
         if getattr(first.settings.training, name) != getattr(other.settings.training, name):
             return f"training.{name} differs"

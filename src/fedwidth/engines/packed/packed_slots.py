@@ -31,7 +31,8 @@ class PackedSlots:
 
     def __init__(self, trainers: Sequence[Trainer], layout: Layout, pool: SlotPool | None = None) -> None:
         self.pool = SlotPool(trainers[0]) if pool is None else pool
-        self.pool.per_size *= len(trainers)
+        self._lent = pool is not None
+        self.pool.per_size = trainers[0].settings.slots * len(trainers)
         layouts = Layouts(layout)
         self._engines = {
             id(trainer): FlatEngine(trainer, self.pool, layouts, averages_here=True) for trainer in trainers
@@ -48,9 +49,11 @@ class PackedSlots:
         return lambda: run_within_memory(self.pool, end)
 
     def close(self) -> None:
-        """Give the device's memory back."""
+        """Give the device's memory back; a pool that was lent stays with whoever lent it."""
         for engine in self._engines.values():
-            engine.close()
+            engine.forget()
+        if not self._lent:
+            self.pool.close()
 
     def _begin(self, rounds: Sequence[RunRound], coming: Coming) -> Begun:
         """Let a round of every run train with the slots there are."""

@@ -66,6 +66,8 @@ class SlotPool:
         """The largest number of slots of one size."""
         self.in_all = sys.maxsize
         """The largest number of slots; lowered where the device has no memory for one of each size."""
+        self.has_shrunk = False
+        """Whether the device had too little memory for what was asked for."""
         self._wanted = 1
         """The largest number of slots of one size that was asked for so far."""
         self._slots: dict[Size, list[Slot]] = {}
@@ -197,6 +199,7 @@ class SlotPool:
 
     def shrink(self) -> None:
         """Go on without batches gathered ahead; then with half the slots, of each size and at last of all together."""
+        self.has_shrunk = True
         if self.batches_ahead:
             free_memory(self.device, self.batches_ahead.stop)
             return

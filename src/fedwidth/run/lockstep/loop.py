@@ -19,6 +19,7 @@ import torch
 
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.packed.engine import PackedEngine
+from fedwidth.engines.packed.kept_pools import KeptPools
 from fedwidth.engines.packed.limits import check_pack
 from fedwidth.experiment import Experiment, Line, Result, Stopped
 from fedwidth.gpu import on_gpu
@@ -36,17 +37,21 @@ def run_in_lockstep(
     overwrite: bool = False,
     on_round: Callable[[int, Line], None] = lambda *_: None,
     stop: Callable[[], bool] = lambda: False,
+    pools: KeptPools | None = None,
 ) -> list[Result]:
     """Run all to their last round, as `Experiment.run` does each, training as one batch.
 
     They must have one model, one data set object and one way of training (on a GPU give the others the first one's
     `data`, which is there already, or make all with one `Cache`); seeds, methods, partitions, capacities,
     learning rates and numbers of rounds may differ. `on_round(number, line)` is called for every round of every run.
+    `pools` are slots that an earlier pack left, and that this one leaves to the next; whoever made them closes them.
     """
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         stack.enter_context(on_gpu(experiments[0].device))
+        if pools is None:
+            stack.callback((pools := KeptPools()).close)
         use_packed_engine(experiments)
         check_pack([experiment.trainer for experiment in experiments])
         recorders = [
@@ -54,11 +59,12 @@ def run_in_lockstep(
             for experiment, folder in zip(experiments, folders or [None] * len(experiments), strict=True)
         ]
         numbers = lanes_of(experiments)
-        if not _train(numbers, recorders, on_round, stop):
+        if not _train(numbers, recorders, pools, on_round, stop):
             warnings.warn(
                 f"out of memory on {experiments[0].device}: the runs of the pack go on in one lane", stacklevel=2
             )
-            _train([list(range(len(recorders)))], recorders, on_round, stop)
+            pools.close()
+            _train([list(range(len(recorders)))], recorders, pools, on_round, stop)
         if not all(recorder.ended for recorder in recorders):
             done = max(recorder.server.round for recorder in recorders)
             raise Stopped(f"stopped after round {done} of {experiments[0].settings.rounds}")
@@ -68,6 +74,7 @@ def run_in_lockstep(
 def _train(
     numbers: Sequence[Sequence[int]],
     recorders: Sequence[Recorder],
+    pools: KeptPools,
     on_round: Callable[[int, Line], None],
     stop: Callable[[], bool],
 ) -> bool:
@@ -75,20 +82,21 @@ def _train(
 
     Then the rounds that were under way are dropped. Nothing of them counts yet, so they can begin again.
     """
-    with ExitStack() as stack:
-        lanes = []
-        for lane in numbers:
-            mine = [recorders[number] for number in lane]
-            pack = PackedEngine([recorder.experiment.trainer for recorder in mine])
-            stack.callback(pack.close)
-            lanes.append(Lane(lane, mine, pack))
-        try:
+    try:
+        with ExitStack() as stack:
+            lanes = []
+            for lane in numbers:
+                mine = [recorders[number] for number in lane]
+                trainers = [recorder.experiment.trainer for recorder in mine]
+                pack = PackedEngine(trainers, slots=stack.enter_context(pools.lend(trainers)))
+                stack.callback(pack.close)
+                lanes.append(Lane(lane, mine, pack))
             _advance(lanes, on_round, stop)
-        except Exception as error:
-            if len(lanes) == 1 or not out_of_memory(error):
-                raise
-            return False
-        return True
+    except Exception as error:
+        if len(numbers) == 1 or not out_of_memory(error):
+            raise
+        return False
+    return True
 
 
 def _advance(lanes: Sequence[Lane], on_round: Callable[[int, Line], None], stop: Callable[[], bool]) -> None:
