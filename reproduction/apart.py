@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,21 @@ from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.evaluation.scores import score
 from fedwidth.files import write_whole
 from fedwidth.models.together import choose_together, together
+from fedwidth.reproduce.table_runs import without_root
 from fedwidth.run.cache import Cache
 from fedwidth.run.folder import CONFIG
 
 
 def measure(folders: Sequence[Path], device: torch.device) -> dict[str, Any]:
     """Accuracies in percent, of each model and of those together that validation samples choose."""
-    settings = [read_config(folder / CONFIG) for folder in folders]
+    for folder in folders:
+        if not (folder / "summary.json").exists():
+            raise OptionError(f"{folder} holds no finished run: it has no summary.json")
+    settings = [without_root(read_config(folder / CONFIG)) for folder in folders]
     first, cache = settings[0], Cache()
-    if any((each.seed, asdict(each.data)) != (first.seed, asdict(first.data)) for each in settings):
+    if any((each.seed, each.data) != (first.seed, first.data) for each in settings):
         raise OptionError("models answer together only where their runs have one seed and one split of one data set")
-    data, held = cache.data(first).to(device), cache.partition(first).validation
+    data, held = cache.data(read_config(folders[0] / CONFIG)).to(device), cache.partition(first).validation
     if not len(held):
         raise OptionError("the widths that answer together are chosen by validation samples: data.validation is 0")
     asked: dict[str, tuple[Split, Tensor | None]] = {"validation": (data.train, held), "test": (data.test, None)}
@@ -59,14 +62,26 @@ def measure(folders: Sequence[Path], device: torch.device) -> dict[str, Any]:
     }
 
 
-def main(out: str, *folders: str) -> None:
-    """Add one measurement to the list that a file holds."""
-    if len(folders) < 2:
-        raise OptionError("name at least two runs whose models are to answer together")
-    path = Path(out)
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+def main(*arguments: str) -> None:
+    """Add one measurement to the list that a file holds, which has each but once."""
+    if len(arguments) < 3:
+        raise OptionError("name a JSON file for the numbers, and at least two runs whose models are to answer together")
+    out, *folders = map(Path, arguments)
+    known = read_list(out)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    write_whole(path, json.dumps([*known, measure([Path(each) for each in folders], device)], indent=1) + "\n")
+    found = measure(folders, device)
+    write_whole(out, json.dumps([*(each for each in known if each != found), found], indent=1) + "\n")
+
+
+def read_list(path: Path) -> list[Any]:
+    """The measurements that a file holds; none where there is no file yet."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path} cannot be read as JSON ({error})") from None
+    if not isinstance(known, list):
+        raise OptionError(f"{path} must hold a list of measurements")
+    return known
 
 
 if __name__ == "__main__":

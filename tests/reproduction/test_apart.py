@@ -41,6 +41,27 @@ def test_measurements_gather_in_one_file(tmp_path):
     assert [each["seed"] for each in json.loads((tmp_path / "out.json").read_text())] == [1, 2]
 
 
+def test_what_was_measured_before_stands_once(tmp_path):
+    places = [str(tmp_path / name) for name in ("one", "other")]
+    for name in ("one", "other"):
+        trained(tmp_path / name, "rounds=1")
+    for _ in range(2):
+        main(str(tmp_path / "out.json"), *places)
+    assert len(json.loads((tmp_path / "out.json").read_text())) == 1
+
+
+def test_what_cannot_be_measured_is_said(tmp_path):
+    with pytest.raises(OptionError, match="name a JSON file for the numbers, and at least two runs"):
+        main()
+    trained(tmp_path / "one", "rounds=1")
+    (tmp_path / "one" / "summary.json").unlink()
+    with pytest.raises(OptionError, match="holds no finished run"):
+        main(str(tmp_path / "out.json"), *[str(tmp_path / "one")] * 2)
+    (tmp_path / "out.json").write_text("[")
+    with pytest.raises(OptionError, match=r"out\.json cannot be read as JSON"):
+        main(str(tmp_path / "out.json"), *[str(tmp_path / "one")] * 2)
+
+
 def test_runs_of_other_splits_do_not_answer_together(tmp_path):
     trained(tmp_path / "one", "rounds=1")
     trained(tmp_path / "other", "rounds=1", "seed=2")

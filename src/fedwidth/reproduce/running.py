@@ -108,6 +108,10 @@ def run_all(
             batch = [missing[number] for number in numbers]
             experiments = [cache.experiment(run.settings) for run in batch]
             together = packed is True or len(batch) > 1
+            if together:
+                pools.keep_for(experiments[0].trainer)
+            else:
+                pools.close()
             if packed == SEEDS and together and (reason := _why_alone(experiments)) is not None:
                 say(f"{title_of(batch)}: one by one instead, as {reason}")
                 waiting.extendleft([number] for number in reversed(numbers))
@@ -133,7 +137,7 @@ def run_all(
             for run, record in zip(batch, records, strict=True):
                 append_record(results, record)
                 done[run.folder] = record
-            del experiments  # before the next ones are made: their models take memory on the device
+            del experiments  # before the next ones are made: models take memory on the device
     remaining = tuple(run for run in missing if run.folder not in done)
     seconds = count_seconds_left(remaining, results)
     say(f"{plural(len(done), 'run')} finished, {len(remaining)} remaining; {show_time_left(remaining, results)}")
@@ -174,13 +178,12 @@ def _train(
     say: Callable[[str], None],
     stop: Callable[[], bool],
 ) -> list[Record]:
-    """Train one run, or several as one batch, in slots that the batch before has left; and make their records."""
+    """Train one run, or several as one batch (in slots that the one before has left), and make their records."""
     report = make_reporter(runs, say)
     if packed:
         places = [run.folder for run in runs]
         results = run_in_lockstep(experiments, places, resume=True, on_round=report, stop=stop, pools=pools)
     else:
-        pools.close()
         results = [experiments[0].run(runs[0].folder, resume=True, on_round=lambda line: report(0, line), stop=stop)]
     firsts: dict[int, str] = {}
     records = []

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import state_of
-from fedwidth.engines.choice import choose_packed
 from fedwidth.engines.flat.layout import FlatState, Layout
 from fedwidth.engines.packed.clients import Coming, RunRound, partition_digests
 from fedwidth.engines.packed.packed_slots import PackedSlots
@@ -43,16 +42,12 @@ class PackedEngine:
     def __init__(
         self, trainers: Sequence[Trainer], *, slots: SlotPool | None = None, stacks: StackPool | None = None
     ) -> None:
-        """The runs, which must go together (`limits.check_pack`), train in `slots` or `stacks`, whichever suits them.
-
-        Both are made here unless they are given.
-        """
+        """The runs, which must go together (`limits.check_pack`), train in `slots` where some are lent, and else in
+        `stacks`, which are made here unless they are given."""
         first = trainers[0]
         self.layout = Layout(first.plan, state_of(first.model), next(first.model.parameters()).dtype)
         self._trainer: PackedTrainer = (
-            PackedSlots(trainers, self.layout, slots)
-            if choose_packed(first) == "cuda"
-            else PackedStacks(trainers, self.layout, stacks)
+            PackedStacks(trainers, self.layout, stacks) if slots is None else PackedSlots(trainers, self.layout, slots)
         )
         partitions = partition_digests(trainers)
         self._shared = {id(trainer): _what_counts(trainer, partitions[id(trainer.partition)]) for trainer in trainers}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedwidth.engines.choice import choose_packed
-from fedwidth.engines.packed.limits import why_not_share_slots
+from fedwidth.engines.packed.limits import why_not_train_together
 from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.training.client import Trainer
 
@@ -21,16 +21,16 @@ class KeptPools:
         self._kept: list[SlotPool] = []
 
     @contextmanager
-    def lend(self, trainers: Sequence[Trainer]) -> Iterator[SlotPool | None]:
-        """A pool for the clients of these runs; None where they do not train in slots.
+    def lend(self, trainer: Trainer) -> Iterator[SlotPool | None]:
+        """A pool for the clients of runs that train as this one does; None where they do not train in slots.
 
         One that had to do with less memory, or whose training failed, is not kept.
         """
-        if choose_packed(trainers[0]) != "cuda":
-            self.close()
+        self.keep_for(trainer)
+        if choose_packed(trainer) != "cuda":
             yield None
             return
-        pool = self._take(trainers[0])
+        pool = self._kept.pop() if self._kept else SlotPool(trainer)
         try:
             yield pool
         except BaseException:
@@ -42,12 +42,13 @@ class KeptPools:
         else:
             self._kept.append(pool)
 
+    def keep_for(self, trainer: Trainer) -> None:
+        """Give the memory of all pools back that are of no use to a pack that trains as this run does."""
+        useful = choose_packed(trainer) == "cuda"
+        if self._kept and not (useful and why_not_train_together(self._kept[0].trainer, trainer) is None):
+            self.close()
+
     def close(self) -> None:
         """Give the memory of all pools back that are not lent."""
         while self._kept:
             self._kept.pop().close()
-
-    def _take(self, trainer: Trainer) -> SlotPool:
-        if self._kept and why_not_share_slots(self._kept[0].trainer, trainer) is not None:
-            self.close()
-        return self._kept.pop() if self._kept else SlotPool(trainer)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fedwidth.engines.choice import choose_packed
 from fedwidth.engines.limits import TRIALS, why_not_by_rule
 from fedwidth.errors import OptionError
+from fedwidth.plan.watching.side_effects import holds_alike
 from fedwidth.training.client import Trainer
 from fedwidth.training.server.single_updates import why_single
 
@@ -29,7 +30,7 @@ def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
     first = trainers[0]
     engine = choose_packed(first)
     for trainer in trainers:
-        reason = why_not_by_rule(trainer, engine) or why_not_share_slots(first, trainer)
+        reason = why_not_by_rule(trainer, engine) or why_not_train_together(first, trainer)
         if (single := why_single(trainer.settings)) is not None:
             reason = reason or f"{single}, which a pack does not keep"
         if trainer.rule.local.answers is not None:
@@ -51,8 +52,11 @@ def why_not_pack(trainers: Sequence[Trainer]) -> str | None:
     return TRIALS[engine](first)
 
 
-def why_not_share_slots(first: Trainer, other: Trainer) -> str | None:
-    """The difference that keeps two runs from training in the same slots or stacks, or None."""
+def why_not_train_together(first: Trainer, other: Trainer) -> str | None:
+    """The difference that keeps clients of two runs from training in the same slots or stacks, or None.
+
+    Their modules are made from one of the two runs' models, so that all but the weights must be the same in both.
+    """
     for name in SHARED:
         if getattr(first.settings.training, name) != getattr(other.settings.training, name):
             return f"training.{name} differs"
@@ -62,10 +66,16 @@ def why_not_share_slots(first: Trainer, other: Trainer) -> str | None:
         return "their clients train by different local rules"
     if first.plan.shapes != other.plan.shapes or str(first.model) != str(other.model):
         return "their models differ"
+    if (first.plan.axes, first.plan.attributes) != (other.plan.axes, other.plan.attributes):
+        return "their models are sliced differently"
+    if not holds_alike(first.model, other.model):
+        return "their models differ in what they hold beside weights"
     if first.data is not other.data:
         return "they do not share one data set in memory"
     if (first.device, first.settings.precision) != (other.device, other.settings.precision):
         return "they are on different devices or differ in precision"
+    if first.takes_channels_last != other.takes_channels_last:
+        return "their images are laid out differently"
     if first.settings.engine != other.settings.engine:
         return "their engines differ"
     return None

@@ -27,11 +27,10 @@ Begun = tuple[list[tuple[Cohorts, list[FlatTask]]], Iterator[FlatUpdate]]
 
 
 class PackedSlots:
-    """Trains a round of several runs in slots."""
+    """Trains a round of several runs in the slots of a pool, which stays with whoever lent it."""
 
-    def __init__(self, trainers: Sequence[Trainer], layout: Layout, pool: SlotPool | None = None) -> None:
-        self.pool = SlotPool(trainers[0]) if pool is None else pool
-        self._lent = pool is not None
+    def __init__(self, trainers: Sequence[Trainer], layout: Layout, pool: SlotPool) -> None:
+        self.pool = pool
         self.pool.per_size = trainers[0].settings.slots * len(trainers)
         layouts = Layouts(layout)
         self._engines = {
@@ -49,11 +48,9 @@ class PackedSlots:
         return lambda: run_within_memory(self.pool, end)
 
     def close(self) -> None:
-        """Give the device's memory back; a pool that was lent stays with whoever lent it."""
+        """Give the device's memory back, but for the pool's."""
         for engine in self._engines.values():
             engine.forget()
-        if not self._lent:
-            self.pool.close()
 
     def _begin(self, rounds: Sequence[RunRound], coming: Coming) -> Begun:
         """Let a round of every run train with the slots there are."""

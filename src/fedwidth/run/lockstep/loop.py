@@ -50,8 +50,9 @@ def run_in_lockstep(
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         stack.enter_context(on_gpu(experiments[0].device))
-        if pools is None:
-            stack.callback((pools := KeptPools()).close)
+        lent = KeptPools() if pools is None else pools
+        if lent is not pools:
+            stack.callback(lent.close)
         use_packed_engine(experiments)
         check_pack([experiment.trainer for experiment in experiments])
         recorders = [
@@ -59,12 +60,14 @@ def run_in_lockstep(
             for experiment, folder in zip(experiments, folders or [None] * len(experiments), strict=True)
         ]
         numbers = lanes_of(experiments)
-        if not _train(numbers, recorders, pools, on_round, stop):
+        if not _train(numbers, recorders, lent, on_round, stop):
             warnings.warn(
                 f"out of memory on {experiments[0].device}: the runs of the pack go on in one lane", stacklevel=2
             )
-            pools.close()
-            _train([list(range(len(recorders)))], recorders, pools, on_round, stop)
+            lent.close()
+            _train([list(range(len(recorders)))], recorders, lent, on_round, stop)
+        if lent is not pools:
+            lent.close()  # what follows needs memory, too
         if not all(recorder.ended for recorder in recorders):
             done = max(recorder.server.round for recorder in recorders)
             raise Stopped(f"stopped after round {done} of {experiments[0].settings.rounds}")
@@ -88,9 +91,10 @@ def _train(
             for lane in numbers:
                 mine = [recorders[number] for number in lane]
                 trainers = [recorder.experiment.trainer for recorder in mine]
-                pack = PackedEngine(trainers, slots=stack.enter_context(pools.lend(trainers)))
+                pack = PackedEngine(trainers, slots=stack.enter_context(pools.lend(trainers[0])))
                 stack.callback(pack.close)
                 lanes.append(Lane(lane, mine, pack))
+            pools.close()  # those that no lane of this pack has taken
             _advance(lanes, on_round, stop)
     except Exception as error:
         if len(numbers) == 1 or not out_of_memory(error):
