@@ -54,7 +54,7 @@ class Yardsticks:
             return [], [[] for _ in rows]
         corrected = iter(correct([gain.difference for gain in gains if gain]))
         said = [
-            f"{next(corrected)} over {gain.kind}{self._lacks(row, each)}" if gain else "–"
+            self._said(f"{next(corrected)} over {gain.kind}", row, each) if gain else "–"
             for row, each, gain in zip(rows, found, gains, strict=True)
         ]
         cells = [[over_seeds(each[kind].values()) if kind in each else "–" for kind in kinds] for each in found]
@@ -62,10 +62,10 @@ class Yardsticks:
             return kinds, cells
         return [*kinds, "gain"], [[*mine, gain] for mine, gain in zip(cells, said, strict=True)]
 
-    def _lacks(self, row: Measured, found: Mapping[str, Accuracies]) -> str:
-        """Which of the yardsticks to beat were not run: the gain over the best of all may be smaller."""
+    def _said(self, gain: str, row: Measured, found: Mapping[str, Accuracies]) -> str:
+        """A gain, and which of the yardsticks to beat were not run: over the best of all it may be smaller."""
         left = [kind for kind in yardsticks(row.settings) if kind in TO_BEAT and kind not in found]
-        return f"; {' and '.join(left)} not run" if left else ""
+        return f"at most {gain}; {' and '.join(left)} not run" if left else gain
 
     def _of(self, row: Measured) -> Mapping[str, Accuracies]:
         """The accuracies of a run's yardsticks, by kind, over the seeds of the run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from fedwidth.methods import methods
@@ -15,6 +15,7 @@ from reproduction.benchmark.standings import (
     MIXES,
     Accuracy,
     Standings,
+    best_part,
     chosen_accuracy,
     late_accuracy,
     part_accuracy,
@@ -33,6 +34,8 @@ from reproduction.markdown import folded
 
 MARK = re.compile(r"(<!-- made by `make results`: (?P<kind>\w+) of (?P<set>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOTHING = "Nothing has been run yet."
+PARTS = ("1", "0.5", "0.25", "0.125", "0.0625")
+"""The sub-models of a run that may have been measured, as shares of the server's model."""
 SETS = ("cifar10", "cifar100")
 PAGES = (
     "benchmark.md",
@@ -131,17 +134,31 @@ def details_text(name: str, records: Sequence[Record], titles: dict[str, str]) -
 
 
 def per_seed(name: str, records: Sequence[Record]) -> str:
-    """Every reported run of a data set as a line of CSV."""
+    """Every reported run of a data set as a line of CSV; `part_0.5` is the sub-model of half of the server's model."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["run", "seed", "accuracy", "worst_tenth", "bytes", "multiply_adds", "commit"])
+    answers = ["last_round", *(f"part_{size}" for size in PARTS), "best_part", "together", "chosen", "chosen_widths"]
+    writer.writerow(["run", "seed", "accuracy", "worst_tenth", "bytes", "multiply_adds", "commit", *answers])
     for label, runs in sorted(Standings.of(name, records).runs.items()):
-        writer.writerows(_lines(label, runs.values()))
+        writer.writerows(_line(label, record) for record in runs.values())
     return out.getvalue()
 
 
-def _lines(label: str, runs: Iterable[Record]) -> Iterator[list[str]]:
-    for record in runs:
-        worst, spent = worst_share(record), record.spent[-1] if record.spent else ["", ""]
-        shown = "" if worst is None else f"{worst:.3f}"
-        yield [label, str(record.seed), f"{late_accuracy(record):.3f}", shown, *map(str, spent), record.commit]
+def _line(label: str, record: Record) -> list[str]:
+    spent = record.spent[-1] if record.spent else ["", ""]
+    best, parts = best_part(record), record.capacity_accuracy or {}
+    answers = [
+        record.final_accuracy,
+        *map(parts.get, PARTS),
+        best[1] if best else None,
+        record.together_accuracy,
+        record.chosen_accuracy,
+    ]
+    measured = [_shown(each if each is None else 100 * each) for each in answers]
+    widths = " ".join(map(str, record.chosen_capacities or ()))
+    first = [label, str(record.seed), _shown(late_accuracy(record)), _shown(worst_share(record))]
+    return [*first, *map(str, spent), record.commit, *measured, widths]
+
+
+def _shown(percent: float | None) -> str:
+    return "" if percent is None else f"{percent:.3f}"

@@ -105,11 +105,17 @@ class Standings:
 
     def yardsticks(self, method: str, mix: str) -> dict[str, Accuracies]:
         """What the yardsticks of a method reached, by kind; those that were not run are left out."""
-        labels = dict(YARDSTICKS[mix])
-        if mix == "no-full-width":
-            labels[CAPPED] = f"{method}/{CAP}"
-        return {kind: found for kind, label in labels.items() if (found := self.accuracies(label))}
+        return {kind: found for kind, label in _labels(method, mix).items() if (found := self.accuracies(label))}
+
+    def lacks(self, method: str, mix: str) -> bool:
+        """Whether a yardstick that the method has to beat was not run, so that its gain may be smaller."""
+        return not {FULL, *self.yardsticks(method, mix)} >= _labels(method, mix).keys()
 
     def gain(self, method: str, mix: str) -> Gain | None:
         """How much better a method is than the best of its yardsticks; None before one was run."""
         return find_gain(self.accuracies(f"{method}/{mix}"), self.yardsticks(method, mix))
+
+
+def _labels(method: str, mix: str) -> dict[str, str]:
+    """The labels of a method's yardsticks, by kind."""
+    return YARDSTICKS[mix] | ({CAPPED: f"{method}/{CAP}"} if mix == "no-full-width" else {})

@@ -24,6 +24,8 @@ from reproduction.markdown import make_table
 
 NOT_RUN = "–"
 CUT = " †"
+AT_MOST, EQUAL = "≤ ", " ≈"
+"""What stands before a gain of which a yardstick is missing, and behind one that is equal to zero within the margin."""
 WORST = 0.1
 """The share of clients that are worst served."""
 WORST_TITLE = "worst tenth of the clients"
@@ -36,7 +38,10 @@ Titles = Mapping[str, str]
 def gain_table(
     standings: Standings, titles: Titles, mixes: Mapping[str, str] = MIXES, *, with_ranks: bool = True
 ) -> str:
-    """The gain of every method in these mixes, with its interval, the best first; the mean of its ranks last."""
+    """The gain of every method in these mixes, with its interval, the best first; the mean of its ranks last.
+
+    Of all gains of the table, those are in bold that are decided if all decisions are to be right (Holm).
+    """
     begun = [mix for mix in mixes if standings.methods(mix)]
     gains = {
         (method, mix): gain
@@ -49,7 +54,12 @@ def gain_table(
     rows = []
     for method in dict.fromkeys(method for mix in begun for method in standings.methods(mix)):
         own = [gains[method, mix].difference for mix in begun if (method, mix) in gains]
-        cells = [_gain(corrected[method, mix]) if (method, mix) in corrected else NOT_RUN for mix in begun]
+        cells = [
+            _gain(corrected[method, mix], at_most=standings.lacks(method, mix))
+            if (method, mix) in corrected
+            else NOT_RUN
+            for mix in begun
+        ]
         place = ranks.get(method, len(ranks) + 1.0) if several else 0.0
         better = mean(mean(each.values) for each in own) if own else -100.0
         rank = [f"{ranks[method]:.1f}" if method in ranks else NOT_RUN] if several else []
@@ -73,8 +83,12 @@ def accuracy_table(standings: Standings, titles: Titles) -> str:
     return make_table(["", *mixes.values()], cells)
 
 
-def _gain(difference: Difference) -> str:
-    return str(difference) if len(difference.values) > 1 else f"{difference}, one seed"
+def _gain(difference: Difference, *, at_most: bool) -> str:
+    gain, _, interval = str(difference).partition(" ")
+    if len(difference.values) < 2:
+        return f"{AT_MOST * at_most}{gain}, one seed"
+    shown = f"**{gain}**" if difference.is_decided else gain
+    return f"{AT_MOST * at_most}{shown} {interval}{EQUAL * difference.is_equal}"
 
 
 def mean_ranks(standings: Standings) -> dict[str, float]:

@@ -39,7 +39,7 @@ def test_the_section_fills_itself_from_records():
     assert head.startswith("| method | family | last round | clients' own data | seeds | exclude | gain |")
     assert first.startswith("| FedAvg | local training | 60.00 | 75.00 | 1 |")
     assert second.startswith(
-        "| FedDF | distillation | 40.00 | 75.00 | 1 | 50.00 | −10.0 over exclude; smallest for all not run |"
+        "| FedDF | distillation | 40.00 | 75.00 | 1 | 50.00 | at most −10.0 over exclude; smallest for all not run |"
     )
     assert "FedDF" not in left
     assert left.startswith("Not run yet: FedRolex, HeteroFL")

@@ -133,7 +133,20 @@ def test_tables_put_the_best_first():
         ["| *full for all*", "80.0"],
     ]
     table = gain_table(standings, TITLES)
-    assert table.splitlines()[2:] == ["| Two | +5.0, one seed | – | 1.5 |", "| One | −5.0, one seed | – | 1.5 |"]
+    assert table.splitlines()[2:] == ["| Two | ≤ +5.0, one seed | – | 1.5 |", "| One | ≤ −5.0, one seed | – | 1.5 |"]
+    standings = Standings.of("set", [*runs, *reached("exclude/five-sizes", 0.4)])
+    assert "| Two | +5.0, one seed |" in gain_table(standings, TITLES), "no yardstick is missing"
+
+
+def test_gains_that_are_decided_or_equal_to_zero_are_marked():
+    runs = [*reached("exclude/five-sizes", *[0.5] * 3), *reached("smallest", *[0.4] * 3)]
+    runs += [*reached("one/five-sizes", 0.599, 0.6, 0.601), *reached("two/five-sizes", 0.502, 0.499, 0.501)]
+    runs += reached("full/five-sizes", 0.7, 0.4, 0.6)
+    assert [line.split(" | ")[1] for line in gain_table(Standings.of("set", runs), TITLES).splitlines()[2:]] == [
+        "**+10.0** (+9.8 to +10.2) |",
+        "+6.7 (−31.3 to +44.6) |",
+        "+0.1 (−0.3 to +0.4) ≈ |",
+    ]
 
 
 def test_what_was_reached_in_every_mix():
@@ -166,6 +179,26 @@ def test_yardsticks_are_shown_before_any_method_was_run():
     ]
 
 
+def test_every_seed_of_every_run_is_a_line_with_what_its_parts_answer():
+    measured = {
+        "final_accuracy": 0.6,
+        "capacity_accuracy": {"1": 0.6, "0.25": 0.5},
+        "capacity_validation": {"1": 0.4, "0.25": 0.45},
+        "together_accuracy": 0.61,
+        "chosen_accuracy": 0.625,
+        "chosen_capacities": [1.0, 0.25],
+    }
+    one = replace(run("one/five-sizes", *[0.59] * 5, spent=[[7, 8]], clients=[[0.5, 0]]), **measured)
+    head, line = per_seed("set", [one]).splitlines()
+    found = dict(zip(head.split(","), line.split(","), strict=True))
+    assert found | {"commit": ""} == {
+        **{"run": "one/five-sizes", "seed": "1", "accuracy": "59.000", "worst_tenth": "50.000", "commit": ""},
+        **{"bytes": "7", "multiply_adds": "8", "last_round": "60.000", "best_part": "50.000", "together": "61.000"},
+        **{"part_1": "60.000", "part_0.5": "", "part_0.25": "50.000", "part_0.125": "", "part_0.0625": ""},
+        **{"chosen": "62.500", "chosen_widths": "1.0 0.25"},
+    }
+
+
 def test_ranks_are_by_seeds_that_all_methods_have():
     runs = [*reached("one/five-sizes", 0.5, 0.9), *reached("two/five-sizes", 0.6)]
     assert mean_ranks(Standings.of("set", runs)) == {"one": 2, "two": 1}
@@ -178,12 +211,12 @@ def test_a_method_without_a_rank_keeps_its_gain():
     assert gain_table(Standings.of("set", runs), TITLES).splitlines() == [
         "|  | five sizes |",
         "| --- | ---: |",
-        "| Two | +10.0, one seed |",
+        "| Two | ≤ +10.0, one seed |",
         "| One | – |",
     ]
     both = [*runs, *reached("two/all-quarter", 0.6)]
     assert gain_table(Standings.of("set", both), TITLES).splitlines()[2:] == [
-        "| Two | +10.0, one seed | – | 1.0 |",
+        "| Two | ≤ +10.0, one seed | – | 1.0 |",
         "| One | – | – | – |",
     ]
 
