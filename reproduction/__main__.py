@@ -12,6 +12,7 @@ import typer
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.files import write_whole
 from fedwidth.reproduce.records import read_all
+from reproduction.benchmark.asked import as_asked
 from reproduction.benchmark.page import PAGES, SETS, per_seed, write_benchmark
 from reproduction.figures import FOLDER, write_figures
 from reproduction.page import find_tables, write_page
@@ -31,14 +32,17 @@ def write_results(
     write_whole(out, write_page(results))
     print(out)
     records = read_all(results)
+    asked = as_asked(records)
+    if left := len(records) - len(asked):
+        print(f"{left} records of the benchmark's recipes have other settings than these and are left out of its pages")
     pages = [page for name in PAGES if (page := out.parent / name).exists()]
     for page in pages:
-        write_whole(page, write_benchmark(page.read_text(encoding="utf-8"), records))
+        write_whole(page, write_benchmark(page.read_text(encoding="utf-8"), asked))
         print(page)
     if pages:
         for name in SETS:
             path = results / "benchmark" / f"{name}.csv"
-            write_whole(path, per_seed(name, records))
+            write_whole(path, per_seed(name, asked))
             print(path)
     if figures:
         for path in write_figures(find_tables(records), out.parent / FOLDER):

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from fedwidth.methods import methods
+from fedwidth.config.read import read_settings
+from fedwidth.methods import method, methods
 from fedwidth.reproduce.records import Record
 from reproduction.benchmark.standings import (
     CAPS,
@@ -56,7 +57,7 @@ YARDSTICK_TITLES = {
 
 def write_benchmark(page: str, records: Sequence[Record]) -> str:
     """The page with all that is between marks made anew."""
-    titles = {name: method.title for name, method in methods().items()} | YARDSTICK_TITLES
+    titles = method_titles()
     of_parts = partial(gains_text, mixes=MIXES | CAPS, with_ranks=False)
     made: dict[str, Callable[[str, Sequence[Record], dict[str, str]], str]] = {
         "tuning": tuning_text,
@@ -76,6 +77,18 @@ def write_benchmark(page: str, records: Sequence[Record]) -> str:
         return f"{found[1]}\n{text}\n\n{found[4]}"
 
     return MARK.sub(fill, page)
+
+
+def method_titles() -> dict[str, str]:
+    """What rows are called: methods, those of one's own that stand in the recipes, and yardsticks."""
+    rows = {
+        run.label.partition("/")[0]: run.settings.method.name
+        for name in SETS
+        for recipe in (f"benchmark/{name}", f"benchmark/{name}-tuning")
+        for run in read_settings(recipe).runs
+    }
+    own = {row: method(name).title for row, name in rows.items() if ":" in name}
+    return {name: each.title for name, each in methods().items()} | own | YARDSTICK_TITLES
 
 
 def tuning_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:

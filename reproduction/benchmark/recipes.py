@@ -15,6 +15,7 @@ from fedwidth.config.read import read_settings
 from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.files import write_whole
 from fedwidth.reproduce.records import read_all
+from reproduction.benchmark.asked import as_asked
 from reproduction.benchmark.tuning import find_best, find_trials, training_of
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ def read_template(kind: str) -> str:
 
 def find_training(name: str, results: Path) -> Training:
     """How each row of a data set's trials is best trained; trials that reported runs need and lack are named."""
-    trials = find_trials(f"benchmark/{name}-tuning", read_all(results))
+    trials = find_trials(f"benchmark/{name}-tuning", as_asked(read_all(results)))
     best = find_best(trials)
     reported = {found["row"] for kind in KINDS for found in TRAINING.finditer(read_template(kind))}
     if missing := [row for row in trials if row in reported and row not in best]:
