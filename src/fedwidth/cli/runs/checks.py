@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,10 @@ from fedwidth.cli.runs.planned_run import PlannedRun
 from fedwidth.config.build import find_device
 from fedwidth.config.method_settings import method_of
 from fedwidth.devices.capacity import Capacities
+from fedwidth.devices.cohorts import Cohorts
 from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.methods.definition.promises import tried_out
+from fedwidth.methods.lookup.reference import is_shipped
 from fedwidth.run.cache import Cache
 from fedwidth.run.folder import CONFIG, check_folder, check_left_by_run, holds_run
 from fedwidth.run.weights.warm_start import read_weights
@@ -42,11 +46,15 @@ def _check(settings: Settings, cache: Cache) -> None:
     find_device(settings.device)
     if settings.model.weights:
         read_weights(settings.model.weights)
-    cache.partition(settings)
+    clients = len(cache.partition(settings))
     plan, method = cache.plan(settings), method_of(settings)
-    cohort = list(enumerate(Capacities.parse(settings.devices.capacities).values))
-    if not method.reads:  # there is neither state nor memory yet
-        method.assign(plan, cohort, round=0, seed=settings.seed)
+    if method.reads:  # there is neither state nor memory yet
+        return
+    capacities = Capacities.parse(settings.devices.capacities)
+    cohort = list(enumerate(capacities.values))  # one that nobody has is measured all the same
+    enrolled = Cohorts(capacities, clients, settings.devices, settings.seed).enrolled
+    with nullcontext() if is_shipped(method) else tried_out(method):
+        replace(method, enrolled=enrolled).assign(plan, cohort, round=0, seed=settings.seed)
 
 
 def _kind(settings: Settings) -> str:

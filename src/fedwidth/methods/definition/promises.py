@@ -8,7 +8,8 @@ methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import State
-from fedwidth.errors import OptionError
+from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.methods.definition.local import FULL_GRADIENT, Local, LocalMoment, Memory, Sending
 from fedwidth.methods.definition.method import Method
 from fedwidth.plan.plan import Plan
@@ -26,6 +27,15 @@ Rule = Callable[[Tensor, Tensor, Tensor, Mapping[str, Tensor]], Mapping[str, Ten
 
 SIZE = 64
 """Elements of the vectors that the functions of a local rule are tried on."""
+
+
+@contextmanager
+def tried_out(method: Method) -> Iterator[None]:
+    """Say of what goes wrong within that the method was tried out: no round has begun yet, whatever the error says."""
+    try:
+        yield
+    except FedwidthError as error:
+        raise type(error)(f"{method.name} was tried out before the run: {error}") from error.__cause__
 
 
 def check_promises(
@@ -53,7 +63,8 @@ def _check_choice(
     def ask(place: int) -> Any:
         number, capacity = cohort[place]
         at: dict[str, Any] = {"capacity": capacity, "client": place, "clients": len(cohort), "number": number}
-        return method.select(plan, seed=seed, cohort=cohort, **at, **lent)
+        with tried_out(method):
+            return method.select(plan, seed=seed, cohort=cohort, **at, **lent)
 
     parts = [ask(2 * number) for number in range(len(widths))]
     for what, name in [(what, name) for what, held in read.items() for name in held]:

@@ -1,0 +1,53 @@
+"""What researchers got wrong, or were told wrongly, when they ran a method of their own from the command line."""
+
+from __future__ import annotations
+
+import torch
+
+from fedwidth.cli.entry import run_command
+from fedwidth.methods import ROUNDING, Method, per_group
+from small_runs import write_recipe
+
+HERE = "test_a_method_of_ones_own"
+
+
+def mine(units):
+    return Method("home", "Home window", "mine", "-", choose=per_group(units), options={"rounding": ROUNDING})
+
+
+def by_level(size, kept, at):
+    start = at.enrolled.index(at.capacity) * size // len(at.enrolled)
+    return (torch.arange(kept) + start) % size
+
+
+def failing(size, kept, at):
+    return torch.arange(kept) // 0
+
+
+def too_few(size, kept, at):
+    return torch.arange(kept - 1) if at.round > 0 else torch.arange(kept)
+
+
+BY_LEVEL, FAILING, TOO_FEW = mine(by_level), mine(failing), mine(too_few)
+
+
+def run(name, folder, *more):
+    return run_command(
+        ["run", write_recipe(folder), "--set", f"method.name={HERE}:{name}", "--out", str(folder / "out"), *more]
+    )
+
+
+def error(capsys):
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
+    return said
+
+
+def test_the_capacities_there_are_are_known_before_the_first_round_too(tmp_path):
+    assert run("BY_LEVEL", tmp_path, "--set", "rounds=1") == 0
+
+
+def test_what_fails_in_the_try_out_says_that_it_was_one(tmp_path, capsys):
+    assert run("FAILING", tmp_path) == 1
+    said = error(capsys)
+    assert said.startswith("error: home was tried out before the run: round 0, client 1, capacity 0.5, stage choose: ")
+    assert not (tmp_path / "out").exists()
