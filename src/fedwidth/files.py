@@ -36,6 +36,22 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
         lock.release()
 
 
+def check_writable(*paths: Path) -> None:
+    """Refuse files that could not be written later, as far as can be seen without making anything."""
+    for path in paths:
+        try:
+            if path.exists():
+                open(path, "ab").close()
+                continue
+            there = next(parent for parent in path.absolute().parents if parent.exists())
+            if not there.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{there} is a file")
+            if not os.access(there, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, f"nothing can be written to {there}")
+        except OSError as error:
+            raise StateError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def append_line(path: Path, line: str, *, lock: Path) -> None:
     """Add a line to a file while holding a lock, so that processes that do the same at that time wait for each other.
 

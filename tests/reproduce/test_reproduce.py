@@ -7,7 +7,7 @@ import pytest
 
 from fedwidth.cli.entry import run_command
 from fedwidth.config.read import read_settings
-from fedwidth.errors import OptionError
+from fedwidth.errors import OptionError, StateError
 from fedwidth.reproduce.records import read_records
 from fedwidth.reproduce.running import reproduce
 from fedwidth.reproduce.table_runs import list_table_runs
@@ -128,6 +128,8 @@ def test_the_command(table, tmp_path, capsys, monkeypatch):
         (["--start", "2", "--set", "device=cuda"], "PyTorch finds no GPU on this machine"),
         (["--work", "small.toml"], "small.toml is a file; give a folder as --work"),
         (["--results", "small.toml"], "small.toml is a file; give a folder as --results"),
+        (["--results", "small.toml/deep"], "cannot write small.toml/deep/.lock: "),
+        (["--start", "2", "--results", "small.toml/deep"], "cannot write small.toml/deep/started.json: "),
         (["--set", "trainin.lr=1"], "unknown key 'trainin' (did you mean 'training'?)"),
         (["--set", "training.lr=fast"], "training.lr"),
         (["--set", "engine=cuda"], "engine is cuda, but device is cpu"),
@@ -144,6 +146,22 @@ def test_what_cannot_be_run_is_one_line_and_leaves_nothing(table, tmp_path, caps
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert said in printed.err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_results_that_cannot_be_written_are_refused_before_training(go, tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "unfinished").write_text("")
+    with pytest.raises(StateError, match="^cannot write .*unfinished"):
+        go()
+    assert not go.said
+    assert not (tmp_path / "work").exists()
+
+
+def test_results_on_a_disk_that_is_read_only_are_refused_before_training(go, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedwidth.files.os.access", lambda *_: False)
+    with pytest.raises(StateError, match=r"^cannot write .*\.lock: nothing can be written to "):
+        go()
+    assert not (tmp_path / "work").exists()
 
 
 def test_packed_runs_are_recorded_as_runs_one_by_one_are(go, tmp_path):

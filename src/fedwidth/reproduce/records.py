@@ -24,7 +24,7 @@ from fedwidth.analysis.experiment_key import experiment_key
 from fedwidth.config.influence import identity
 from fedwidth.errors import StateError
 from fedwidth.evaluation.samples import samples_to_report
-from fedwidth.files import LOCK, append_line
+from fedwidth.files import LOCK, append_line, check_writable
 from fedwidth.reproduce.client_accuracies import Clients, read_clients
 from fedwidth.settings import Settings
 
@@ -164,6 +164,12 @@ def path_of(results: Path, table: str) -> Path:
 def append_record(results: Path, record: Record) -> None:
     """Write the record of a run at the end of the file of its table; several processes may do so at a time."""
     append_line(path_of(results, record.recipe), json.dumps(asdict(record)), lock=results / LOCK)
+
+
+def check_can_record(results: Path, tables: Iterable[str]) -> None:
+    """Refuse a folder in which the runs of these tables, finished or not, could not be recorded once they ended."""
+    for folder in (results, results / UNFINISHED):
+        check_writable(folder / LOCK, *(path_of(folder, table) for table in tables))
 
 
 def read_records(results: Path, table: str) -> list[Record]:

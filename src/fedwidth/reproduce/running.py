@@ -20,7 +20,7 @@ from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment, Stopped
 from fedwidth.reproduce.estimate import count_steps
 from fedwidth.reproduce.progress import count_seconds_left, make_reporter, show_time_left
-from fedwidth.reproduce.records import UNFINISHED, Record, append_record, make_record, read_all
+from fedwidth.reproduce.records import UNFINISHED, Record, append_record, check_can_record, make_record, read_all
 from fedwidth.reproduce.table_runs import SEEDS, Packed, TableRun, list_table_runs, title_of, without_root
 from fedwidth.run import folder as folders
 from fedwidth.run.cache import Cache
@@ -92,6 +92,7 @@ def run_all(
     missing = find_missing(runs, read_all(results))
     for device in {run.settings.device for run in missing}:
         find_device(device)  # one this machine lacks is refused before anything is said
+    check_can_record(results, sorted({run.table for run in missing}))
     say(f"{plural(len(runs), 'run')}, {len(runs) - len(missing)} recorded; {show_time_left(missing, results)}")
     done: dict[Path, Record] = {}
     cache = Cache()

@@ -14,9 +14,10 @@ from fedwidth.analysis.wording import plural, show_time
 from fedwidth.config.build import find_device
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Stopped
+from fedwidth.files import check_writable
 from fedwidth.reproduce.records import hardware
 from fedwidth.reproduce.running import name_engine
-from fedwidth.reproduce.started import StartedRun, read_started, write_started
+from fedwidth.reproduce.started import STARTED, StartedRun, read_started, write_started
 from fedwidth.reproduce.table_runs import TableRun, list_table_runs
 from fedwidth.run.cache import Cache
 
@@ -37,6 +38,7 @@ def start_tables(
     """
     runs = _choose(tables, rounds, only=only, changes=changes)
     read_started(results)  # a damaged file is refused before anything runs
+    check_writable(results / STARTED)
     found: list[StartedRun] = []
     cache = Cache()
     for run in runs:
