@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from fedwidth.cli.entry import run_command
@@ -51,3 +53,9 @@ def test_what_fails_in_the_try_out_says_that_it_was_one(tmp_path, capsys):
     said = error(capsys)
     assert said.startswith("error: home was tried out before the run: round 0, client 1, capacity 0.5, stage choose: ")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_choice_that_goes_wrong_in_a_later_round_says_in_which_and_for_whom(tmp_path, capsys):
+    assert run("TOO_FEW", tmp_path, "--set", "devices.capacities=1:1 1/2:100") == 2
+    said = error(capsys)
+    assert re.match(r"error: round 1, client \d, capacity 0\.5, stage choose: home keeps 3 units of group", said)

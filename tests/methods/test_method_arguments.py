@@ -184,7 +184,8 @@ def own(units, **more):
 @pytest.mark.parametrize("kept", [1, 3])
 def test_a_choice_keeps_as_many_units_as_it_is_told(kept):
     mine = own(lambda size, asked, at: torch.arange(kept))
-    with pytest.raises(SelectionError, match=rf"^mine keeps {kept} units of group 'a', but 4 were asked for"):
+    where = r"^round 0, client 0, capacity 0\.5, stage choose: "
+    with pytest.raises(SelectionError, match=where + f"mine keeps {kept} units of group 'a', but 4 were asked for"):
         mine.select(mlp_plan(), capacity=0.5)
 
 

@@ -114,6 +114,8 @@ def failed(error: Exception, at: Moment, reads: Sequence[str]) -> FedwidthError:
     if isinstance(error, (TypeError, AttributeError)) and "'NoneType' object" in str(error) and "state" not in reads:
         return OptionError(f"{at.method} cannot choose ({error}): {only_if_read('state')}")
     where = f"round {at.round}, client {at.number}, capacity {float(at.capacity):g}, stage choose"
+    if isinstance(error, FedwidthError):
+        return type(error)(f"{where}: {error}")
     return ClientError(f"{where}: {what_failed(error)}")
 
 

@@ -27,7 +27,7 @@ from fedwidth.core.architectures import Architectures
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.submodel import State
 from fedwidth.core.updates import check_made
-from fedwidth.errors import FedwidthError, OptionError, unknown, whole_number
+from fedwidth.errors import ClientError, OptionError, unknown, whole_number
 from fedwidth.methods.definition.checks import check_sends, checked_cohort, checked_memory, checked_state
 from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment, everything, failed, unread
 from fedwidth.methods.definition.closing import Beginning, Closing
@@ -210,7 +210,7 @@ class Method:
         counts = plan.counts(capacity, self.values.get("rounding", "floor"))
         try:
             return self.choose(plan, counts, moment)
-        except FedwidthError:
+        except (ClientError, OptionError):
             raise
         except Exception as error:  # a choice may be anybody's function
             raise failed(error, moment, self.reads) from error
