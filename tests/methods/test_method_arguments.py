@@ -12,8 +12,10 @@ import torch
 
 from fedwidth.core.index import Index
 from fedwidth.errors import CapacityError, ClientError, OptionError, PlanError, SelectionError
+from fedwidth.experiment import Experiment
 from fedwidth.methods import Closing, Local, Method, Option, Task, method, methods, per_group, under
 from hand_plans import heads_plan, mlp_plan, random_state
+from small_runs import same, small
 
 METHODS = sorted(name for name, method in methods().items() if method.slices)
 
@@ -187,6 +189,23 @@ def test_a_choice_keeps_as_many_units_as_it_is_told(kept):
     where = r"^round 0, client 0, capacity 0\.5, stage choose: "
     with pytest.raises(SelectionError, match=where + f"mine keeps {kept} units of group 'a', but 4 were asked for"):
         mine.select(mlp_plan(), capacity=0.5)
+
+
+def test_the_order_of_units_does_not_matter():
+    """Sorted, in another order or as a list: the same sub-models, trained and put back to the same bits."""
+    orders = {
+        "sorted": lambda chosen: torch.tensor(sorted(chosen)),
+        "as drawn": torch.tensor,
+        "backwards": lambda chosen: torch.tensor(sorted(chosen, reverse=True)),
+        "a list": list,
+    }
+    states = []
+    for order in orders.values():
+        mine = own(lambda size, kept, at, order=order: order(at.generator().permutation(size)[:kept].tolist()))
+        index = mine.select(mlp_plan(), capacity=0.5, seed=1)
+        assert all(torch.equal(units, units.sort().values) for dims in index.values() for units in dims)
+        states.append(Experiment(small("devices.capacities=1/2:2 1/4:1"), method=mine).run().server.state)
+    assert all(same(states[0], state) for state in states[1:])
 
 
 @pytest.mark.parametrize(
