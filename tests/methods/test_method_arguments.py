@@ -191,6 +191,22 @@ def test_a_choice_keeps_as_many_units_as_it_is_told(kept):
         mine.select(mlp_plan(), capacity=0.5)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "what"),
+    [
+        (torch.arange(4.0), "a Tensor of torch.float32"),
+        (np.arange(4.0), "a ndarray of float64"),
+        ([0.5] * 40, "[0.5, 0.5, 0.5, 0.5, 0.5, 0.5, ...]"),
+        (None, "None"),
+    ],
+    ids=["tensor", "numpy", "list", "nothing"],
+)
+def test_units_that_are_no_whole_numbers_are_named_by_their_type(chosen, what):
+    with pytest.raises(SelectionError) as refused:
+        own(lambda size, kept, at: chosen).select(mlp_plan(), capacity=0.5)
+    assert str(refused.value).endswith(f"units of group 'a' must be whole numbers, not {what}")
+
+
 def test_the_order_of_units_does_not_matter():
     """Sorted, in another order or as a list: the same sub-models, trained and put back to the same bits."""
     orders = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -53,7 +54,9 @@ def check_units(group: Group, units: Iterable[int] | Tensor) -> Tensor:
     try:
         chosen = whole_numbers(units).cpu()
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise SelectionError(f"units of group '{group.name}' must be whole numbers, not {units!r}") from None
+        dtype = getattr(units, "dtype", None)
+        what = reprlib.repr(units) if dtype is None else f"a {type(units).__name__} of {dtype}"
+        raise SelectionError(f"units of group '{group.name}' must be whole numbers, not {what}") from None
     if not chosen.numel():
         raise CapacityError(f"group '{group.name}' keeps no unit; at least one of its {group.size} must stay")
     ordered = np.sort(chosen.numpy())  # numpy: a third of the time of as many small operations of torch
