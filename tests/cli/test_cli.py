@@ -344,7 +344,8 @@ class TestOutputFolder:
         assert run_command(["run", recipe, "--out", "out", "--set", "seed=2"]) == 2
         assert "holds a run already; give --resume, --overwrite or another --out" in one_line(capsys)
         assert run_command(["run", recipe, "--out", "out", "--set", "seed=2", "--resume"]) == 2
-        assert "seed is 1 there and 2 now" in one_line(capsys)
+        said = "seed is 1 there and 2 now; repeat the command you began with, and add --resume"
+        assert said in one_line(capsys)
         assert contents(tmp_path / "out") == before
 
     @pytest.mark.parametrize("place", ["file", "file/deeper"])

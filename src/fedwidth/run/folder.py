@@ -34,6 +34,8 @@ HISTORY = "history"
 """The folder of earlier checkpoints in the folder of a run."""
 COMMAND, PYTHON = ("--resume", "--overwrite", "--out"), ("resume=True", "overwrite=True", "out")
 """How one goes on with a run, replaces it and names its folder: on the command line, and in Python."""
+AGAIN = {COMMAND: "repeat the command you began with, and add --resume", PYTHON: "give the settings it began with"}
+"""What to do where somebody goes on with other settings."""
 
 
 class InUse(OptionError):
@@ -84,7 +86,7 @@ def check_folder(
         with locked(folder):  # one that is being written to is refused here already
             pass
     if resume:
-        check_same(folder, settings, given)
+        check_same(folder, settings, given, advice=AGAIN[words])
         lines_done(folder, rounds_done(folder))
     elif not overwrite and holds_run(folder):
         raise OptionError(f"{folder} holds a run already; give {go_on}, {replace} or another {out}")
@@ -110,8 +112,11 @@ def check_left_by_run(folder: Path, words: tuple[str, str, str] = COMMAND) -> No
         )
 
 
-def check_same(folder: Path, settings: Settings, given: Collection[str] = ()) -> None:
-    """Refuse to go on with a run that was started with other settings, or that was given what this one is not."""
+def check_same(folder: Path, settings: Settings, given: Collection[str] = (), *, advice: str = "") -> None:
+    """Refuse to go on with a run that was started with other settings, or that was given what this one is not.
+
+    `advice` says what to do about the settings.
+    """
     path = folder / CONFIG
     if not path.exists():
         if holds_run(folder):
@@ -132,7 +137,9 @@ def check_same(folder: Path, settings: Settings, given: Collection[str] = ()) ->
     ]
     if differences:
         more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-        raise StateError(f"{folder} holds a run with other settings: {', '.join(differences[:3])}{more}")
+        raise StateError(
+            f"{folder} holds a run with other settings: {', '.join(differences[:3])}{more}{advice and '; '}{advice}"
+        )
 
 
 def clear_folder(folder: Path) -> None:
