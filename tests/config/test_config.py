@@ -38,7 +38,7 @@ def test_whole_numbers_are_numbers_and_fractions_are_shares():
     ("text", "words"),
     [
         ("training.lrr = 1", ["'training.lrr'", "'training.lr'", "batch_size"]),
-        ("trainning.lr = 1", ["'trainning'", "'training'", "compare"]),
+        ("trainning.lr = 1", ["'trainning'", "'training'"]),
         ("lr = 1", ["'lr'", "'training.lr'", "'server.lr'"]),
         ("rounds = true", ["rounds", "a whole number", "true"]),
         ("rounds = 2.0", ["rounds", "a whole number", "2.0"]),
@@ -406,3 +406,10 @@ def test_whether_a_recipe_wants_its_yardsticks():
     assert read_settings("yardsticks = true").yardsticks
     with pytest.raises(OptionError, match="yardsticks must be true or false, not .yes."):
         read_settings('yardsticks = "yes"')
+
+
+def test_where_a_key_is_suggested_the_long_list_at_the_top_is_left_out():
+    with pytest.raises(OptionError, match=r"^unknown key 'rond' \(did you mean 'rounds'\?\)$"):
+        read_settings("rond = 3")
+    with pytest.raises(OptionError, match=r"^unknown key 'xyzzy'; allowed at the top: name, answers, seed, rounds, "):
+        read_settings("xyzzy = 3")

@@ -143,7 +143,8 @@ def unknown_key(name: str, allowed: Iterable[str]) -> OptionError:
     near = near or [other for other in keys() if other.endswith("." + leaf)]
     hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
     where = f"in [{section}]" if section else "at the top"
-    return OptionError(f"unknown key '{name}'{hint}; allowed {where}: {', '.join(names)}")
+    allowed_there = "" if near and not section else f"; allowed {where}: {', '.join(names)}"  # there are 30 at the top
+    return OptionError(f"unknown key '{name}'{hint}{allowed_there}")
 
 
 def shown(value: Any) -> str:

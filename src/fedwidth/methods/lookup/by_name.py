@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from fedwidth.errors import OptionError, unknown
@@ -37,9 +39,29 @@ def method(name: str, /, *, local: str | None = None, **options: Any) -> Method:
     return choice if rule is None else combine(choice, rule.with_options(**theirs))
 
 
+def _look_here() -> None:
+    """Let modules in the current folder be found, as `python -m` finds them."""
+    if (here := os.getcwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+
+
+def _own_module(name: str) -> str:
+    """The module that somebody means who gives it without a method, or as a file; empty where there is none."""
+    module = name.removesuffix(".py")
+    if not module.isidentifier() or module in sys.stdlib_module_names:
+        return ""  # what lies inside a package is not looked for, as that would import the package
+    _look_here()
+    with suppress(ValueError):  # of a module that has none
+        spec = find_spec(module)
+        return module if spec and spec.origin else ""  # a mere folder is no module either
+    return ""
+
+
 def _find(name: object) -> Method:
     """The method of a name or an import path, with its default options."""
     if not isinstance(name, str) or (name not in methods() and ":" not in name):
+        if isinstance(name, str) and (module := _own_module(name)):
+            raise OptionError(f"method '{name}' is a module: did you mean '{module}:METHOD', with your method's name?")
         raise unknown("method", name, methods(), also='or "package.module:METHOD" for one of your own')
     if name in methods():
         return methods()[name]
@@ -48,8 +70,7 @@ def _find(name: object) -> Method:
         raise OptionError(
             f"method '{attribute}' was made in a program and has no name: only that program can go on with it"
         )
-    if (here := os.getcwd()) not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # where `python -m` would look too
+    _look_here()
     try:
         found = getattr(import_module(module), attribute)
     except Exception as error:  # a module may do anything when it is imported
