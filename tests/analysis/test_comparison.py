@@ -84,6 +84,37 @@ def test_gains_are_over_the_yardsticks_among_the_rows():
     ]
 
 
+def against_exclude(*gains):
+    """A row for each gain (its values by seed), over one yardstick of them all."""
+    mine = small("devices.capacities=a1-b1")
+    rows = [row(f"run {n}", *(60.0 + value for value in gain), settings=mine) for n, gain in enumerate(gains)]
+    return Comparison((*rows, row("E", *[60.0] * len(gains[0]), settings=yardsticks(mine)[EXCLUDE])))
+
+
+def test_of_each_gain_it_is_said_whether_it_is_decided():
+    assert against_exclude((14.0, 2.0, 27.5)).gain_sentences() == [
+        "run 0's gain over exclude is not decided (+14.5, 95 %: −17.2 to +46.2, three seeds)."
+    ]
+    several = against_exclude((20.0, 20.1, 20.2), (-9.0, -9.1, -9.2), (0.0, 0.1, -0.1), (3.0, 2.2, 1.6))
+    said = several.gain_sentences()
+    assert said == [
+        "run 0's gain over exclude is decided (+20.1, 95 %: +19.9 to +20.3, three seeds).",
+        "run 1 loses against exclude: this is decided (−9.1, 95 %: −9.3 to −8.9, three seeds).",
+        "run 2's gain over exclude is none: they are equal within ±1 (0.0, 95 %: −0.2 to +0.2, three seeds).",
+        # Alone it would be decided: p = 0.03, and 0.06 by Holm.
+        "run 3's gain over exclude is not decided among four comparisons (+2.3, 95 %: +0.5 to +4.0, three seeds).",
+    ]
+    assert set(said) <= set(several.sentences())
+
+
+def test_gains_of_one_seed_decide_nothing_and_many_gains_are_counted():
+    assert against_exclude((14.0,)).gain_sentences() == []
+    many = against_exclude(*[(20.0 + n, 20.1 + n, 20.2 + n) for n in range(9)], (14.0, 2.0, 27.5))
+    assert many.gain_sentences() == [
+        "Of 10 gains, above zero are 9 (run 8, run 7, run 6, run 5 and 5 more); not decided 1 (run 9) (95 %, Holm)."
+    ]
+
+
 def test_beside_other_widths_of_the_model_all_that_the_devices_reach_without_a_method_is_to_be_beaten():
     wide, half = (small(f"model.width={width}", "devices.relative_to=model") for width in ("1", "1/2"))
     runs = {"width 1": (wide, 80.0), "width 1/2": (half, 90.0)}

@@ -614,6 +614,8 @@ class TestRun:
         assert "1 of a1-b1-c1" in out
         assert "seed by seed; one seed: no interval." in out
         assert "The yardsticks that were added took" in out
+        assert "tuned ones may reach more: docs/benchmark/server-width.md." in out
+        assert "gain over" not in out, "with one seed nothing is decided"
         summary = json.loads((tmp_path / "out" / "summary.json").read_text())
         accuracies = {run["label"]: 100 * run["global_accuracy"] for run in summary["runs"]}
         assert list(accuracies)[1:] == [

@@ -42,6 +42,9 @@ WORDS = {
     ONE_SEED: "with one seed beside",
 }
 
+GAINS = {ABOVE: "above zero are", BELOW: "below zero", EQUAL: f"{EQUAL} of it", OPEN: OPEN}
+"""What is said of gains that came out so, where they are counted."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -160,9 +163,10 @@ class Comparison:
         return [replace(gain, difference=next(corrected)) if gain else None for gain in found]
 
     def sentences(self) -> list[str]:
-        """All that is said: which row leads, how it stands to the others, and what the yardsticks reach."""
+        """All that is said: which row leads, how it stands to the others, what is gained, what yardsticks reach."""
         lower = f"Of the {self.metric.title}, lower is better." if not self.metric.higher_is_better else ""
-        said = [self.leading_sentence(), *self.difference_sentences(), *self.yardstick_sentences()]
+        told = [*self.difference_sentences(), *self.gain_sentences(), *self.yardstick_sentences()]
+        said = [self.leading_sentence(), *told]
         return [*filter(None, [*said, lower if any(said) else ""])]
 
     def leading_sentence(self) -> str:
@@ -193,6 +197,21 @@ class Comparison:
             found.setdefault(each.verdict, []).append(self.rows[number].title)
         parts = [f"{WORDS[verdict]} {len(names)} ({listed(names)})" for verdict, names in found.items()]
         return [f"Of {len(self.differences)} others, {title} is {'; '.join(parts)} (95 %, Holm)."]
+
+    def gain_sentences(self) -> list[str]:
+        """Whether each gain is decided: a sentence for each, or one for all where they are many; none with one seed."""
+        found = [
+            (row.title, gain)
+            for row, gain in zip(self.rows, self.gains, strict=True)
+            if gain and gain.difference.interval and not is_yardstick(row.title)
+        ]
+        if len(found) <= MAX_SENTENCES:
+            return [gain.difference.gain_sentence(title, gain.kind) for title, gain in found]
+        verdicts: dict[str, list[str]] = {}
+        for title, gain in sorted(found, key=lambda pair: -pair[1].difference.mean):
+            verdicts.setdefault(gain.difference.verdict, []).append(title)
+        parts = [f"{GAINS[verdict]} {len(names)} ({listed(names)})" for verdict, names in verdicts.items()]
+        return [f"Of {len(found)} gains, {'; '.join(parts)} (95 %, Holm)."]
 
     def yardstick_sentences(self) -> list[str]:
         """What the yardsticks of each row reach; rows that share their yardsticks share a sentence."""

@@ -128,8 +128,31 @@ class Difference:
         found = f"(difference {show(self.mean)}, 95 %: {show(low)} to {show(high)}, {seeds})"
         if self.is_equal:
             return f"{first} and {second} are {EQUAL} {found}."
-        among = f" among {in_words(self.of)} comparisons" if self.plain_p_value < 1 - CONFIDENCE else ""
-        return f"Between {first} and {second} it is {OPEN}{among} {found}."
+        return f"Between {first} and {second} it is {OPEN}{self._among} {found}."
+
+    def gain_sentence(self, run: str, yardstick: str) -> str:
+        """The difference as what a run gains over a yardstick: of some metrics lower values are the better ones.
+
+        >>> print(Difference((14.0, 2.0, 27.5)).gain_sentence("A", "exclude"))
+        A's gain over exclude is not decided (+14.5, 95 %: −17.2 to +46.2, three seeds).
+        >>> print(Difference((-1.0, -2.0, -3.0, -2.0, -2.0)).gain_sentence("A", "exclude"))
+        A loses against exclude: this is decided (−2.0, 95 %: −2.9 to −1.1, five seeds).
+        """
+        show = self._signed
+        if self.interval is None:
+            return f"{run}'s gain over {yardstick} is {show(self.mean)} (one seed: no interval)."
+        low, high = self.interval
+        found = f"({show(self.mean)}, 95 %: {show(low)} to {show(high)}, {in_words(len(self.values))} seeds)"
+        equal = f"; they are {EQUAL}" if self.is_equal else ""
+        if self.is_decided and self.mean < 0:
+            return f"{run} loses against {yardstick}: this is decided {found}{equal}."
+        verdict = "decided" if self.is_decided else f"none: they are {EQUAL}" if equal else f"{OPEN}{self._among}"
+        return f"{run}'s gain over {yardstick} is {verdict} {found}{equal if self.is_decided else ''}."
+
+    @property
+    def _among(self) -> str:
+        """How many comparisons leave it open, where it would be decided alone."""
+        return f" among {in_words(self.of)} comparisons" if self.plain_p_value < 1 - CONFIDENCE else ""
 
 
 def compare(first: Mapping[int, float], second: Mapping[int, float], measure: Measure = ACCURACY) -> Difference | None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fedwidth.cli.runs.planned_run import PlannedRun
 
 Summary = Mapping[str, Any]
+TUNED = "docs/benchmark/server-width.md"
+"""The page that shows what tuned yardsticks reach."""
 
 
 def compare_runs(runs: Sequence[PlannedRun], summaries: Sequence[Summary], *, chosen: bool) -> Comparison:
@@ -88,6 +90,7 @@ def print_results(
         brackets = " (95 % interval)" if len(seeds) > 1 else "; one seed: no interval"
         less = "less that" if metric.higher_is_better else "below that"
         print(f"Gain: {metric.title} {less} of the best yardstick but full for all, seed by seed{brackets}.")
+        print(f"Yardsticks train with the settings of the runs they serve; tuned ones may reach more: {TUNED}.")
         if added := [
             summary["seconds"] for run, summary in zip(runs, summaries, strict=True) if is_yardstick(run.title)
         ]:
