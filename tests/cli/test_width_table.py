@@ -25,6 +25,8 @@ def test_each_width_has_a_column_and_its_mean_over_seeds(tmp_path, capsys):
         by_seed = [summary["capacity_accuracy"][width] for summary in own]
         assert found == pytest.approx(sum(by_seed) / 2)
         assert f"{100 * found:.2f} ± " in lines[start + 3]
+    said = "Seeds: 1, 2. ± is the standard deviation over seeds; MiB are a mean over them, seconds their sum."
+    assert said in lines
     both = [100 * summary["together_accuracy"] for summary in own]
     assert lines[start + 3].rsplit("│", 1)[1].strip().startswith(f"{sum(both) / 2:.2f} ± ")
 
@@ -52,6 +54,15 @@ def test_without_the_test_set_it_says_that_it_is_of_validation_samples(tmp_path,
     assert "\nfedrolex: on validation samples, as the test set was not looked at.\n" in out
     assert run_command([*command, "--only", "fedrolex", "--out", str(tmp_path / "one")]) == 0
     assert "\nvalidation accuracy at each width %" in capsys.readouterr().out
+
+
+def test_runs_that_were_measured_at_no_width_have_no_row(tmp_path, capsys):
+    recipe = write_recipe(tmp_path, "evaluation.capacities = [1, 0.25]\n")
+    assert run_command(["run", recipe, "--yardsticks", "--set", "rounds=1", "--out", str(tmp_path / "runs")]) == 0
+    runs, widths = capsys.readouterr().out.split("\naccuracy at each width %")
+    assert "\nyardstick: exclude " in runs
+    assert "\nfedrolex " in widths
+    assert "\nyardstick: " not in widths
 
 
 def test_where_only_the_whole_model_was_measured_there_is_no_such_table(tmp_path, capsys):

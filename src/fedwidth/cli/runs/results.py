@@ -81,9 +81,9 @@ def print_results(
     print_table([*columns, *(["gain"] if gained else [])], rows, title=title or None)
     print_widths(by_label(runs, summaries), metric)
     seeds = sorted({run.settings.seed for run in runs})
-    print(
-        f"Seeds: {', '.join(map(str, seeds))}." + (" ± is the standard deviation over seeds." if len(seeds) > 1 else "")
-    )
+    means = "MiB and device time are means" if timed else "MiB are a mean"
+    over = f" ± is the standard deviation over seeds; {means} over them, seconds their sum." if len(seeds) > 1 else ""
+    print(f"Seeds: {', '.join(map(str, seeds))}.{over}")
     for sentence in compared.sentences():
         print(sentence)
     if gained:

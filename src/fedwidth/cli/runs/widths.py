@@ -38,7 +38,8 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
         own = Measure.of(mine[0][1])
         known = [[own.scaled(widths[width]) for widths in runs if width in widths] for width in columns]
         known += [[own.scaled(value) for each in of_runs for value in _score_of(each, name)] for name in asked]
-        rows.append([mine[0][0].title, *(over_seeds(values, metric=own) if values else "–" for values in known)])
+        if any(known):  # yardsticks are measured as a whole alone
+            rows.append([mine[0][0].title, *(over_seeds(values, metric=own) if values else "–" for values in known)])
     shown = [mine[0][0] for mine in by_label.values()]
     untested = [run.title for run in shown if not run.settings.evaluation.test]
     of = "validation " * (len(untested) == len(shown))
