@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import torch
@@ -59,3 +60,13 @@ def test_a_choice_that_goes_wrong_in_a_later_round_says_in_which_and_for_whom(tm
     assert run("TOO_FEW", tmp_path, "--set", "devices.capacities=1:1 1/2:100") == 2
     said = error(capsys)
     assert re.match(r"error: round 1, client \d, capacity 0\.5, stage choose: home keeps 3 units of group", said)
+
+
+def test_a_run_whose_method_is_replaced_is_called_by_that_method(tmp_path, capsys):
+    changes = ["--set", f"method.name={HERE}:BY_LEVEL", "--set", "rounds=1", "--seeds", "1,2"]
+    assert run_command(["run", "--only", "fedrolex", *changes, "--out", str(tmp_path / "out")]) == 0
+    assert "\nHome window │ " in capsys.readouterr().out
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    (row,) = summary["table"]
+    assert (row["label"], row["title"]) == ("fedrolex", "Home window")
+    assert [each["title"] for each in summary["runs"]] == ["Home window"] * 2

@@ -100,11 +100,13 @@ def print_results(
 def write_results(folder: Path, runs: Sequence[PlannedRun], summaries: Sequence[Summary], compared: Comparison) -> None:
     """summary.json of the folder that holds the runs: a list of them, mean and deviation of each label, comparisons.
 
+    Labels are those of the recipe, by which runs are found again; titles are what the table shows.
     Where the folder is the main run's own, its summary keeps all it says and is added to.
     """
     listed = [
         {
             "label": run.label,
+            "title": run.title,
             "folder": str(run.folder.relative_to(folder)),
             **{key: summary[key] for key in ("method", "seed", "rounds", *_scores(summary))},
         }
@@ -172,7 +174,7 @@ def _validation(summary: Summary) -> str:
 
 
 def _spread(label: str, mine: Sequence[tuple[PlannedRun, Summary]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"label": label, "seeds": [run.settings.seed for run, _ in mine]}
+    row: dict[str, Any] = {"label": label, "title": mine[0][0].title, "seeds": [run.settings.seed for run, _ in mine]}
     for key in _scores(mine[0][1]):
         known = [summary[key] for _, summary in mine if summary[key] is not None]
         row[key] = statistics.mean(known) if known else None
