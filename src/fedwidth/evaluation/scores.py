@@ -20,6 +20,7 @@ from fedwidth.data.batches import in_batches
 from fedwidth.data.trees import leaves
 from fedwidth.errors import DataError
 from fedwidth.models import StaticBatchNorm2d, collect_statistics, forget_statistics
+from fedwidth.models.spectral_norm import update_spectral_norms
 from fedwidth.models.static_norm import norms_of, settled_statistics
 from fedwidth.objectives import CLASSIFICATION, Metric, Objective
 from fedwidth.settings import EvaluationSettings
@@ -81,7 +82,8 @@ def prepare(
 ) -> nn.Module:
     """Load a state into the model and give its batch norms the statistics they are evaluated with.
 
-    Static ones are those of the training samples `trained_on`, by their numbers, or of all.
+    Static ones are those of the training samples `trained_on`, by their numbers, or of all. Spectral norms get the
+    singular vectors of their weights.
     """
     fill(model, state)
     model.eval()
@@ -90,7 +92,8 @@ def prepare(
         for norm in norms_of(model):
             if not isinstance(norm, StaticBatchNorm2d):
                 norm.train()  # PyTorch's own norms use the batch at hand in this mode only
-    elif norms_of(model):
+        update_spectral_norms(model)
+    else:
         samples = _all(data.train) if trained_on is None else trained_on
         samples = samples[: settings.statistics_samples or len(samples)]
         collect_statistics(

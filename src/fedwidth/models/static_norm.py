@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedwidth.errors import DataError
+from fedwidth.models.spectral_norm import update_spectral_norms
 
 
 class StaticBatchNorm2d(nn.BatchNorm2d):
@@ -102,10 +103,11 @@ def collect_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
 
     A batch is what the model takes: a tensor, a tuple of arguments, or a dictionary of keyword arguments. Works for
     `StaticBatchNorm2d` and for any batch norm of PyTorch. Dropout and scalers stay off. The model is left in evaluation
-    mode.
+    mode, and its spectral norms have the singular vectors of its weights.
     """
     norms = norms_of(model)
     model.eval()
+    update_spectral_norms(model)  # first: what follows in the model depends on them
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]

@@ -13,6 +13,7 @@ from fedwidth.data.records import moved
 from fedwidth.evaluation.evaluator import Measured
 from fedwidth.evaluation.packed import PackedEvaluation, stack_states
 from fedwidth.experiment import Experiment
+from fedwidth.models.spectral_norm import spectral_norms_of
 from fedwidth.models.static_norm import norms_of
 from fedwidth.objectives import call
 from fedwidth.plan.isolation import set_mode, untouched
@@ -28,7 +29,8 @@ class LockstepEvaluation:
         first = experiments[0]
         mask, self.tied = first.settings.training.mask, first.plan.tied
         packed = PackedEvaluation(first.model, first.data, mask=mask, objective=first.objective)
-        self.packed = None if norms_of(first.model) or _draws(first) else packed
+        prepared = norms_of(first.model) or spectral_norms_of(first.model)  # which is done model by model
+        self.packed = None if prepared or _draws(first) else packed
 
     def measure(self, ended: Sequence[tuple[Recorder, Server]]) -> list[Measured | None]:
         """What is measured after a round of every run; None where it is not evaluated."""

@@ -1,9 +1,10 @@
 """models.safetensors: what it takes to use a run's models without its data, written when the run ends.
 
-Of the global model the file holds the statistics of its batch norms (the rest is in the checkpoint); of the sub-model
-that stands for each width (`evaluation/representative.py`) all tensors, statistics included. Statistics are those that
-the run's own evaluation collects: the models score what the run reported. With `evaluation.norm = "batch"` the run
-measures with statistics of each test batch, which no model can carry; static ones are collected all the same.
+Of the global model the file holds the statistics of its batch norms and the vectors of its spectral norms (the rest is
+in the checkpoint); of the sub-model that stands for each width (`evaluation/representative.py`) all tensors, these
+included. Statistics are those that the run's own evaluation collects: the models score what the run reported.
+With `evaluation.norm = "batch"` the run measures with statistics of each test batch, which no model can carry;
+static ones are collected all the same.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fedwidth.errors import StateError
 from fedwidth.evaluation.evaluator import Evaluator
 from fedwidth.evaluation.representative import LastRound, representative_index
 from fedwidth.files import write_whole
+from fedwidth.models.spectral_norm import vectors_of
 from fedwidth.models.static_norm import norms_of
 from fedwidth.plan.trace import tensors_of
 from fedwidth.run.checkpoint import checksum
@@ -133,13 +135,13 @@ def static(evaluator: Evaluator) -> Evaluator:
 
 
 def statistics_of(model: nn.Module) -> dict[str, Tensor]:
-    """The statistics that the model's batch norms hold, by name."""
-    norms = {id(norm) for norm in norms_of(model)}
+    """The statistics that the model's batch norms hold and the vectors of its spectral norms, by name."""
+    norms, vectors = {id(norm) for norm in norms_of(model)}, vectors_of(model)
     return {
         f"{path}.{name}" if path else name: buffer.detach()
         for path, module in model.named_modules()
-        if id(module) in norms
         for name, buffer in module.named_buffers(recurse=False)
+        if id(module) in norms or id(buffer) in vectors
     }
 
 
