@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from threading import Lock
 
 import pytest
 import torch
@@ -26,9 +27,9 @@ def network() -> nn.Module:
 
 
 def uncopied() -> nn.Module:
-    """A model that holds what autograd computed, as PyTorch's old weight norm does."""
+    """A model that holds what Python copies for nobody."""
     model = network()
-    model.scaled = model[0].weight * 2
+    model.guard = Lock()
     return model
 
 
@@ -67,7 +68,7 @@ NOTHING = Shares.of([], 1), Y
             {"partition": by_hand(range(60), Y[:, None])},
             r"the labels of the partition have the shape \[60, 1\], those of the data \[60\]",
         ),
-        ({"model": uncopied()}, "the model cannot be copied with copy.deepcopy: Only Tensors created explicitly"),
+        ({"model": uncopied()}, "the model cannot be copied with copy.deepcopy: cannot pickle '_thread.lock'"),
         ({"settings": {"rounds": 1}}, "settings must be fedwidth.settings.Settings, not a dict"),
         ({"settings": replace(SETTINGS, data="digits")}, r"settings.data must be DataSettings\(…\), not a str"),
     ],

@@ -6,7 +6,6 @@ its units.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from fedwidth.adapters.layer import AdapterLayer
+from fedwidth.core.narrow import copy_model
 from fedwidth.errors import OptionError, whole_number
 from fedwidth.plan.adapters import FREEZE, OUTSIDE, find_adapters
 from fedwidth.randomness import torch_generator
@@ -47,7 +47,7 @@ def adapt(
     """
     if outside not in OUTSIDE:
         raise OptionError(f"outside must be 'freeze' or 'drop', not {outside!r}")
-    made = copy.deepcopy(model)
+    made = copy_model(model)
     if found := find_adapters(made):
         for adapter in found:
             made.get_submodule(adapter.module).outside = outside  # type: ignore[assignment]

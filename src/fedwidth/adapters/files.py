@@ -6,7 +6,6 @@ the adapter, and `adapter_config.json`. `peft` loads what `save` writes, and `lo
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from fedwidth.adapters.adapt import add_adapter
 from fedwidth.adapters.layer import NAME
+from fedwidth.core.narrow import copy_model
 from fedwidth.errors import StateError
 from fedwidth.plan.adapters import FREEZE, Adapter, find_adapters
 
@@ -28,7 +28,7 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 
 def merge(model: nn.Module) -> nn.Module:
     """A copy of the model without adapters: what they add is in its weights. It computes the same, up to rounding."""
-    made = copy.deepcopy(model)
+    made = copy_model(model)
     found = _found(made)
     tensors = dict(made.named_parameters())
     with torch.no_grad():
@@ -84,7 +84,7 @@ def load(model: nn.Module, folder: str | Path, *, outside: str = FREEZE) -> nn.M
     The model has none yet, or has adapters of the same shapes, which are overwritten.
     """
     weights, config = _read(Path(folder))
-    made = copy.deepcopy(model)
+    made = copy_model(model)
     if not find_adapters(made):
         _add(made, weights, config, outside)
     own = _tensors(made, _found(made))

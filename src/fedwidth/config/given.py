@@ -6,7 +6,6 @@ config is no recipe until its settings name these things, and who reads it is to
 
 from __future__ import annotations
 
-import copy
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from fedwidth.core.narrow import copy_model
 from fedwidth.data import Data, Partition
 from fedwidth.devices.capacity import Capacities
 from fedwidth.errors import OptionError
@@ -75,7 +75,7 @@ def check_kinds(**given: object) -> None:
 def copied(model: nn.Module) -> nn.Module:
     """A copy of a model that was given, on the CPU, so that the user's own stays as it is."""
     try:
-        return copy.deepcopy(model).cpu()
+        return copy_model(model).cpu()
     except Exception as error:  # a model may hold anything
         raise OptionError(f"the model cannot be copied with copy.deepcopy: {one_line(error)}") from error
 

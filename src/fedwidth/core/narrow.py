@@ -7,8 +7,9 @@ The shapes and the integers in a module (head counts, split sizes) depend only o
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,10 +86,8 @@ def skeleton(
     memo: dict[int, object] = {}
     for name, tensor in full.items():
         memo.setdefault(id(tensor), _blank(tensor, shapes[name]))
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and not value.is_leaf:  # deepcopy refuses what autograd computed
-                memo[id(value)] = value.detach()
+    for tensor in computed_in(model):  # deepcopy refuses what autograd computed
+        memo.setdefault(id(tensor), tensor.detach())
     small = copy.deepcopy(model, memo)
     modules = dict(small.named_modules())
     for attribute in plan.attributes:
@@ -98,6 +97,32 @@ def skeleton(
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # cuDNN wants them in one piece
     return small
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """A copy of the model that shares no tensor with it, also of one that keeps what a forward pass computed.
+
+    `copy.deepcopy` alone refuses such tensors. The older weight norm keeps the weight it computed, and a recurrent
+    layer a list of its weights, of which a parametrised one is computed; the next forward pass computes them anew.
+    """
+    return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in computed_in(model)})
+
+
+def computed_in(model: nn.Module) -> Iterator[Tensor]:
+    """The tensors that autograd computed among what the model's modules hold, in lists and dictionaries too."""
+    waiting: list[Any] = [vars(module) for module in model.modules()]
+    seen = set[int]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:  # containers may hold themselves
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor) and not value.is_leaf:
+            yield value
+        elif isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, (list, tuple, set)):
+            waiting.extend(value)
 
 
 def check_counts(plan: Plan, counts: Mapping[str, int]) -> None:

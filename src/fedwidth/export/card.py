@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -13,6 +12,7 @@ import torch
 import fedwidth
 from fedwidth.config.build import load_data
 from fedwidth.core.cost import Cost, cost_of
+from fedwidth.core.narrow import copy_model
 from fedwidth.data.trees import Tree, describe
 from fedwidth.errors import FedwidthError
 from fedwidth.evaluation import scores
@@ -62,7 +62,7 @@ def _reported(taken: Taken, summary: Mapping[str, Any]) -> float | None:
 
 def cost_of_model(taken: Taken) -> Cost:
     """What the model costs a device."""
-    return cost_of(lambda: copy.deepcopy(taken.model), taken.plan, taken.data.example(), capacity=taken.capacity)
+    return cost_of(lambda: copy_model(taken.model), taken.plan, taken.data.example(), capacity=taken.capacity)
 
 
 def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedwidth.core.narrow import copy_model
 from fedwidth.data.trees import mapped
 from fedwidth.errors import PlanError
 from fedwidth.importing import one_line
@@ -124,7 +125,7 @@ def _same_answers(model: nn.Module, config: Any, example: Any) -> bool:
     if _shapes(built) != _shapes(model):
         return False
     generator = torch.Generator().manual_seed(0)
-    own = copy.deepcopy(model)
+    own = copy_model(model)
     state = {
         name: torch.randn(tensor.shape, generator=generator).to(tensor.dtype) if tensor.is_floating_point() else tensor
         for name, tensor in own.state_dict().items()

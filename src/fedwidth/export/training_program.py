@@ -6,13 +6,13 @@ so: therefore one step is tried in the runtime before anything is written, and i
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedwidth.core.narrow import copy_model
 from fedwidth.errors import OptionError, PlanError
 from fedwidth.export.load import Taken
 from fedwidth.importing import one_line
@@ -26,7 +26,7 @@ class Step(nn.Module):
 
     def __init__(self, taken: Taken) -> None:
         super().__init__()
-        self.model = copy.deepcopy(taken.model).train()
+        self.model = copy_model(taken.model).train()
         self.objective = taken.objective
 
     def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

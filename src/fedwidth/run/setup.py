@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -32,6 +31,7 @@ from fedwidth.config.objective_settings import name_objective
 from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.secure_settings import check_secure, warn_of_little
 from fedwidth.core.architectures import Architecture, Architectures
+from fedwidth.core.narrow import copy_model
 from fedwidth.data import Data, Partition
 from fedwidth.data.checks import check_partition
 from fedwidth.data.records import moved
@@ -228,7 +228,7 @@ def _check_single_samples(
         for network in dict.fromkeys(architectures.get(each) for each in own if each not in devices.excluded):
             held.setdefault(network, []).append(client)
     for network, alone in held.items():
-        made = copy.deepcopy(model) if network is None else network.filled()
+        made = copy_model(model) if network is None else network.filled()
         if not _has_batch_norm(made):
             continue
         try:

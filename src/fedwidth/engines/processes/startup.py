@@ -18,6 +18,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
+from fedwidth.core.narrow import computed_in, copy_model
 from fedwidth.engines.processes.shared_memory import SHARED_MEMORY, TensorFinder, count_shared, free_shared_memory
 from fedwidth.errors import OptionError
 from fedwidth.methods import Reference
@@ -44,7 +45,10 @@ def startup_arguments(trainer: Trainer) -> tuple[Any, ...]:
     # Where the server alone looks at public data, workers need none.
     answers = trainer.method.local is not None and trainer.method.local.answers is not None
     public = (trainer.public,) if answers else ()
-    return trainer.model, trainer.plan, trainer.data, trainer.partition, trainer.settings, objective, method, *public
+    model = trainer.model
+    if any(True for _ in computed_in(model)):  # shared memory takes no tensor that autograd computed
+        model = copy_model(model)
+    return model, trainer.plan, trainer.data, trainer.partition, trainer.settings, objective, method, *public
 
 
 def networks_of(trainer: Trainer) -> list[Any]:

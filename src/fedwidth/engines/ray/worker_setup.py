@@ -6,13 +6,13 @@ data set. Only the model and its plan are Python objects of other kinds.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from fedwidth.core.narrow import copy_model
 from fedwidth.core.tensor_bytes import TensorBytes
 from fedwidth.data import Data, Partition, Shares
 from fedwidth.data.records import Split
@@ -54,7 +54,7 @@ class WorkerSetup:
         own, labels, lazy = partition.targets, data.train.labels, data.is_lazy
         alike = own is labels or (isinstance(own, Tensor) and own.shape == labels.shape and _equal(own, labels))
         return cls(
-            model=trainer.model if trainer.device.type == "cpu" else copy.deepcopy(trainer.model).cpu(),
+            model=trainer.model if trainer.device.type == "cpu" else copy_model(trainer.model).cpu(),
             plan=trainer.plan,
             settings=trainer.settings,
             objective=trainer.objective,

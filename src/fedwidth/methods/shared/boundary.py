@@ -6,13 +6,13 @@ looks at the input by another way; that is tried, not assumed.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedwidth.core.narrow import copy_model
 from fedwidth.data.trees import leaves, mapped
 from fedwidth.errors import OptionError
 from fedwidth.methods.definition import Beginning
@@ -74,7 +74,7 @@ def lower_counts(plan: Plan, layers: int, counts: Mapping[str, int]) -> dict[str
 def check_boundary(beginning: Beginning, layers: int, title: str) -> None:
     """Refuse a model in which more than the boundary's output reaches what comes after it, or nothing comes after."""
     assert beginning.model is not None
-    model, example = copy.deepcopy(beginning.model).eval(), beginning.example
+    model, example = copy_model(beginning.model).eval(), beginning.example
     found = plain_layers(model, tensors_of(model)[1])
     if layers >= len(found):
         raise OptionError(
@@ -97,7 +97,7 @@ def check_boundary(beginning: Beginning, layers: int, title: str) -> None:
 def check_beginnings(beginning: Beginning, layers: int, title: str) -> None:
     """Refuse an architecture that does not begin as the run's model does: features and weights before the boundary."""
     assert beginning.model is not None
-    shapes = _lower_shapes(copy.deepcopy(beginning.model), beginning, layers)
+    shapes = _lower_shapes(copy_model(beginning.model), beginning, layers)
     for one in dict.fromkeys(beginning.architectures.values()):
         device = next(beginning.model.parameters()).device
         own = _lower_shapes(one.filled().to(device), beginning, layers)
