@@ -89,6 +89,19 @@ def check_dtypes(model: nn.Module, architectures: Architectures) -> None:
             raise OptionError(f"'{one.name}' of the run's models has {found}, and the run's own model {wanted}")
 
 
+def check_gradients(model: nn.Module, architectures: Architectures) -> None:
+    """Refuse networks with sparse gradients, which are neither clipped nor turned into dense updates."""
+    networks = {"": model} | {one.name: one.model for one in architectures.values()}
+    for title, network in networks.items():
+        for name, module in network.named_modules():
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
+                where = f" of '{title}'" if title else ""
+                raise OptionError(
+                    f"the {type(module).__name__} '{name}'{where} has sparse gradients, which clients cannot train"
+                    " with: make it with sparse=False"
+                )
+
+
 def _check_method(method: Method) -> None:
     if not method.several:
         raise OptionError(

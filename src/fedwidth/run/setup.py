@@ -13,6 +13,7 @@ from fedwidth.config.architectures import (
     build_architectures,
     check_architectures,
     check_dtypes,
+    check_gradients,
     given_architectures,
 )
 from fedwidth.config.budgets import with_budgets
@@ -158,6 +159,7 @@ def set_up(
         method = replace(method, architectures=build_architectures(settings, data, objective))
     method = replace(method, enrolled=Cohorts(capacities, len(partition), settings.devices, settings.seed).enrolled)
     check_dtypes(made, method.architectures)
+    check_gradients(made, method.architectures)
     settings = without_scaler(settings, plan)
     _check_has_norms(settings, made)
     _check_single_samples(
