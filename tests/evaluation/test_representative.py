@@ -39,7 +39,7 @@ def test_the_accuracy_of_a_width_is_that_of_a_sub_model_a_client_trained(name):
     engine = Noting(experiment.trainer)
     result = experiment.run(engine=engine)
     line, cohort = result.metrics[-1], experiment.cohort(3)
-    for capacity in (1.0, 0.5, 0.25):
+    for capacity in (1.0,) if experiment.method.holds_all else (1.0, 0.5, 0.25):
         place = [own for _, own in cohort].index(capacity)
         expected = accuracy_by_hand(experiment, result.model, engine.tasks[3][place].index)
         assert line["capacity_accuracy"][f"{capacity:g}"] == pytest.approx(expected), capacity

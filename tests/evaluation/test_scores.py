@@ -235,6 +235,17 @@ class TestCapacities:
         assert list(line["capacity_accuracy"]) == ["1", "0.5", "0.125"]
         assert line["capacity_accuracy"]["1"] == line["global_accuracy"]
 
+    @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold"])
+    def test_where_every_client_holds_the_whole_model_there_is_no_narrower_one(self, name):
+        changes = [f"method.name={name}", "data.validation=0.2", "rounds=1"]
+        result = Experiment(small(*changes, "evaluation.capacities=[1, 0.5]")).run()
+        for line in (result.metrics[-1], result.summary):
+            assert line["capacity_accuracy"] == {"1": line["global_accuracy"]}
+            assert line["capacity_validation_accuracy"] == {"1": line["validation_accuracy"]}
+        alone = Experiment(small(*changes, "evaluation.capacities=[0.5]")).run()
+        assert "capacity_accuracy" not in alone.metrics[-1]
+        assert alone.summary["capacity_accuracy"] is None
+
     def test_validation_samples_see_them_too_where_there_are_some(self):
         changes = [
             "method.name=heterofl",

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from run_folders import write_run
+from run_folders import lines, write_run
 
 from fedwidth.report import read_runs
 from fedwidth.report.client_views import devices_view, gains_views, merge_equal, split_view, widths_views
@@ -43,6 +43,21 @@ def test_accuracy_at_each_width_over_seeds_and_none_for_whole_models(tmp_path):
     assert view["levels"][0]["mean"] == pytest.approx(0.43)
     assert views["whole"] == [1]
     assert views["validated"] == []
+
+
+def test_a_run_whose_clients_hold_the_whole_model_says_so_where_it_measured_no_narrower_one(tmp_path):
+    found = [{key: value for key, value in line.items() if key != "capacity_accuracy"} for line in lines(4)]
+    found[-1]["capacity_accuracy"] = {"1": 0.5}
+    asked = "evaluation.capacities = [1, 0.25]"
+    write_run(tmp_path / "a", "both", method="fedavg", metrics=found, extra=asked)
+    write_run(tmp_path / "b", "whole alone", method="fedavg", metrics=found)
+    narrow = [{key: value for key, value in line.items() if key != "capacity_accuracy"} for line in found]
+    write_run(tmp_path / "c", "narrow alone", method="fedavg", metrics=narrow, extra="evaluation.capacities = [0.25]")
+    runs = entries(tmp_path)
+    rebuilder = ModelRebuilder()
+    views = widths_views(runs, [rebuilder.rebuild(entry.first) for entry in runs])
+    assert [runs[place].label for place in views["whole"]] == ["both", "narrow alone"]
+    assert [runs[view["entry"]].label for view in views["views"]] == ["whole alone"]
 
 
 def test_accuracies_of_widths_that_are_of_validation_samples_are_named(tmp_path):

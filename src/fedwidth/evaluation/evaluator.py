@@ -175,14 +175,19 @@ class Evaluator:
             line["class_accuracy"] = first.by_class
         if local is not None:
             line |= {f"local_{metric}": local.mean, "local_quantiles": local.quantiles}
-        capacities = self.settings.evaluation.capacities
-        if capacities and (with_capacities or self.measures_capacities(server.round)):
+        if self._capacities and (with_capacities or self.measures_capacities(server.round)):
             line |= self._by_capacity(server, self.last_round(server, before=before, cohort=cohort))
         return Measured(line, local)
 
+    @property
+    def _capacities(self) -> list[float]:
+        """The capacities of the settings that there are models of; where clients hold the whole one, only that."""
+        asked = self.settings.evaluation.capacities
+        return [capacity for capacity in asked if capacity == 1] if self.method.holds_all else asked
+
     def _by_capacity(self, server: Server, last: LastRound) -> dict[str, Any]:
         """What the sub-models of the settings' capacities score, each by itself and one of each capacity together."""
-        capacities, metric = self.settings.evaluation.capacities, self.objective.metric
+        capacities, metric = self._capacities, self.objective.metric
         standing: list[tuple[str, float]] = []  # the sub-models that stand for the capacities, where they are slices
         if self.method.slices:
             indexes = [representative_index(self.method, self.plan, capacity, last) for capacity in capacities]
@@ -225,7 +230,7 @@ class Evaluator:
         held = f"validation_{metric.name}"
         if held in asked and metric.name in asked:
             chosen = choose_together(len(answers), lambda numbers: metric.measure.sign * score(held, numbers))
-            line["chosen_capacities"] = [self.settings.evaluation.capacities[number] for number in chosen]
+            line["chosen_capacities"] = [self._capacities[number] for number in chosen]
             line[f"chosen_{metric.name}"] = score(metric.name, chosen)
         return line
 

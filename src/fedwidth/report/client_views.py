@@ -77,7 +77,9 @@ def widths_views(entries: Sequence[Entry], built: Sequence[Rebuilt | str]) -> Vi
             for name, accuracy in next(_capacity_accuracies(run), {}).items():
                 if 0 < (capacity := _read_capacity(name)) <= 1:
                     found.setdefault(capacity, []).append(number(accuracy))
-        if found and not isinstance(model, str) and min(found) < 1 and not model.narrows(min(found)):
+        asked = [*found, *map(number, _list(entry.first.setting("evaluation.capacities")))]
+        narrower = [capacity for capacity in asked if 0 < capacity < 1]
+        if narrower and not isinstance(model, str) and not model.narrows(min(narrower)):
             whole.append(position)
         elif found:
             levels = [{"capacity": capacity, **spread(found[capacity])} for capacity in sorted(found)]
