@@ -15,7 +15,7 @@ from fedwidth.data import Partition, Shares, from_clients, from_tensors, make_pa
 from fedwidth.data.checks import check_partition
 from fedwidth.errors import FedwidthError
 from fedwidth.experiment import Experiment
-from fedwidth.settings import DataSettings, DeviceSettings, Settings
+from fedwidth.settings import DataSettings, DeviceSettings, EvaluationSettings, Settings
 
 X, Y = torch.randn(60, 4), torch.arange(60) % 3
 DATA = from_tensors(X, Y, X, Y)
@@ -95,3 +95,20 @@ def test_clients_that_have_a_data_set_each_are_not_dealt_anew_in_silence():
         Experiment(SETTINGS, model=network(), data=data)
     with warnings.catch_warnings(action="error"):
         Experiment(replace(SETTINGS, data=DataSettings(clients=4, partition="natural")), model=network(), data=data)
+
+
+def test_tuples_are_lists_in_settings(tmp_path):
+    tuples, lists = (
+        replace(
+            SETTINGS,
+            devices=DeviceSettings(kind([1, 0.5, 0.25, 0.25]), per_round=2, excluded=kind([0.25])),
+            evaluation=EvaluationSettings(capacities=kind([1, 0.5]), also=kind([1])),
+        )
+        for kind in (tuple, list)
+    )
+    made = [Experiment(settings, model=network(), data=DATA) for settings in (tuples, lists)]
+    assert made[0].settings == made[1].settings
+    result = made[0].run(tmp_path / "run")
+    assert list(result.summary["capacity_accuracy"]) == ["1", "0.5"]
+    with pytest.raises(FedwidthError, match=r"^evaluation.capacities must be a list of numbers, .*, not 2$"):
+        Experiment(replace(SETTINGS, evaluation=EvaluationSettings(capacities=(1, 2))), model=network(), data=DATA)

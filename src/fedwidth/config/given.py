@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,17 @@ def copied(model: nn.Module) -> nn.Module:
         return copy_model(model).cpu()
     except Exception as error:  # a model may hold anything
         raise OptionError(f"the model cannot be copied with copy.deepcopy: {one_line(error)}") from error
+
+
+def with_lists(settings: Settings) -> Settings:
+    """The settings with lists where Python gave tuples, as a document has them.
+
+    >>> from fedwidth.settings import EvaluationSettings
+    >>> with_lists(Settings(evaluation=EvaluationSettings(capacities=(1, 0.5)))).evaluation.capacities
+    [1, 0.5]
+    """
+    found: Settings = _listed(settings)
+    return found
 
 
 def warn_of_dealing(settings: Settings, data: Data) -> None:
@@ -163,6 +174,13 @@ def _title(thing: Any) -> str:
     if isinstance(thing, Mapping):
         return ", ".join(_title(each) for each in thing.values())
     return type(thing).__name__ if isinstance(thing, nn.Module) else str(thing.name)
+
+
+def _listed(value: Any) -> Any:
+    """A setting, or a record of some, with lists in place of tuples; tables stay as they are."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{part.name: _listed(getattr(value, part.name)) for part in fields(value)})
+    return [_listed(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _kind(thing: object) -> str:

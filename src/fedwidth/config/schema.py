@@ -120,7 +120,7 @@ def read(key: Key, value: Any) -> Any:
     if key.type == str | list[float] and isinstance(value, str):
         return value
     if key.is_listed:
-        if not isinstance(value, list):
+        if not isinstance(value, (list, tuple)):
             raise _wrong(key, value)
         if key.record is not None:  # those of a record that was made in Python are looked at too
             tables = [asdict(each) if isinstance(each, key.record) else each for each in value]
@@ -186,7 +186,7 @@ def _plain(key: Key, value: Any) -> dict[str, Any]:
     def copy(part: Any) -> Any:
         if isinstance(part, Mapping):
             return {name: copy(inner) for name, inner in part.items()}
-        if isinstance(part, list):
+        if isinstance(part, (list, tuple)):
             return [copy(inner) for inner in part]
         if not isinstance(part, (str, bool, int, float)):
             raise OptionError(f"{key.name} may hold text, numbers, true and false, lists and tables, not {part!s}")
