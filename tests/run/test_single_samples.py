@@ -30,10 +30,27 @@ def test_a_run_that_would_fail_in_batch_norm_is_refused_in_one_line():
         "client 1 (and 1 more) has 9 samples, so with training.batch_size = 4 its last batch has one, which the model"
         " cannot train on (Expected more than 1 value per channel"
     )
-    with pytest.raises(OptionError, match="client 0 has 1 samples"):
-        run("devices.per_round=2", sizes=(1, 8))
+    with pytest.raises(OptionError, match="client 0 has 9 samples"):
+        run("devices.per_round=2", sizes=(9, 8))
     with pytest.raises(OptionError, match="training.batch_size = 1 "):
         run("training.batch_size=1", sizes=(8, 8, 8))
+
+
+def test_where_a_client_has_one_sample_in_all_no_batch_size_is_asked_for():
+    with pytest.raises(OptionError) as caught:
+        run(sizes=(9, 1, 1))
+    assert str(caught.value).startswith("client 1 (and 1 more) has 1 sample, which the model cannot train on with any")
+    assert str(caught.value).endswith(": choose a partition that gives it more, or a model with group norm")
+
+
+def test_the_option_that_the_message_names_helps():
+    x, y, users = torch.randn(20, 6), torch.arange(20) % 3, torch.tensor([0] * 9 + [1] * 10 + [2])
+    data = from_tensors(x, y, x, y, train_users=users, test_users=users)
+    plain = ("rounds=1", "training.batch_size=20", "data.partition=natural", "devices.per_round=2")
+    with pytest.raises(OptionError, match=r"client 2 has 1 sample, .* data.partition_options = \{ min_samples = 2"):
+        Experiment(small(*plain, "data.clients=3", "data.partition_options={}"), model=NORMED, data=data)
+    left = small(*plain, "data.clients=2", "data.partition_options={min_samples=2}")
+    assert Experiment(left, model=NORMED, data=data).run().summary["global_accuracy"] >= 0
 
 
 @pytest.mark.parametrize(

@@ -103,18 +103,30 @@ def random_labels(data: Data, clients: int, seed: int, *, per_client: int = 2, h
     return Partition("random_labels", *shares, data.train.labels.cpu(), tested_on="train")
 
 
-def natural(data: Data, clients: int | None = None, seed: int = 0) -> Partition:
-    """Every user of the training set is a client, or `clients` users drawn at random, with their own test samples."""
+def natural(data: Data, clients: int | None = None, seed: int = 0, *, min_samples: int = 1) -> Partition:
+    """Every user of the training set is a client, or `clients` users drawn at random, with their own test samples.
+
+    Users with fewer than `min_samples` training samples are left out.
+    """
+    if type(min_samples) is not int or min_samples < 1:
+        raise OptionError(f"min_samples must be a whole number of at least 1, not {min_samples!r}")
     if data.train.users is None:
         raise DataError(f"data set '{data.name}' does not say whose sample is whose: choose another partition")
-    users, owner = np.unique(data.train.users.numpy(), return_inverse=True)
-    if clients is not None and clients != len(users):
+    users, owner, sizes = np.unique(data.train.users.numpy(), return_inverse=True, return_counts=True)
+    chosen = np.flatnonzero(sizes >= min_samples)
+    if clients is not None and clients != len(chosen):
         generator = first_generator(clients, seed)
-        if clients > len(users):
-            raise DataError(f"{clients} clients asked for, but data set '{data.name}' has {len(users)} users")
-        chosen = np.sort(generator.choice(len(users), clients, replace=False))
+        if clients > len(chosen):
+            enough = f" with at least {min_samples} samples" if min_samples > 1 else ""
+            raise DataError(f"{clients} clients asked for, but data set '{data.name}' has {len(chosen)} users{enough}")
+        chosen = np.sort(chosen[generator.choice(len(chosen), clients, replace=False)])
+    if not len(chosen):
+        raise DataError(
+            f"data set '{data.name}' has no user with at least {min_samples} samples: they have {max(sizes)} at most"
+        )
+    if len(chosen) < len(users):
         number = np.full(len(users), NOBODY)
-        number[chosen] = np.arange(clients)
+        number[chosen] = np.arange(len(chosen))
         users, owner = users[chosen], number[owner]
     test = np.full(len(data.test), NOBODY)
     if data.test.users is not None:

@@ -31,28 +31,23 @@ from fedwidth.config.method_settings import (
 from fedwidth.config.objective_settings import name_objective
 from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.secure_settings import check_secure, warn_of_little
-from fedwidth.core.architectures import Architecture, Architectures
-from fedwidth.core.narrow import copy_model
 from fedwidth.data import Data, Partition
 from fedwidth.data.checks import check_partition
-from fedwidth.data.records import moved
 from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.cohorts import Cohorts
 from fedwidth.devices.correlation import correlate
 from fedwidth.devices.narrower import as_shares_of_server
 from fedwidth.errors import OptionError
 from fedwidth.gpu import set_precision
-from fedwidth.importing import one_line
 from fedwidth.methods import Method
 from fedwidth.methods.lookup.families import SLICES, traits_of
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.plan import Plan
 from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.shares import warn_if_mostly_whole
-from fedwidth.randomness import seeded
+from fedwidth.run.single_samples import check_single_samples
 from fedwidth.run.weights.warm_start import plan_with_weights
 from fedwidth.settings import Settings
-from fedwidth.training.batches import with_single_batch
 from fedwidth.training.server.norms import BY_CAPACITY, norm_tensors
 from fedwidth.training.server.single_updates import compares_updates
 
@@ -162,7 +157,7 @@ def set_up(
     check_gradients(made, method.architectures)
     settings = without_scaler(settings, plan)
     _check_has_norms(settings, made)
-    _check_single_samples(
+    check_single_samples(
         settings,
         made,
         data,
@@ -204,49 +199,6 @@ def _check_has_norms(settings: Settings, model: nn.Module) -> None:
         raise OptionError(
             f"server.norms is {settings.server.norms}, but the model has no normalisation layers that are trained"
         )
-
-
-def _check_single_samples(
-    settings: Settings,
-    model: nn.Module,
-    data: Data,
-    *,
-    objective: Objective,
-    partition: Partition,
-    capacities: Capacities,
-    architectures: Architectures,
-) -> None:
-    """Refuse to train on batches of one sample where the model that a client holds has a norm that needs several.
-
-    Batch norm of pictures can do with one, as long as it has several pixels: so the model is asked.
-    """
-    if not any(map(_has_batch_norm, (model, *(each.model for each in architectures.values())))):
-        return
-    devices, held = settings.devices, dict[Architecture | None, list[int]]()
-    enrolled = capacities.enrolled(devices.excluded)
-    fixed = None if devices.dynamic else capacities.assign(len(partition), settings.seed)
-    for client in with_single_batch(partition.sizes, settings.training).tolist():
-        own = enrolled if fixed is None else [float(fixed[client])]
-        for network in dict.fromkeys(architectures.get(each) for each in own if each not in devices.excluded):
-            held.setdefault(network, []).append(client)
-    for network, alone in held.items():
-        made = copy_model(model) if network is None else network.filled()
-        if not _has_batch_norm(made):
-            continue
-        try:
-            with torch.no_grad(), seeded(0):
-                objective.answer(made.train(), moved(data.example(1), "cpu"))
-        except Exception as error:  # a model may do anything
-            client, others = alone[0], f" (and {len(alone) - 1} more)" if len(alone) > 1 else ""
-            raise OptionError(
-                f"client {client}{others} has {partition.size(client)} samples, so with training.batch_size ="
-                f" {settings.training.batch_size} its last batch has one, which the model cannot train on"
-                f" ({one_line(error)}): choose another batch size"
-            ) from error
-
-
-def _has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 def _assign_capacities(settings: Settings, partition: Partition) -> Capacities:
