@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 LEAF, PRODUCT, CONCAT = "leaf", "product", "concat"
 
+INPUT = "model input"
+"""The reason of the dimensions of what a model is given."""
+
 
 class Unaligned(Exception):
     """Two structures whose borders do not meet, e.g. 6 x 4 units read as 4 x 6."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedwidth.plan.node import Node, find, freeze, product, use
+from fedwidth.plan.node import INPUT, Node, find, freeze, product, use
 from fedwidth.plan.restructure import cut, regroup, unify
 from fedwidth.plan.rules.registry import broadcast, rule, use_all
 from fedwidth.plan.watching.recording import Recording, tensors_in
@@ -165,7 +165,7 @@ def embedding_bag(
     recording.vocabularies.append(vocabulary)
     use(width)
     first, *others = tensors_in(out)
-    recording.put(first, [Node(first.shape[0], "model input"), width])
+    recording.put(first, [Node(first.shape[0], INPUT), width])
     for tensor in others:
         recording.put_fixed(tensor, "statistics")
 

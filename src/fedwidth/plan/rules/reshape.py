@@ -101,6 +101,7 @@ def slice_(
     full, length, step = source.shape[dim], out.shape[dim], args[1] if len(args) > 1 else 1
     if length != full:
         begin = min(max((start or 0) + (full if (start or 0) < 0 else 0), 0), full)
+        recording.cut(out, source, dim)
         axes[dim] = _sliced(recording, axes[dim], begin, length, step)
     recording.put(out, axes)
 

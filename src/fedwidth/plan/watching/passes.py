@@ -25,7 +25,7 @@ from fedwidth.plan.isolation import (
     set_mode,
     untouched,
 )
-from fedwidth.plan.node import Node
+from fedwidth.plan.node import INPUT, Node
 from fedwidth.plan.rules import handler
 from fedwidth.plan.watching.follow import SizeMode
 from fedwidth.plan.watching.held import followed_attributes
@@ -90,7 +90,7 @@ class Watch:
         model, recording = self.model, self.recording
         lasting = [*model.parameters(), *model.buffers()]
         for tensor in tensors_in(inputs):
-            recording.put_fixed(tensor, "model input")
+            recording.put_fixed(tensor, INPUT)
         recording.protect(tensors_in(inputs))
         recording.evidence.begin(tensors_in(inputs), dict(model.named_buffers(remove_duplicate=False)))
         with untouched(model):

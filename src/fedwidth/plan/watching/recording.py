@@ -42,6 +42,8 @@ class Recording:
         self._constants: dict[int, list[tuple[Node, Node]]] = {}
         self._protected: dict[int, list[Tensor]] = {}
         self._overwritten: list[tuple[Tensor, Tensor]] = []
+        self._held: set[int] = set()
+        self._cuts: dict[int, list[tuple[int, Node]]] = {}
         self.constraints = Constraints()
         self.evidence = Evidence()
         self.tally = Tally()
@@ -95,8 +97,18 @@ class Recording:
     def protect(self, tensors: Iterable[Tensor]) -> None:
         """Tensors of the caller, to be given back their values if the forward pass overwrites them."""
         for tensor in tensors:
+            self._held.add(id(tensor))
             if pointer := _pointer(tensor):
                 self._protected.setdefault(pointer, []).append(tensor)
+
+    def cut(self, part: Tensor, source: Tensor, dim: int) -> None:
+        """A tensor is to be some positions of a dimension of another; of those that the caller holds that is noted."""
+        if id(source) in self._held or id(source) in self._cuts:
+            self._cuts[id(part)] = [*self.cuts(source), (dim, self._axes[id(source)][dim])]
+
+    def cuts(self, tensor: Tensor) -> list[tuple[int, Node]]:
+        """The dimensions in which it is a part of a tensor that the caller holds, each with the axis of the whole."""
+        return self._cuts.get(id(tensor), [])
 
     def constant(self, tensor: Tensor) -> None:
         """A tensor of one repeated value: its units have no identity until something is written into it."""
@@ -137,6 +149,7 @@ class Recording:
         self._alive.clear()
         self._deferred.clear()
         self._constants.clear()
+        self._cuts.clear()
         self.evidence.end_pass()
 
     def meet_unknown(self, operator: str, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
