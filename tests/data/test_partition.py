@@ -196,13 +196,13 @@ def test_natural_by_hand() -> None:
 
 def test_natural_without_users_of_few_samples_by_hand() -> None:
     data = users([5, 2, 5, 9, 7, 7, 7], [9, 3, 7, 5, 11])
-    partition = make_partition(data, "natural", min_samples=2)
+    partition = make_partition(data, "natural", min_size=2)
     assert [share.tolist() for share in partition] == [[0, 2], [4, 5, 6]]
     assert [share.tolist() for share in partition.test] == [[3], [2]]
-    assert [share.tolist() for share in make_partition(data, "natural", min_samples=3)] == [[4, 5, 6]]
-    drawn = {tuple(make_partition(data, "natural", 1, seed, min_samples=2)[0].tolist()) for seed in range(20)}
+    assert [share.tolist() for share in make_partition(data, "natural", min_size=3)] == [[4, 5, 6]]
+    drawn = {tuple(make_partition(data, "natural", 1, seed, min_size=2)[0].tolist()) for seed in range(20)}
     assert drawn == {(0, 2), (4, 5, 6)}
-    held = make_partition(data, "natural", validation=0.34, min_samples=2)  # a sample of user 7, which leaves two
+    held = make_partition(data, "natural", validation=0.34, min_size=2)  # a sample of user 7, which leaves two
     assert held.sizes.tolist() == [2]
 
 
@@ -284,9 +284,9 @@ def test_more_clients_than_users() -> None:
     with pytest.raises(DataError, match="3 clients asked for, but data set 'tensors' has 2 users"):
         make_partition(users([0, 1], None), "natural", 3)
     with pytest.raises(DataError, match="2 clients asked for, .* has 1 users with at least 2 samples"):
-        make_partition(users([0, 1, 1], None), "natural", 2, min_samples=2)
+        make_partition(users([0, 1, 1], None), "natural", 2, min_size=2)
     with pytest.raises(DataError, match="has no user with at least 3 samples: they have 2 at most"):
-        make_partition(users([0, 1, 1], None), "natural", min_samples=3)
+        make_partition(users([0, 1, 1], None), "natural", min_size=3)
 
 
 @pytest.mark.parametrize(
@@ -299,8 +299,8 @@ def test_more_clients_than_users() -> None:
         ("iid", None, 0, {}, "clients must be"),
         ("iid", 2, -1, {}, "seed must be"),
         ("labels", 2, 0, {"per_client": 0}, "per_client must be"),
-        ("natural", 2, 0, {"min_samples": 0}, "min_samples must be"),
-        ("natural", 2, 0, {"min_samples": True}, "min_samples must be"),
+        ("natural", 2, 0, {"min_size": 0}, "min_size must be"),
+        ("natural", 2, 0, {"min_size": True}, "min_size must be"),
         ("dirichlet", 2, 0, {"alpha": 0}, "alpha must be"),
         ("dirichlet", 2, 0, {"alpha": float("nan")}, "alpha must be"),
         ("random_labels", 2, 0, {"holdout": 1}, "holdout must"),

@@ -47,9 +47,9 @@ def test_the_option_that_the_message_names_helps():
     x, y, users = torch.randn(20, 6), torch.arange(20) % 3, torch.tensor([0] * 9 + [1] * 10 + [2])
     data = from_tensors(x, y, x, y, train_users=users, test_users=users)
     plain = ("rounds=1", "training.batch_size=20", "data.partition=natural", "devices.per_round=2")
-    with pytest.raises(OptionError, match=r"client 2 has 1 sample, .* data.partition_options = \{ min_samples = 2"):
+    with pytest.raises(OptionError, match=r"client 2 has 1 sample, .* data.partition_options = \{ min_size = 2"):
         Experiment(small(*plain, "data.clients=3", "data.partition_options={}"), model=NORMED, data=data)
-    left = small(*plain, "data.clients=2", "data.partition_options={min_samples=2}")
+    left = small(*plain, "data.clients=2", "data.partition_options={min_size=2}")
     assert Experiment(left, model=NORMED, data=data).run().summary["global_accuracy"] >= 0
 
 

@@ -103,26 +103,26 @@ def random_labels(data: Data, clients: int, seed: int, *, per_client: int = 2, h
     return Partition("random_labels", *shares, data.train.labels.cpu(), tested_on="train")
 
 
-def natural(data: Data, clients: int | None = None, seed: int = 0, *, min_samples: int = 1) -> Partition:
+def natural(data: Data, clients: int | None = None, seed: int = 0, *, min_size: int = 1) -> Partition:
     """Every user of the training set is a client, or `clients` users drawn at random, with their own test samples.
 
-    Users with fewer than `min_samples` training samples are left out.
+    Users with fewer than `min_size` training samples are left out.
     """
-    if type(min_samples) is not int or min_samples < 1:
-        raise OptionError(f"min_samples must be a whole number of at least 1, not {min_samples!r}")
+    if type(min_size) is not int or min_size < 1:
+        raise OptionError(f"min_size must be a whole number of at least 1, not {min_size!r}")
     if data.train.users is None:
         raise DataError(f"data set '{data.name}' does not say whose sample is whose: choose another partition")
     users, owner, sizes = np.unique(data.train.users.numpy(), return_inverse=True, return_counts=True)
-    chosen = np.flatnonzero(sizes >= min_samples)
+    chosen = np.flatnonzero(sizes >= min_size)
     if clients is not None and clients != len(chosen):
         generator = first_generator(clients, seed)
         if clients > len(chosen):
-            enough = f" with at least {min_samples} samples" if min_samples > 1 else ""
+            enough = f" with at least {min_size} samples" if min_size > 1 else ""
             raise DataError(f"{clients} clients asked for, but data set '{data.name}' has {len(chosen)} users{enough}")
         chosen = np.sort(chosen[generator.choice(len(chosen), clients, replace=False)])
     if not len(chosen):
         raise DataError(
-            f"data set '{data.name}' has no user with at least {min_samples} samples: they have {max(sizes)} at most"
+            f"data set '{data.name}' has no user with at least {min_size} samples: they have {max(sizes)} at most"
         )
     if len(chosen) < len(users):
         number = np.full(len(users), NOBODY)

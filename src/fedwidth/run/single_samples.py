@@ -63,8 +63,8 @@ def _describe_alone(settings: Settings, partition: Partition, alone: list[int], 
             f" {settings.training.batch_size} its last batch has one, which the model cannot train on ({reason}):"
             " choose another batch size"
         )
-    option = {"natural": "min_samples", "dirichlet": "min_size"}.get(partition.name)
-    more = f"data.partition_options = {{ {option} = 2 }}" if option else "a partition that gives it more"
+    can_ask = partition.name in ("natural", "dirichlet")
+    more = "data.partition_options = { min_size = 2 }" if can_ask else "a partition that gives it more"
     return (
         f"{who} has 1 sample, which the model cannot train on with any batch size ({reason}): choose {more}, or a model"
         " with group norm"
