@@ -43,7 +43,8 @@ $ make results
 ```
 
 `reproduce` runs what is not recorded yet, goes on where it was interrupted, and appends a line to `results/` for each
-finished run: all its settings, every evaluation, seconds, hardware, engine, commit and versions. With `--start 3` it
+finished run: all its settings, every evaluation, seconds, hardware, engine, commit and versions (783 early records, the thesis' 750 among
+them, lack engine and commit). With `--start 3` it
 makes the first run of each recipe (or those of `--only`) for three rounds instead, to see that it runs, and only notes
 this in `results/started.json`. `make results` writes this page from those lines. A cell counts as run
 whatever device, precision and interval between evaluations it was run with; all else must be the recipe's setting
