@@ -42,16 +42,16 @@ $ fedwidth reproduce fedrolex/table3-cifar10-high --data DIR --seeds 1,2,3 --max
 $ make results
 ```
 
-`reproduce` runs what is not recorded yet, goes on where it was interrupted, and appends a line to `results/` for each
-finished run: all its settings, every evaluation, seconds, hardware, engine, commit and versions (783 early records, the thesis' 750 among
-them, lack engine and commit). With `--start 3` it
-makes the first run of each recipe (or those of `--only`) for three rounds instead, to see that it runs, and only notes
-this in `results/started.json`. `make results` writes this page from those lines. A cell counts as run
-whatever device, precision and interval between evaluations it was run with; all else must be the recipe's setting
+`reproduce` runs what is not recorded yet, goes on where it was interrupted, and appends a line to `results/` for
+each finished run: all its settings, every evaluation, seconds, hardware, engine, commit and versions
+({without_commit:,} early records of {records:,} lack engine and commit). With `--start 3` it makes the first run of
+each recipe (or those of `--only`) for three rounds instead, to see that it runs, and only notes this in
+`results/started.json`. `make results` writes this page from those lines. A cell counts as run whatever device,
+precision and interval between evaluations it was run with; all else must be the recipe's setting
 ([recipes](recipes.md) says where each comes from). No setting was tuned on the test set, but for the batch size the
 thesis does not state (remarks), and for FedBRB's weight: 0, 0.02 and 0.2 had been looked at before 0.2 was taken.
-"Best" is the best of the evaluated rounds, chosen on the test set: with few evaluations it is lower than it would be
-with many."""
+"Best" is the best of the evaluated rounds, chosen on the test set: with few evaluations it is lower than it would
+be with many."""
 
 
 def write_page(results: Path) -> str:
@@ -72,7 +72,8 @@ def write_page(results: Path) -> str:
     parts += adapter_texts(results)
     parts += queue_texts(results, records, yardsticks)
     parts += ["## Figures", *figure_texts(tables)]
-    parts += ["## How it was judged", HOW_JUDGED, "## How to repeat it", HOW]
+    parts += ["## How it was judged", HOW_JUDGED, "## How to repeat it"]
+    parts += [HOW.format(without_commit=sum(not record.commit for record in records), records=len(records))]
     parts += ["## What remains", *remaining_texts(tables, forecast)]
     parts += ["## Started", *started_texts(tables, started)]
     parts += unrun_texts(tables)
