@@ -76,9 +76,20 @@ def test_what_is_cut_can_be_put_back(capacity):
         assert all(torch.equal(merged[name], state[name] + 1) for name in plan.parameters)
 
 
+class Precise(PreResNet18):
+    """Trained in double precision: in single precision round-off decides a ReLU now and then, and engines drift apart."""
+
+    def __init__(self, data_shape, classes):
+        super().__init__(data_shape=data_shape, classes=classes, widths=(8, 8, 16, 16))
+        self.double()
+
+    def forward(self, inputs):
+        return super().forward(inputs.double())
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_slots_average_as_one_after_the_other(seed):
-    changes = [f"method.name={NAME}", "model.name=preresnet18", "model.options={widths=[8,8,16,16]}", f"seed={seed}"]
+    changes = [f"method.name={NAME}", "model.name=test_published_dropout:Precise", "model.options={}", f"seed={seed}"]
     one, other = (Experiment(small(*changes, "rounds=1", f"engine={engine}")).run() for engine in ("serial", "cuda"))
     for name, tensor in one.server.state.items():
-        torch.testing.assert_close(other.server.state[name], tensor, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(other.server.state[name], tensor, rtol=1e-12, atol=1e-13)
