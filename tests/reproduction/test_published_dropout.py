@@ -77,7 +77,7 @@ def test_what_is_cut_can_be_put_back(capacity):
 
 
 class Precise(PreResNet18):
-    """Trained in double precision: in single precision round-off decides a ReLU now and then, and engines drift apart."""
+    """Trained in double precision: in single precision round-off decides a ReLU now and then, and engines differ."""
 
     def __init__(self, data_shape, classes):
         super().__init__(data_shape=data_shape, classes=classes, widths=(8, 8, 16, 16))
