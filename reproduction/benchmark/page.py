@@ -12,9 +12,14 @@ from fedwidth.config.read import read_settings
 from fedwidth.methods import method, methods
 from fedwidth.reproduce.records import Record
 from reproduction.benchmark.standings import (
+    ANY_WIDTH,
     CAPS,
     MIXES,
+    ONLY_HALF,
+    ONLY_QUARTER,
+    YARDSTICKS,
     Accuracy,
+    Bars,
     Standings,
     best_part,
     chosen_accuracy,
@@ -52,6 +57,8 @@ YARDSTICK_TITLES = {
     "smallest": "*smallest for all*",
     "quarter": "*smallest for all*",
     "full": "*full for all*",
+    ONLY_HALF: "a model of 1/2, only devices that can hold it",
+    ONLY_QUARTER: "a model of 1/4, only devices that can hold it",
 }
 
 
@@ -69,6 +76,8 @@ def write_benchmark(page: str, records: Sequence[Record]) -> str:
         "part": partial(of_parts, accuracy=part_accuracy),
         "chosen": partial(of_parts, accuracy=chosen_accuracy),
         "together": partial(of_parts, accuracy=together_accuracy),
+        "any_width": any_width_text,
+        "any_width_chosen": partial(any_width_text, accuracy=chosen_accuracy),
         "details": details_text,
     }
 
@@ -127,12 +136,22 @@ def gains_text(
     *,
     mixes: Mapping[str, str] = MIXES,
     accuracy: Accuracy = late_accuracy,
+    bars: Bars = YARDSTICKS,
     with_ranks: bool = True,
 ) -> str:
-    """What every method gained in these mixes, by what counts as the accuracy of a run."""
-    standings = Standings.of(name, records, accuracy)
+    """What every method gained in these mixes over these yardsticks, by what counts as the accuracy of a run."""
+    standings = Standings.of(name, records, accuracy, bars)
     begun = any(map(standings.methods, mixes))
     return gain_table(standings, titles, mixes, with_ranks=with_ranks) if begun else NOTHING
+
+
+def any_width_text(
+    name: str, records: Sequence[Record], titles: dict[str, str], *, accuracy: Accuracy = late_accuracy
+) -> str:
+    """What every method gained over one model of any width, in the mixes in which other widths were run."""
+    runs = Standings.of(name, records).runs
+    mixes = {mix: MIXES[mix] for mix, bars in ANY_WIDTH.items() if runs.keys() & {bars[ONLY_HALF], bars[ONLY_QUARTER]}}
+    return gains_text(name, records, titles, mixes=mixes, accuracy=accuracy, bars=ANY_WIDTH, with_ranks=False)
 
 
 def details_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:

@@ -16,6 +16,7 @@ from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.files import write_whole
 from fedwidth.reproduce.records import read_all
 from reproduction.benchmark.asked import as_asked
+from reproduction.benchmark.standings import ONLY_HALF, ONLY_QUARTER
 from reproduction.benchmark.tuning import find_best, find_trials, training_of
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,8 @@ FIRST = "cifar10"
 KINDS = ("", "-yardsticks")
 TRAINING = re.compile(r'(label = "(?P<row>[^"/]+).*?)training\.optimiser = "\w+", training\.lr = [\d.e-]+')
 TITLES = {FIRST: "CIFAR-10", "cifar100": "CIFAR-100"}
+TRAINED_AS = {ONLY_HALF: "exclude", ONLY_QUARTER: "quarter"}
+"""Rows without trials of their own, and those whose they share."""
 
 Training = dict[str, str]
 """The settings that trials chose, as a recipe has them, by row: a method or a yardstick."""
@@ -51,7 +54,7 @@ def find_training(name: str, results: Path) -> Training:
         training = training_of(record)
         rate = f"{training['lr']}" if training["lr"] >= 0.01 else f"{training['lr']:.0e}".replace("e-0", "e-")
         chosen[row] = f'training.optimiser = "{training["optimiser"]}", training.lr = {rate}'
-    return chosen
+    return chosen | {row: chosen[other] for row, other in TRAINED_AS.items() if other in chosen}
 
 
 def make_recipe(template: str, name: str, chosen: Training) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from statistics import mean
 
 from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, FULL, SMALLEST, Accuracies, Gain, find_gain
@@ -30,9 +30,23 @@ YARDSTICKS = {
     CAP: {EXCLUDE: f"exclude/{CAP}", SMALLEST: "smallest", FULL: "full"},
 }
 """The labels of the yardsticks' runs. Who trains the whole model needs none of the sizes, so mixes share them."""
+ONLY_HALF, ONLY_QUARTER = "only-half", "only-quarter"
+NO_METHODS = ("exclude", ONLY_HALF, ONLY_QUARTER)
+"""How the labels of yardsticks begin that belong to one mix."""
+ANY_WIDTH = {
+    mix: YARDSTICKS[mix] | {row: f"{row}/{mix}" for row in (ONLY_HALF, ONLY_QUARTER)}
+    for mix in ("five-sizes", "weak-classes")
+}
+ANY_WIDTH["no-full-width"] = YARDSTICKS["no-full-width"] | {
+    ONLY_HALF: YARDSTICKS[CAP][EXCLUDE],
+    ONLY_QUARTER: f"{ONLY_QUARTER}/no-full-width",
+}
+"""The same with server's models of 1/2 and of 1/4 that only devices train that can hold them: the best that a mix can
+reach with one model of any width and no method."""
 
 Runs = dict[int, Record]
 """Runs of one experiment, by seed."""
+Bars = Mapping[str, Mapping[str, str]]
 Accuracy = Callable[[Record], float | None]
 """(run) -> what counts as its accuracy, in percent; None where that was not measured."""
 
@@ -83,20 +97,25 @@ class Standings:
     runs: dict[str, Runs]
     accuracy: Accuracy = late_accuracy
     """What counts as the accuracy of a run; None where it was not measured."""
+    bars: Bars = field(default_factory=lambda: YARDSTICKS)
+    """What has to be beaten in each mix: the labels of its yardsticks, by kind."""
 
     @classmethod
-    def of(cls, name: str, records: Iterable[Record], accuracy: Accuracy = late_accuracy) -> Standings:
+    def of(
+        cls, name: str, records: Iterable[Record], accuracy: Accuracy = late_accuracy, bars: Bars = YARDSTICKS
+    ) -> Standings:
         """The runs of the recipes `benchmark/NAME` and `benchmark/NAME-yardsticks` that have this accuracy."""
         found: dict[str, Runs] = {}
         for record in records:
             reported = record.recipe in (f"benchmark/{name}", f"benchmark/{name}-yardsticks")
             if reported and accuracy(record) is not None:
                 found.setdefault(record.label, {})[record.seed] = record
-        return cls({label: dict(sorted(runs.items())) for label, runs in found.items()}, accuracy)
+        return cls({label: dict(sorted(runs.items())) for label, runs in found.items()}, accuracy, bars)
 
     def methods(self, mix: str) -> list[str]:
         """The methods that were run in a mix."""
-        return [label.partition("/")[0] for label in self.runs if label.endswith(f"/{mix}") and "exclude" not in label]
+        rows = [label.partition("/")[0] for label in self.runs if label.endswith(f"/{mix}")]
+        return [row for row in rows if row not in NO_METHODS]
 
     def accuracies(self, label: str) -> Accuracies:
         """What a run reached, by seed."""
@@ -105,17 +124,16 @@ class Standings:
 
     def yardsticks(self, method: str, mix: str) -> dict[str, Accuracies]:
         """What the yardsticks of a method reached, by kind; those that were not run are left out."""
-        return {kind: found for kind, label in _labels(method, mix).items() if (found := self.accuracies(label))}
+        return {kind: found for kind, label in self._labels(method, mix).items() if (found := self.accuracies(label))}
 
     def lacks(self, method: str, mix: str) -> bool:
         """Whether a yardstick that the method has to beat was not run, so that its gain may be smaller."""
-        return not {FULL, *self.yardsticks(method, mix)} >= _labels(method, mix).keys()
+        return not {FULL, *self.yardsticks(method, mix)} >= self._labels(method, mix).keys()
 
     def gain(self, method: str, mix: str) -> Gain | None:
         """How much better a method is than the best of its yardsticks; None before one was run."""
         return find_gain(self.accuracies(f"{method}/{mix}"), self.yardsticks(method, mix))
 
-
-def _labels(method: str, mix: str) -> dict[str, str]:
-    """The labels of a method's yardsticks, by kind."""
-    return YARDSTICKS[mix] | ({CAPPED: f"{method}/{CAP}"} if mix == "no-full-width" else {})
+    def _labels(self, method: str, mix: str) -> dict[str, str]:
+        """The labels of a method's yardsticks, by kind."""
+        return {**self.bars[mix], **({CAPPED: f"{method}/{CAP}"} if mix == "no-full-width" else {})}

@@ -12,6 +12,7 @@ from fedwidth.analysis.wording import over_seeds
 from fedwidth.analysis.yardsticks import EXCLUDE, FULL, SMALLEST, TO_BEAT
 from fedwidth.reproduce.records import Record
 from reproduction.benchmark.standings import (
+    ANY_WIDTH,
     CAPS,
     LAST_EVALUATIONS,
     MIXES,
@@ -110,7 +111,8 @@ def mean_ranks(standings: Standings) -> dict[str, float]:
 
 def yardstick_table(standings: Standings, titles: Titles) -> str:
     """What each yardstick reached that was run, and the worst served tenth of its clients."""
-    labels = dict.fromkeys(label for of_mix in YARDSTICKS.values() for label in of_mix.values())
+    of_mixes = (*YARDSTICKS.values(), *ANY_WIDTH.values())
+    labels = dict.fromkeys(label for of_mix in of_mixes for label in of_mix.values())
     rows = []
     for label in (label for label in labels if label in standings.runs):
         kind, _, mix = label.partition("/")

@@ -8,6 +8,7 @@ import pytest
 from reproduction.benchmark.page import PAGES, SETS, YARDSTICK_TITLES, per_seed, write_benchmark
 from reproduction.benchmark.recipes import KINDS, RECIPES, add_jobs, find_training, make_recipe
 from reproduction.benchmark.standings import (
+    ANY_WIDTH,
     CAP,
     MIXES,
     YARDSTICKS,
@@ -119,6 +120,32 @@ def test_the_gain_is_over_the_best_yardstick_of_the_mix():
     assert set(standings.yardsticks("one", "no-full-width")) == {SMALLEST, CAPPED}
     assert standings.gain("one", "all-quarter") is None
     assert standings.methods("five-sizes") == ["one"]
+
+
+def test_the_harder_bar_has_models_of_other_widths_that_only_devices_train_which_can_hold_them():
+    runs = [
+        *reached("one/five-sizes", 0.50, 0.54),
+        *reached("exclude/five-sizes", 0.48, 0.50, recipe="benchmark/set-yardsticks"),
+        *reached("smallest", 0.30, 0.30, recipe="benchmark/set-yardsticks"),
+        *reached("one/no-full-width", 0.45, 0.47),
+        *reached("one/capped", 0.40, 0.42),
+        *reached("only-quarter/no-full-width", 0.35, 0.36, recipe="benchmark/set-yardsticks"),
+    ]
+    half = reached("only-half/five-sizes", 0.55, 0.55, recipe="benchmark/set-yardsticks")
+    quarter = reached("only-quarter/five-sizes", 0.52, 0.52, recipe="benchmark/set-yardsticks")
+    first, harder = (Standings.of("set", [*runs, *half, *quarter], bars=bars) for bars in (YARDSTICKS, ANY_WIDTH))
+    assert first.gain("one", "five-sizes").difference.values == pytest.approx((2.0, 4.0))
+    assert harder.gain("one", "five-sizes").difference.values == pytest.approx((-5.0, -1.0))
+    assert harder.methods("five-sizes") == harder.methods("no-full-width") == ["one"], "a yardstick is no method"
+    assert not harder.lacks("one", "five-sizes")
+    assert Standings.of("set", [*runs, *half], bars=ANY_WIDTH).lacks("one", "five-sizes")
+    # Without full width the model of 1/2 is the one that "exclude/capped" trains.
+    assert harder.lacks("one", "no-full-width")
+    assert harder.gain("one", "no-full-width").difference.values == pytest.approx((5.0, 5.0))
+    alone = reached("exclude/capped", 0.44, 0.45, recipe="benchmark/set-yardsticks")
+    complete = Standings.of("set", [*runs, *alone], bars=ANY_WIDTH)
+    assert not complete.lacks("one", "no-full-width")
+    assert complete.gain("one", "no-full-width").difference.values == pytest.approx((1.0, 2.0))
 
 
 def test_tables_put_the_best_first():
@@ -328,6 +355,7 @@ def test_a_row_is_tuned_when_all_its_trials_are_there():
 def test_reported_runs_are_trained_as_their_trials_chose(name):
     trials = find_trials(f"benchmark/{name}-tuning", RECORDS)
     chosen = {row: training_of(trials[row][column]) for row, column in find_best(trials).items()}
+    chosen |= {"only-half": chosen["exclude"], "only-quarter": chosen["quarter"]}
     kinds = ("", "-yardsticks", "-group-norm", "-redrawn")
     for recipe in {f"benchmark/{name}{kind}" for kind in kinds} & set(recipe_names()):
         for each in read_settings(recipe).runs:
@@ -380,7 +408,9 @@ def test_the_jobs_of_another_data_set_stand_behind_its_trials(tmp_path):
     places = {job.name: place for place, job in enumerate(jobs)}
     trials = max(place for name, place in places.items() if name.startswith("cifar100-tuning"))
     for mix in (*MIXES, CAP, "yardsticks"):
-        assert trials < places[f"cifar100-{mix}"] <= trials + len(MIXES) + 3, "FjORD has a job of its own"
+        assert trials < places[f"cifar100-{mix}"] <= trials + len(MIXES) + 4, (
+            "FjORD has a job of its own, models of any width too"
+        )
         first, other = jobs[places[f"cifar10-{mix}"]], jobs[places[f"cifar100-{mix}"]]
         assert (other.only, other.seeds, other.packed) == (first.only, first.seeds, first.packed)
         assert other.recipes == tuple(recipe.replace("cifar10", "cifar100") for recipe in first.recipes)
@@ -392,4 +422,6 @@ def test_the_recipes_have_the_runs_that_the_tables_look_for(name):
     methods = read_settings(f"benchmark/{name}").runs
     assert {each.label.partition("/")[2] for each in methods} == {*MIXES, CAP}
     yardsticks = {each.label for each in read_settings(f"benchmark/{name}-yardsticks").runs}
-    assert yardsticks == {label for of_mix in YARDSTICKS.values() for label in of_mix.values()}
+    assert yardsticks == {
+        label for bars in (YARDSTICKS, ANY_WIDTH) for of_mix in bars.values() for label in of_mix.values()
+    }
