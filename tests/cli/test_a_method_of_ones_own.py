@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 import torch
 
 from fedwidth.cli.entry import run_command
@@ -47,6 +48,23 @@ def error(capsys):
 
 def test_the_capacities_there_are_are_known_before_the_first_round_too(tmp_path):
     assert run("BY_LEVEL", tmp_path, "--set", "rounds=1") == 0
+
+
+@pytest.mark.parametrize("change", ["devices.excluded=[0.25]", "devices.capacities=1:1 1/2:1 1/4:0"])
+def test_the_try_out_asks_for_no_device_that_takes_no_part(change, tmp_path):
+    assert run("BY_LEVEL", tmp_path, "--set", "rounds=1", "--set", change) == 0
+
+
+def test_what_budgets_can_pay_for_is_no_matter_of_the_try_out(tmp_path):
+    changes = ["rounds=1", "devices.capacities=a1-b1-c1-d1-e1", "devices.budgets={phone = {upload = '2kB'}}"]
+    changes.append("evaluation.capacities=[0.8125]")  # which is what they come to
+    assert run("BY_LEVEL", tmp_path, *(part for change in changes for part in ("--set", change))) == 0
+
+
+def test_a_width_to_measure_that_a_method_has_nothing_for_is_said_in_the_try_out(tmp_path, capsys):
+    assert run("BY_LEVEL", tmp_path, "--set", "evaluation.capacities=[0.125]") == 1
+    assert error(capsys).startswith("error: home was tried out before the run: round 0, client 3, capacity 0.125, ")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_fails_in_the_try_out_says_that_it_was_one(tmp_path, capsys):

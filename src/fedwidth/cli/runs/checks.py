@@ -48,13 +48,13 @@ def _check(settings: Settings, cache: Cache) -> None:
         read_weights(settings.model.weights)
     clients = len(cache.partition(settings))
     plan, method = cache.plan(settings), method_of(settings)
-    if method.reads:  # there is neither state nor memory yet
+    if method.reads or settings.devices.budgets:  # there is neither state nor memory yet, nor what budgets can pay for
         return
     capacities = Capacities.parse(settings.devices.capacities)
-    cohort = list(enumerate(capacities.values))  # one that nobody has is measured all the same
-    enrolled = Cohorts(capacities, clients, settings.devices, settings.seed).enrolled
+    method = replace(method, enrolled=Cohorts(capacities, clients, settings.devices, settings.seed).enrolled)
+    asked = dict.fromkeys([*method.enrolled, *settings.evaluation.capacities])  # also measured where nobody has it
     with nullcontext() if is_shipped(method) else tried_out(method):
-        replace(method, enrolled=enrolled).assign(plan, cohort, round=0, seed=settings.seed)
+        method.assign(plan, list(enumerate(asked)), round=0, seed=settings.seed)
 
 
 def _kind(settings: Settings) -> str:
