@@ -50,8 +50,10 @@ def test_the_capacities_there_are_are_known_before_the_first_round_too(tmp_path)
     assert run("BY_LEVEL", tmp_path, "--set", "rounds=1") == 0
 
 
-@pytest.mark.parametrize("change", ["devices.excluded=[0.25]", "devices.capacities=1:1 1/2:1 1/4:0"])
-def test_the_try_out_asks_for_no_device_that_takes_no_part(change, tmp_path):
+@pytest.mark.parametrize(
+    "change", ["devices.excluded=[0.25]", "devices.capacities=1:1 1/2:1 1/4:0", "devices.capacities=1:1 1/2:100 1/4:1"]
+)
+def test_no_device_is_asked_for_that_takes_no_part(change, tmp_path):
     assert run("BY_LEVEL", tmp_path, "--set", "rounds=1", "--set", change) == 0
 
 

@@ -18,6 +18,7 @@ from fedwidth.run.checkpoint import NAME
 from fedwidth.run.folder import CONFIG, MODELS
 from fedwidth.run.weights.ready_models import read_models
 from objective_runs import KINDS
+from small_runs import small
 
 
 def accuracy(model: nn.Module) -> float:
@@ -162,6 +163,15 @@ def test_a_width_the_run_did_not_keep_is_made_from_the_data():
     model = fedwidth.load(folder, 0.75)
     assert [norm.num_features for norm in norms_of(model)] == [6, 12]
     assert accuracy(model) > 0.1
+
+
+def test_models_are_kept_of_the_sizes_that_devices_have_and_of_no_others(tmp_path):
+    mix = "devices.capacities='1:1 1/2:100 1/4:1'"  # of six clients all have 1/2
+    Experiment(small("rounds=1", mix)).run(tmp_path / "dealt")
+    assert read_models(tmp_path / "dealt", round=1).tensors.keys() == {1.0, 0.5}
+    real = [(0, 0.125), (3, 0.25), (4, 0.25)]  # such devices say themselves what they can hold
+    Experiment(small("rounds=1", mix)).run(tmp_path / "stated", cohort=lambda _: real)
+    assert read_models(tmp_path / "stated", round=1).tensors.keys() == {1.0, 0.5, 0.25, 0.125}
 
 
 def test_batch_statistics_are_replaced_by_collected_ones():

@@ -61,7 +61,7 @@ def write_models(folder: Path, experiment: Experiment, server: Server, last: Las
     evaluator, tensors, counts = static(experiment.evaluator), {}, {}
     evaluator.prepare(experiment.model, server.state)
     tensors["1"] = statistics_of(experiment.model)
-    for capacity in widths_of(experiment):
+    for capacity in widths_of(experiment, last):
         part = part_of(experiment, capacity, last)
         if part is None or part.is_whole:
             continue
@@ -105,12 +105,11 @@ def read_models(folder: Path, *, round: int) -> ReadyModels | None:
     return ReadyModels(facts["round"], facts["data"], counts, tensors)
 
 
-def widths_of(experiment: Experiment) -> list[float]:
+def widths_of(experiment: Experiment, last: LastRound) -> list[float]:
     """The capacities whose models are kept: those that are measured, then those that devices have, widest first."""
-    settings = experiment.settings
-    enrolled = experiment.capacities.enrolled(settings.devices.excluded)
-    found = dict.fromkeys(float(each) for each in (*settings.evaluation.capacities, *enrolled))
-    return [capacity for capacity in found if capacity < 1][:MAX_WIDTHS]
+    came = sorted((capacity for _, capacity in last.cohort), reverse=True)  # real devices may state others than the mix
+    asked = (*experiment.settings.evaluation.capacities, *experiment.method.enrolled, *came)
+    return [capacity for capacity in dict.fromkeys(map(float, asked)) if capacity < 1][:MAX_WIDTHS]
 
 
 def part_of(experiment: Experiment, capacity: float, last: LastRound) -> Part | None:
