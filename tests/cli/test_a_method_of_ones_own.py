@@ -36,6 +36,7 @@ BY_LEVEL, FAILING, TOO_FEW = mine(by_level), mine(failing), mine(too_few)
 
 
 def run(name, folder, *more):
+    folder.mkdir(exist_ok=True)
     return run_command(
         ["run", write_recipe(folder), "--set", f"method.name={HERE}:{name}", "--out", str(folder / "out"), *more]
     )
@@ -54,7 +55,8 @@ def test_the_capacities_there_are_are_known_before_the_first_round_too(tmp_path)
     "change", ["devices.excluded=[0.25]", "devices.capacities=1:1 1/2:1 1/4:0", "devices.capacities=1:1 1/2:100 1/4:1"]
 )
 def test_no_device_is_asked_for_that_takes_no_part(change, tmp_path):
-    assert run("BY_LEVEL", tmp_path, "--set", "rounds=1", "--set", change) == 0
+    assert run("BY_LEVEL", tmp_path / "widths", "--set", "rounds=1", "--set", change) == 0
+    assert run("BY_LEVEL", tmp_path / "ranks", "--set", "rounds=1", "--set", change, "--set", "adapter.rank=4") == 0
 
 
 def test_what_budgets_can_pay_for_is_no_matter_of_the_try_out(tmp_path):

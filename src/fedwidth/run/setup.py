@@ -166,7 +166,7 @@ def set_up(
         capacities=capacities,
         architectures=method.architectures,
     )
-    check_choice(settings, method, plan, min(capacities.enrolled(settings.devices.excluded)))
+    check_choice(settings, method, plan, min(method.enrolled))
     made.to(device)
     if traits_of(method).family == SLICES and not plan.adapters:
         enrolled = capacities.enrolled(settings.devices.excluded)
