@@ -164,6 +164,12 @@ def test_results_on_a_disk_that_is_read_only_are_refused_before_training(go, tmp
     assert not (tmp_path / "work").exists()
 
 
+def test_results_that_are_read_only_are_enough_where_nothing_is_left_to_run(go, monkeypatch):
+    go(only=["heterofl"])
+    monkeypatch.setattr("fedwidth.files.os.access", lambda *_: False)
+    assert go(only=["heterofl"]).skipped == 1
+
+
 def test_packed_runs_are_recorded_as_runs_one_by_one_are(go, tmp_path):
     single = go(seeds=[1, 2], changes=["engine=vectorised"], results=tmp_path / "single", work=tmp_path / "alone")
     stopped = go(seeds=[1, 2], changes=["engine=auto"], packed=True, stop=stop_after(4))

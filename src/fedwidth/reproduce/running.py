@@ -92,7 +92,8 @@ def run_all(
     missing = find_missing(runs, read_all(results))
     for device in {run.settings.device for run in missing}:
         find_device(device)  # one this machine lacks is refused before anything is said
-    check_can_record(results, sorted({run.table for run in missing}))
+    if missing:  # what others recorded can be asked for where nothing can be written
+        check_can_record(results, sorted({run.table for run in missing}))
     say(f"{plural(len(runs), 'run')}, {len(runs) - len(missing)} recorded; {show_time_left(missing, results)}")
     done: dict[Path, Record] = {}
     cache = Cache()
