@@ -15,7 +15,7 @@ from fedwidth.data import Partition, Shares, from_clients, from_tensors, make_pa
 from fedwidth.data.checks import check_partition
 from fedwidth.errors import FedwidthError
 from fedwidth.experiment import Experiment
-from fedwidth.settings import DataSettings, DeviceSettings, EvaluationSettings, Settings
+from fedwidth.settings import DataSettings, DeviceSettings, EvaluationSettings, ModelSettings, Settings
 
 X, Y = torch.randn(60, 4), torch.arange(60) % 3
 DATA = from_tensors(X, Y, X, Y)
@@ -110,5 +110,8 @@ def test_tuples_are_lists_in_settings(tmp_path):
     assert made[0].settings == made[1].settings
     result = made[0].run(tmp_path / "run")
     assert list(result.summary["capacity_accuracy"]) == ["1", "0.5"]
+    tables = replace(SETTINGS, model=ModelSettings("mlp", options={"hidden": (8,)}))
+    Experiment(tables, data=DATA).run(tmp_path / "tables")
+    assert Experiment(tables, data=DATA).run(tmp_path / "tables", resume=True).summary["rounds"] == 1
     with pytest.raises(FedwidthError, match=r"^evaluation.capacities must be a list of numbers, .*, not 2$"):
         Experiment(replace(SETTINGS, evaluation=EvaluationSettings(capacities=(1, 2))), model=network(), data=DATA)

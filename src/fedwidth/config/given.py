@@ -177,9 +177,11 @@ def _title(thing: Any) -> str:
 
 
 def _listed(value: Any) -> Any:
-    """A setting, or a record of some, with lists in place of tuples; tables stay as they are."""
+    """A setting, or a record of some, with lists in place of tuples, in tables too."""
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{part.name: _listed(getattr(value, part.name)) for part in fields(value)})
+    if isinstance(value, Mapping):
+        return {name: _listed(each) for name, each in value.items()}
     return [_listed(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -35,8 +35,8 @@ def name_method(settings: Settings, method: Method) -> Settings:
         found = Reference.of(method)
     except OptionError:  # then nobody can find it by these settings, and engines with workers say so
         return replace(settings, method=MethodSettings(f"{UNNAMED}:{method.name}"), local=LocalSettings())
-    options = {name: list(value) if isinstance(value, tuple) else value for name, value in found.options.items()}
-    return replace(settings, method=MethodSettings(found.name, options), local=LocalSettings(found.local or ""))
+    chosen = MethodSettings(found.name, dict(found.options))
+    return replace(settings, method=chosen, local=LocalSettings(found.local or ""))
 
 
 def check_exponent(settings: Settings, method: Method) -> None:

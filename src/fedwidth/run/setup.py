@@ -94,7 +94,8 @@ def set_up(
     check_given(
         settings, model=model, data=data, partition=partition, method=method, objective=objective, public=public
     )
-    settings, method, objective = _name(with_lists(settings), method, objective)
+    settings, method, objective = _name(settings, method, objective)
+    settings = with_lists(settings)
     own = {} if named else {"data": data, "partition": partition}
     given = without_name(settings, model=model, models=models or None, **own, public=public)
     if partition is not None and not named:
