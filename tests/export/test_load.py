@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fedwidth.config.read import read_config, read_settings
 from fedwidth.data import from_tensors, load
 from fedwidth.errors import CapacityError, OptionError, StateError
 from fedwidth.experiment import Experiment
+from fedwidth.methods import fedrolex
 from fedwidth.models.static_norm import norms_of
 from fedwidth.run.checkpoint import NAME
 from fedwidth.run.folder import CONFIG, MODELS
@@ -55,6 +57,12 @@ def test_where_every_device_holds_the_whole_model_there_is_no_narrower_one(name,
             fedwidth.load(folder, capacity)
 
 
+def test_where_every_device_holds_the_whole_model_none_is_chosen():
+    folder = finished("method.name=fedavg", "data.validation=0.2")  # which measures several capacities, too
+    with pytest.raises(OptionError, match="has chosen no capacities: with FedAvg every device holds the whole model"):
+        fedwidth.load(folder, "chosen")
+
+
 @pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
 def test_models_of_several_widths_answer_together_as_the_run_measured_it(name):
     folder = finished(f"method.name={name}")
@@ -66,13 +74,23 @@ def test_models_of_several_widths_answer_together_as_the_run_measured_it(name):
     torch.testing.assert_close(both(inputs).exp(), (one + other) / 2)
 
 
-def test_the_widths_that_a_run_has_chosen():
+def test_the_widths_that_a_run_has_chosen(tmp_path):
     folder = finished("method.name=heterofl", "data.validation=0.2")
     found = summary(folder)
     assert accuracy(fedwidth.load(folder, "chosen")) == found["chosen_accuracy"]
     assert len(found["chosen_capacities"]) >= 1
     with pytest.raises(OptionError, match="has chosen no capacities: that takes a run to its end with data.validation"):
         fedwidth.load(finished("method.name=heterofl"), "chosen")
+    with pytest.raises(StateError, match="holds no run"):
+        fedwidth.load(tmp_path, "chosen")
+
+
+def test_a_method_that_only_its_program_has_is_not_looked_for_where_nothing_was_chosen(tmp_path, monkeypatch):
+    method = replace(fedwidth.method("fedrolex"), name="own", choose=lambda *given: fedrolex.METHOD.choose(*given))
+    Experiment(small("rounds=1"), method=method).run(tmp_path / "run")
+    monkeypatch.setattr("fedwidth.export.load.method_of", None)
+    with pytest.raises(OptionError, match="has chosen no capacities: that takes a run to its end"):
+        fedwidth.load(tmp_path / "run", "chosen")
 
 
 def test_who_answers_together_is_named():

@@ -124,9 +124,12 @@ def _chosen(folder: Path) -> list[Capacity]:
     """The capacities that the validation samples of a finished run chose."""
     found = read_summary(folder).get("chosen_capacities")
     if not found:
+        settings, lacks = _settings_of(folder), f"{folder} has chosen no capacities"
+        if "method" not in read_given(folder / CONFIG):  # which none but its program can find
+            _refuse_where_whole(lacks, method_of(settings))
         raise OptionError(
-            f"{folder} has chosen no capacities: that takes a run to its end with data.validation above 0, several"
-            " evaluation.capacities and a method that hands out slices"
+            f"{lacks}: that takes a run to its end with data.validation above 0, several evaluation.capacities and a"
+            " method that hands out slices"
         )
     return list(found)
 
@@ -156,11 +159,9 @@ def _take_together(
 def _take_one(run: str | Path, capacity: Capacity | None, *, model: nn.Module | None, data: Data | None) -> Taken:
     """Take the model of one width."""
     folder, width = Path(run), 1.0 if capacity is None else _capacity(capacity)
-    if not (folder / CONFIG).is_file():
-        raise StateError(f"{folder} holds no run: there is no {CONFIG} in it")
+    settings = _settings_of(folder)
     if not (folder / checkpoint.NAME).is_file():
         raise StateError(f"{folder} holds no trained model: there is no {checkpoint.NAME} in it")
-    settings = replace(read_config(folder / CONFIG), device="cpu")
     given = read_given(folder / CONFIG)
     if model is None:
         refuse_without(given, "model", str(folder))
@@ -168,14 +169,24 @@ def _take_one(run: str | Path, capacity: Capacity | None, *, model: nn.Module | 
     ready = read_models(folder, round=round)
     if ready is not None and (width == 1 or width in ready.tensors):
         return replace(_take_ready(folder, settings, width, ready, model), given=given)
-    if width != 1 and (method := method_of(settings)).holds_all:
-        raise OptionError(
-            f"{folder} has no model of capacity {width:g}: with {method.title} every device holds the whole model;"
-            " leave the capacity out"
-        )
+    if width != 1:
+        _refuse_where_whole(f"{folder} has no model of capacity {width:g}", method_of(settings))
     if data is None:
         refuse_without(given, "data", str(folder))
     return replace(_take_collecting(folder, settings, width, model, data), given=given)
+
+
+def _settings_of(folder: Path) -> Settings:
+    """What a run was made with, for the CPU."""
+    if not (folder / CONFIG).is_file():
+        raise StateError(f"{folder} holds no run: there is no {CONFIG} in it")
+    return replace(read_config(folder / CONFIG), device="cpu")
+
+
+def _refuse_where_whole(lacks: str, method: Method) -> None:
+    """Say why a run lacks narrower models where its method gives every device the whole one."""
+    if method.holds_all:
+        raise OptionError(f"{lacks}: with {method.title} every device holds the whole model; leave the capacity out")
 
 
 def _take_ready(
