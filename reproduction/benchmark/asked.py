@@ -24,8 +24,12 @@ def differences(record: Record, *, but: Collection[str] = ()) -> list[str]:
     asked = _settings(record.recipe).get(record.label)
     if asked is None:
         return [f"the label {record.label}, which {record.recipe} does not have"]
-    without = (*MAY_DIFFER, *but)
-    here, there = (experiment_of(settings, without=without) for settings in (record.settings, asked))
+    return differing(record.settings, asked, but=but)
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any], *, but: Collection[str] = ()) -> list[str]:
+    """The settings, by dotted key, that make two runs other experiments, as seeds do not; `but` these do not count."""
+    here, there = (experiment_of(settings, without=(*MAY_DIFFER, *but)) for settings in (one, other))
     return sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
 
 

@@ -102,7 +102,7 @@ def method_titles() -> dict[str, str]:
 
 def tuning_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
     """The trials of a data set, in which there are smallest models of two sizes."""
-    return tuning_table(find_trials(f"benchmark/{name}-tuning", records), _with_sizes(titles))
+    return tuning_table(find_trials(f"benchmark/{name}-tuning", records), with_sizes(titles))
 
 
 def widths_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
@@ -114,10 +114,10 @@ def widths_text(name: str, records: Sequence[Record], titles: dict[str, str]) ->
 def yardsticks_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
     """What the yardsticks reached that mixes share."""
     standings = Standings.of(name, records)
-    return yardstick_table(standings, _with_sizes(titles)) if standings.runs else NOTHING
+    return yardstick_table(standings, with_sizes(titles)) if standings.runs else NOTHING
 
 
-def _with_sizes(titles: dict[str, str]) -> dict[str, str]:
+def with_sizes(titles: dict[str, str]) -> dict[str, str]:
     """The titles, those of the two smallest models told apart."""
     smallest = titles["smallest"]
     return titles | {"smallest": f"{smallest}, 1/16", "quarter": f"{smallest}, 1/4"}

@@ -68,6 +68,57 @@ def test_the_row_of_a_method_of_ones_own_stands_beside_the_others():
     assert rows == [["FedTile (mine)", "**+5.1** (+4.5 to +5.8)"], ["FedRolex", "**+1.0** (+1.0 to +1.0)"]]
 
 
+CEIL = OWN | {"method": {"name": "fedtile", "options": {"rounding": "ceil"}}}
+FIVE_SIZES, TRIALS = "benchmark/cifar10", "benchmark/cifar10-tuning"
+
+
+def yardsticks(accuracy=0.55):
+    labels = ("exclude/five-sizes", "smallest")
+    return [made(f"{FIVE_SIZES}-yardsticks", label, seed=s, accuracy=accuracy) for label in labels for s in (1, 2)]
+
+
+def test_variants_of_a_method_have_rows_of_their_own():
+    mine = [made(FIVE_SIZES, "fedrolex/five-sizes", seed=s, accuracy=0.6, **OWN) for s in (1, 2)]
+    mine += [made(FIVE_SIZES, "heterofl/five-sizes", seed=s, accuracy=0.9, **CEIL) for s in (1, 2)]
+    both = {"method": {"name": "fedtile", "options": {"tile": "1/2"}}, "local": {"name": "fedprox"}}
+    mine += [made(TRIALS, "fedrolex/sgd-0.3", accuracy=0.3, method=OWN["method"])]
+    mine += [made(TRIALS, "heterofl/sgd-0.3", accuracy=0.4, method=CEIL["method"])]
+    mine += [made(TRIALS, "heterofl/sgd-0.1", accuracy=0.5, **both)]
+    _, tried, _, gained = show_rows(mine, yardsticks())
+    assert gained.splitlines()[2:] == [
+        '| FedTile (mine, rounding="ceil") | **+35.0** (+35.0 to +35.0) |',
+        "| FedTile (mine) | **+5.0** (+5.0 to +5.0) |",
+    ]
+    assert tried.splitlines()[2:] == [
+        '| FedTile with FedProx (mine, tile="1/2") | – | – | – | 50.0 | – | – |',
+        '| FedTile (mine, rounding="ceil") | – | – | – | – | 40.0 | – |',
+        "| FedTile (mine) | – | – | – | – | 30.0 | – |",
+    ]
+
+
+def test_two_records_in_one_place_are_refused():
+    one = made(FIVE_SIZES, "fedrolex/five-sizes", **OWN)
+    other = made(FIVE_SIZES, "heterofl/five-sizes", **OWN | {"training": {"optimiser": "adam", "lr": 1e-3}})
+    place = r"cifar10, FedTile \(mine\), five-sizes, seed 1: there are two records, which differ in "
+    with pytest.raises(OptionError, match=rf"{place}training\.lr, training\.optimiser; keep each in a folder"):
+        list(show_rows([one, other], []))
+    assert len(list(show_rows([one, one], []))) == 2
+    trials = [made(TRIALS, "fedrolex/sgd-0.3", seed=s, method=OWN["method"]) for s in (1, 2)]
+    with pytest.raises(OptionError, match=r"sgd-0\.3, seed 2: there are two records, which differ in seed"):
+        list(show_rows(trials, []))
+
+
+def test_yardsticks_in_the_same_folder_stay_yardsticks():
+    mine = [made(FIVE_SIZES, "fedrolex/five-sizes", seed=s, accuracy=0.6, **OWN) for s in (1, 2)]
+    trials = [made(TRIALS, f"{row}/sgd-0.3", accuracy=0.3) for row in ("exclude", "smallest", "quarter", "full")]
+    _, tried, _, gained = show_rows([*mine, *yardsticks(), *trials], yardsticks(accuracy=0.1))
+    assert gained.splitlines()[2:] == ["| FedTile (mine) | **+5.0** (+5.0 to +5.0) |"]
+    titles = [line.split(" | ")[0] for line in tried.splitlines()[2:]]
+    assert titles == ["| *exclude*", "| *smallest for all*, 1/16", "| *smallest for all*, 1/4", "| *full for all*"]
+    with pytest.raises(OptionError, match=r"in training\.lr; a yardstick may differ in nothing"):
+        list(show_rows([made(f"{FIVE_SIZES}-yardsticks", "full", training={"lr": 0.1})], []))
+
+
 def test_a_row_that_cannot_be_compared_is_refused():
     small = made("benchmark/cifar10", "fedrolex/five-sizes", data={"name": "digits", "clients": 20}, **OWN)
     with pytest.raises(OptionError, match=r"differs from the recipe in data\.clients, data\.name; a row may differ in"):
