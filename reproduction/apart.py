@@ -33,11 +33,11 @@ def measure(folders: Sequence[Path], device: torch.device) -> dict[str, Any]:
     for folder in folders:
         if not (folder / "summary.json").exists():
             raise OptionError(f"{folder} holds no finished run: it has no summary.json")
-    settings = [without_root(read_config(folder / CONFIG)) for folder in folders]
+    settings = [read_config(folder / CONFIG) for folder in folders]
     first, cache = settings[0], Cache()
-    if any((each.seed, each.data) != (first.seed, first.data) for each in settings):
+    if any((each.seed, each.data) != (first.seed, without_root(first).data) for each in map(without_root, settings)):
         raise OptionError("models answer together only where their runs have one seed and one split of one data set")
-    data, held = cache.data(read_config(folders[0] / CONFIG)).to(device), cache.partition(first).validation
+    data, held = cache.data(first).to(device), cache.partition(first).validation
     if not len(held):
         raise OptionError("the widths that answer together are chosen by validation samples: data.validation is 0")
     asked: dict[str, tuple[Split, Tensor | None]] = {"validation": (data.train, held), "test": (data.test, None)}

@@ -7,6 +7,7 @@ import torch
 from reproduction.apart import main, measure
 
 import fedwidth
+from fedwidth.config.build import load_data
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
 from small_runs import small
@@ -60,6 +61,15 @@ def test_what_cannot_be_measured_is_said(tmp_path):
     (tmp_path / "out.json").write_text("[")
     with pytest.raises(OptionError, match=r"out\.json cannot be read as JSON"):
         main(str(tmp_path / "out.json"), *[str(tmp_path / "one")] * 2)
+
+
+def test_the_data_are_read_once_and_from_the_folder_of_the_first_run(tmp_path, monkeypatch):
+    for name in ("one", "other"):
+        trained(tmp_path / name, "rounds=1", f"data.root={tmp_path / name}")
+    read = []
+    monkeypatch.setattr("fedwidth.run.cache.load_data", lambda settings: read.append(settings) or load_data(settings))
+    measure([tmp_path / "one", tmp_path / "other"], torch.device("cpu"))
+    assert [settings.data.root for settings in read] == [str(tmp_path / "one")]
 
 
 def test_runs_of_other_splits_do_not_answer_together(tmp_path):
