@@ -20,9 +20,10 @@ import fedwidth
 from fedwidth.config.read import read_config
 from fedwidth.data import Split
 from fedwidth.errors import FedwidthError, OptionError
-from fedwidth.evaluation.scores import score
+from fedwidth.evaluation.scores import score, score_together
 from fedwidth.files import write_whole
-from fedwidth.models.together import choose_together, together
+from fedwidth.models.together import choose_together
+from fedwidth.objectives import CLASSIFICATION
 from fedwidth.reproduce.table_runs import without_root
 from fedwidth.run.cache import Cache
 from fedwidth.run.folder import CONFIG
@@ -47,9 +48,7 @@ def measure(folders: Sequence[Path], device: torch.device) -> dict[str, Any]:
         answers[name] = [score(model, data, split, first.evaluation, device, samples)[1].cpu() for model in models]
 
     def accuracy(name: str, numbers: Sequence[int]) -> float:
-        (split, samples), logits = asked[name], together([answers[name][number] for number in numbers])
-        labels = split.labels.cpu() if samples is None else split.labels.cpu()[samples]
-        return 100 * float((logits.argmax(-1) == labels).double().mean())
+        return 100 * score_together([answers[name][number] for number in numbers], CLASSIFICATION.metric, *asked[name])
 
     chosen = choose_together(len(folders), lambda numbers: accuracy("validation", numbers))
     return {

@@ -15,7 +15,7 @@ from fedwidth.data.records import Split
 from fedwidth.data.sets.vocabulary import EOS, OOV, PAD
 from fedwidth.errors import OptionError
 from fedwidth.evaluation import scores
-from fedwidth.evaluation.scores import absent_by_client, local_scores, prepare, score
+from fedwidth.evaluation.scores import absent_by_client, local_scores, prepare, score, score_together
 from fedwidth.experiment import Experiment
 from fedwidth.models import StaticBatchNorm2d
 from fedwidth.objectives import CLASSIFICATION
@@ -357,6 +357,16 @@ class TestCapacities:
         logits = hidden @ state["classifier.weight"][:, :4].T + state["classifier.bias"]
         expected = (logits.argmax(1) == targets).double().mean().item()
         assert result.summary["capacity_accuracy"]["0.5"] == pytest.approx(expected)
+
+
+class TestTogether:
+    def test_by_hand(self):
+        split = Split(LOGITS, torch.tensor([0, 2, IGNORE, 1]))  # of which the first model has the second wrong
+        sure = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 9.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+        metric = CLASSIFICATION.metric
+        assert score_together([LOGITS], metric, split) == pytest.approx(2 / 3), "what is ignored does not count"
+        assert score_together([LOGITS, sure], metric, split) == 1
+        assert score_together([LOGITS[[1, 3]]], metric, split, torch.tensor([1, 3])) == 0.5
 
 
 class TestValidation:

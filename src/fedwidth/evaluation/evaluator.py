@@ -18,7 +18,7 @@ from fedwidth.evaluation.representative import LastRound, by_capacity, represent
 from fedwidth.evaluation.scores import LocalScores, Score, has_one_label
 from fedwidth.gpu import autocast
 from fedwidth.methods import Method
-from fedwidth.models.together import choose_together, together
+from fedwidth.models.together import choose_together
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.objectives.metric import ACCURACY
 from fedwidth.plan.plan import Plan
@@ -221,9 +221,7 @@ class Evaluator:
         asked = {name: some for name, some in self._asked().items() if has_one_label(self.objective, some[0])}
 
         def score(name: str, numbers: Sequence[int]) -> float:
-            (split, samples), logits = asked[name], together([answers[number][name] for number in numbers])
-            labels = split.labels.cpu().long()
-            return float(metric.of(metric.counts(logits, labels if samples is None else labels[samples]).sum(0)))
+            return scores.score_together([answers[number][name] for number in numbers], metric, *asked[name])
 
         for name in asked:
             line[f"together_{name}"] = score(name, range(len(answers)))

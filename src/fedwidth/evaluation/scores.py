@@ -7,7 +7,7 @@ published FedRolex code does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from fedwidth.errors import DataError
 from fedwidth.models import StaticBatchNorm2d, collect_statistics, forget_statistics
 from fedwidth.models.spectral_norm import update_spectral_norms
 from fedwidth.models.static_norm import norms_of, settled_statistics
+from fedwidth.models.together import together
 from fedwidth.objectives import CLASSIFICATION, Metric, Objective
 from fedwidth.settings import EvaluationSettings
 from fedwidth.training.loss import mask_logits
@@ -145,6 +146,13 @@ def score(
         classes = accuracy_by_class((answers.argmax(-1) == targets).long(), targets, data.classes)
     mean_loss = float(loss) / max(1, int(targets_counted))
     return Score(float(objective.metric.of(sums)), mean_loss, number, classes), answers
+
+
+def score_together(answers: Sequence[Tensor], metric: Metric, split: Split, samples: Tensor | None = None) -> float:
+    """The metric of models that answer together, from the logits of each for these `samples` of a split (None: all)."""
+    labels = split.labels.cpu().long()
+    counts = metric.counts(together(answers), labels if samples is None else labels[samples])
+    return float(metric.of(counts.sum(0)))
 
 
 def has_one_label(objective: Objective, split: Split) -> bool:
