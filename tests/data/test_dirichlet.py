@@ -128,7 +128,7 @@ def test_enough_samples_by_drawing_again() -> None:
     ("options", "kind", "message"),
     [
         ({"small": "keep"}, OptionError, "unknown way with small clients 'keep'.*redraw, fill, drop"),
-        ({"min_size": 0}, OptionError, "min_size must be a whole number of at least 1, not 0"),
+        ({"min_size": 0}, OptionError, "min_size must be a whole number from 1 on, not 0"),
         ({"equal": 1}, OptionError, "equal must be true or false"),
         ({"balanced": "yes"}, OptionError, "balanced must be true or false"),
         ({"equal": True, "small": "fill"}, OptionError, "leave out min_size, small and balanced"),

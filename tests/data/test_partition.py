@@ -206,6 +206,16 @@ def test_natural_without_users_of_few_samples_by_hand() -> None:
     assert held.sizes.tolist() == [2]
 
 
+@pytest.mark.parametrize(("name", "options"), [("natural", {}), ("dirichlet", {"clients": 2, "alpha": 1.0})])
+def test_the_fewest_samples_may_be_a_number_of_numpy(name: str, options: dict[str, object]) -> None:
+    data = users([5, 5, 2, 2, 2, 9], None)
+    plain, numpy = (make_partition(data, name, min_size=least, **options) for least in (2, np.int64(2)))
+    assert [share.tolist() for share in numpy] == [share.tolist() for share in plain]
+    for wrong in (0, 2.0, True):
+        with pytest.raises(OptionError, match=f"^min_size must be a whole number from 1 on, not {wrong}$"):
+            make_partition(data, name, min_size=wrong, **options)
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=80), st.integers(0, 9), st.data())
 def test_natural_subset(owners: list[int], seed: int, draw: st.DataObject) -> None:

@@ -20,7 +20,7 @@ from fedwidth.data.ownership import (
 )
 from fedwidth.data.records import Data
 from fedwidth.data.shares import Partition
-from fedwidth.errors import DataError, OptionError, unknown
+from fedwidth.errors import DataError, OptionError, unknown, whole_number
 
 MAX_DRAWS = 200
 """How often proportions are drawn again that leave a client with too little."""
@@ -77,8 +77,7 @@ def dirichlet(
 def _check_options(alpha: float, min_size: int, small: str, balanced: bool, equal: bool) -> None:
     if not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
         raise OptionError(f"alpha must be a positive number, not {alpha!r}")
-    if type(min_size) is not int or min_size < 1:
-        raise OptionError(f"min_size must be a whole number of at least 1, not {min_size!r}")
+    whole_number("min_size", min_size, least=1)
     if small not in SMALL:
         raise unknown("way with small clients", small, SMALL)
     for name, value in (("balanced", balanced), ("equal", equal)):

@@ -31,7 +31,7 @@ from fedwidth.data.ownership import (
 from fedwidth.data.records import Data
 from fedwidth.data.shares import Partition, Shares
 from fedwidth.data.validation import hold_out, in_the_whole, without
-from fedwidth.errors import DataError, FedwidthError, OptionError, unknown
+from fedwidth.errors import DataError, FedwidthError, OptionError, unknown, whole_number
 from fedwidth.importing import find_function, one_line
 
 
@@ -108,8 +108,7 @@ def natural(data: Data, clients: int | None = None, seed: int = 0, *, min_size: 
 
     Users with fewer than `min_size` training samples are left out.
     """
-    if type(min_size) is not int or min_size < 1:
-        raise OptionError(f"min_size must be a whole number of at least 1, not {min_size!r}")
+    whole_number("min_size", min_size, least=1)
     if data.train.users is None:
         raise DataError(f"data set '{data.name}' does not say whose sample is whose: choose another partition")
     users, owner, sizes = np.unique(data.train.users.numpy(), return_inverse=True, return_counts=True)
