@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +61,19 @@ class Keeping(nn.Module):
         return self.last(self.kept[0]["features"])
 
 
+def held(value: Any, seen: set[int]) -> Iterator[int]:
+    """Where in memory the tensors lie that a value holds: a tensor, or a module, list or dictionary of some."""
+    if id(value) in seen:  # containers may hold themselves
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value.untyped_storage().data_ptr()
+    inner = vars(value) if isinstance(value, nn.Module) else value
+    inner = list(inner.values()) if isinstance(inner, dict) else inner
+    for each in inner if isinstance(inner, (list, tuple, set)) else ():
+        yield from held(each, seen)
+
+
 MODELS = [Convolution, Recurrent, Keeping]
 PICTURES = torch.randn(60, 3, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(60) % 3
@@ -70,6 +85,8 @@ def test_a_copy_computes_the_same_and_shares_nothing(kind: type[nn.Module]) -> N
     model = kind()
     expected = model(PICTURES)  # leaves computed tensors behind
     made = copy_model(model)
+    assert len(own := set(held(model, set()))) > len(list(model.parameters())), "what was computed is not among them"
+    assert own.isdisjoint(held(made, set()))
     assert torch.equal(made(PICTURES), expected)
     with torch.no_grad():
         for parameter in made.parameters():
