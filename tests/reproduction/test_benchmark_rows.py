@@ -1,12 +1,15 @@
 """Rows of methods of one's own beside the benchmark's, and records that only look like the benchmark's."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from reproduction.__main__ import main as write
 from reproduction.benchmark.asked import as_asked, differences
 from reproduction.benchmark.mine import main, show_rows
 from reproduction.benchmark.page import method_titles
+from reproduction.benchmark.recipes import ROOT, find_training
 
 from fedwidth.config.read import read_settings
 from fedwidth.errors import OptionError
@@ -49,6 +52,14 @@ def test_such_records_do_not_reach_the_pages(tmp_path, capsys):
     assert write(arguments) == 0
     assert "| FedRolex | 70.0 |" in page.read_text()
     assert "1 records of the benchmark's recipes have other settings" in capsys.readouterr().out
+
+
+def test_such_records_do_not_decide_how_a_row_is_trained(tmp_path):
+    trials = Path("benchmark", "cifar10-tuning.jsonl")
+    (tmp_path / trials.parent).mkdir()
+    shutil.copy(ROOT / "results" / trials, tmp_path / trials)
+    append_record(tmp_path, made("benchmark/cifar10-tuning", "fedrolex/sgd-1", accuracy=0.99, method=OWN["method"]))
+    assert find_training("cifar10", tmp_path) == find_training("cifar10", ROOT / "results")
 
 
 def test_the_row_of_a_method_of_ones_own_stands_beside_the_others():
