@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from fedwidth.engines.choice import choose_packed
 from fedwidth.engines.limits import TRIALS, why_not_by_rule
 from fedwidth.errors import OptionError
-from fedwidth.plan.watching.side_effects import holds_alike
+from fedwidth.plan.watching.likeness import holds_alike
 from fedwidth.training.client import Trainer
 from fedwidth.training.server.single_updates import why_single
 
 SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
 """Training settings that all clients of a stack or a slot must have in common."""
+
+MODEL = ("name", "options", "width", "heads", "keep")
+"""Settings of the model that say what it is; the others only say which weights it begins with."""
 
 
 def check_pack(trainers: Sequence[Trainer]) -> None:
@@ -68,6 +71,11 @@ def why_not_train_together(first: Trainer, other: Trainer) -> str | None:
         return "their models differ"
     if (first.plan.axes, first.plan.attributes) != (other.plan.axes, other.plan.attributes):
         return "their models are sliced differently"
+    if first.trained != other.trained:
+        return "they train different parameters of their models"
+    for name in MODEL:
+        if getattr(first.settings.model, name) != getattr(other.settings.model, name):
+            return f"model.{name} differs"
     if not holds_alike(first.model, other.model):
         return "their models differ in what they hold beside weights"
     if first.data is not other.data:

@@ -1,9 +1,8 @@
-"""What modules hold beside weights, and what a step does beside its arithmetic: no model says so beforehand."""
+"""What a step does beside its arithmetic: no model says so beforehand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from inspect import isroutine
 
 import torch
 from torch import Tensor, nn
@@ -35,27 +34,6 @@ def side_effect(module: nn.Module, step: Callable[[], object], *, buffers: bool 
         if found is None or buffer._version != version or not torch.equal(found, value):
             changed.append(name)
     return f"its '{changed[0]}' changes in every step" if changed else None
-
-
-def holds_alike(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules hold equal numbers, texts, plain tensors and functions, so that with equal weights and
-    buffers they compute the same; whether they are in training mode does not count."""
-    tensors, others = ({name: held for name, (held, _) in _tensors(each).items()} for each in (one, other))
-    return (
-        _told_apart_by(one) == _told_apart_by(other)
-        and tensors.keys() == others.keys()
-        and all(_equal(tensor, others[name]) for name, tensor in tensors.items())
-    )
-
-
-def _told_apart_by(module: nn.Module) -> dict[str, str]:
-    numbers = {name: repr(value) for name, value in _numbers(module).items() if name.rpartition(".")[2] != "training"}
-    named = {name: value for name, value in _attributes(module) if isroutine(value) or isinstance(value, type)}
-    return numbers | {name: f"{value.__module__}.{value.__qualname__}" for name, value in named.items()}
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return (one.dtype, one.device) == (other.dtype, other.device) and torch.equal(one, other)
 
 
 def _numbers(module: nn.Module) -> dict[str, int | float | complex | str]:
