@@ -139,7 +139,8 @@ def run_all(
             for run, record in zip(batch, records, strict=True):
                 append_record(results, record)
                 done[run.folder] = record
-            del experiments  # before the next ones are made: models take memory on the device
+            # Before the next ones are made: models take memory on the device. One for each pool that is kept stays.
+            del experiments
     remaining = tuple(run for run in missing if run.folder not in done)
     seconds = count_seconds_left(remaining, results)
     say(f"{plural(len(done), 'run')} finished, {len(remaining)} remaining; {show_time_left(remaining, results)}")

@@ -14,7 +14,8 @@ from fedwidth.training.client import Trainer
 class KeptPools:
     """Lends pools of slots to lanes, and keeps them for lanes that train alike.
 
-    Only pools of one kind are kept: those that do not suit the next lane give their memory back before it begins.
+    Only pools of one kind are kept: those that do not suit the next lane give their memory back before it begins. With
+    a pool stays the first run that trained in it, its model included: what the next lane's runs are compared with.
     """
 
     def __init__(self) -> None:
