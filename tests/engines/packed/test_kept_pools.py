@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from fedwidth.engines.packed.kept_pools import KeptPools
+from fedwidth.engines.packed.limits import why_not_pack
 from fedwidth.engines.slots.making import make_slot
 from fedwidth.engines.slots.pool import SlotPool
 from fedwidth.experiment import Experiment, Stopped
+from fedwidth.reproduce import running
 from fedwidth.reproduce.running import reproduce
 from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.run.recorder import Recorder
@@ -120,6 +122,22 @@ def test_models_that_look_alike_but_compute_something_else_do_not_share_slots(da
     assert same_as_alone(second, runs(other))
 
 
+def test_a_method_that_freezes_layers_lays_images_out_otherwise_and_leaves_no_slots_to_others(data):
+    """On a processor: group norms behind frozen layers cannot have their channels last there."""
+
+    def runs(method):
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.ReLU()]
+        model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 10))
+        changes = (f"method.name={method}", "devices.capacities='1:1 1/2:1'")
+        return [run(f"seed={seed}", *changes, data=data, model=model) for seed in (1, 2)]
+
+    with closing(KeptPools()) as pools:
+        run_in_lockstep(runs("cocofl"), pools=pools)
+        second = run_in_lockstep(runs("fedavg"), pools=pools)
+    assert same_as_alone(second, runs("fedavg"))
+
+
 def test_rows_whose_models_are_sliced_differently_do_not_share_slots(tmp_path):
     rows = (
         '[grid]\ncolumns = [{ label = "c" }]\nrows = [{ label = "kept", model.keep = "hidden.1" }, { label = "cut" }]'
@@ -153,6 +171,36 @@ def test_the_rows_of_a_table_share_slots(tmp_path, made, pools_open):
         counts.append(len(made))
         assert not pools_open
     assert counts[0] == counts[1] > 0, "the second row makes none"
+
+
+def test_slots_that_do_not_suit_a_row_are_given_back_before_it_is_tried_out(tmp_path, pools_open, monkeypatch):
+    counts = []
+
+    def tried(trainers):
+        counts.append(len(pools_open))
+        return why_not_pack(trainers)
+
+    monkeypatch.setattr(running, "why_not_pack", tried)
+    sgd, adam = '{ label = "sgd" }, { label = "slow", training.lr = 0.02 }', 'training.optimiser = "adam"'
+    rows = f'[grid]\ncolumns = [{{ label = "c" }}]\nrows = [{sgd}, {{ label = "adam", {adam} }}]'
+    (tmp_path / "table.toml").write_text(RECIPE.replace('"serial"', '"cuda"') + rows)
+    asked = {"seeds": [1, 2], "packed": "seeds", "say": lambda _: None}
+    reproduce([str(tmp_path / "table.toml")], results=tmp_path / "results", work=tmp_path / "work", **asked)
+    assert counts == [0, 2, 0], "a trial needs memory too"
+
+
+def test_a_pool_that_comes_back_holds_no_batches(data, pools_open, tmp_path):
+    held = []
+
+    def stop():
+        held.append(max(len(pool.batches_ahead) for pool in pools_open))
+        return True
+
+    with closing(KeptPools()) as pools:
+        with pytest.raises(Stopped):
+            run_in_lockstep(experiments(data), [tmp_path / "1", tmp_path / "2"], stop=stop, pools=pools)
+        assert max(held) > 0, "those of the round that is not trained any more"
+        assert [len(pool.batches_ahead) for pool in pools_open] == [0, 0]
 
 
 def test_slots_of_a_pack_that_stopped_are_kept_and_of_one_that_failed_are_not(data, pools_open, tmp_path):
