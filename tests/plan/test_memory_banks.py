@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from fedwidth.core.narrow import narrow
 from fedwidth.plan.trace import trace
 
 SLOTS = 40
+Way = Callable[[Tensor, int, int, Tensor], None]
 
 
 class Bank(nn.Module):
@@ -28,13 +31,68 @@ class Bank(nn.Module):
         """Logits of a mean over the queue, weighted by likeness."""
         h, at = self.up(x), int(self.at)
         if self.training:
-            if self.by == "rows":
-                self.queue[at : at + len(x)] = h.detach()
-            else:
-                self.queue[:, at : at + len(x)] = h.detach().T
+            self.write(at, at + len(x), h.detach())
             self.at[0] = (at + len(x)) % (SLOTS - 10)
         bank = self.queue.T if self.by == "rows" else self.queue
         return self.out((h @ bank).softmax(1) @ bank.T)
+
+    def write(self, first: int, last: int, new: Tensor) -> None:
+        """Put samples into some slots."""
+        if self.by == "rows":
+            self.queue[first:last] = new
+        else:
+            self.queue[:, first:last] = new.T
+
+
+class OtherBank(Bank):
+    """A queue that is written in another way."""
+
+    def __init__(self, by: str, way: Way) -> None:
+        super().__init__(by)
+        self.way = way
+
+    def write(self, first: int, last: int, new: Tensor) -> None:
+        self.way(self.queue if self.by == "rows" else self.queue.T, first, last, new)
+
+
+def add(queue: Tensor, first: int, last: int, new: Tensor) -> None:
+    queue[first:last] += new
+
+
+def copy_into_transposed(queue: Tensor, first: int, last: int, new: Tensor) -> None:
+    queue.T[:, first:last] = new.T
+
+
+def copy_into_part_transposed(queue: Tensor, first: int, last: int, new: Tensor) -> None:
+    queue[first:last].T.copy_(new.T)
+
+
+def copy_into_data(queue: Tensor, first: int, last: int, new: Tensor) -> None:
+    queue.data[first:last] = new
+
+
+def copy_into_detached(queue: Tensor, first: int, last: int, new: Tensor) -> None:
+    queue.detach()[first:last] = new
+
+
+def copy_into_split(queue: Tensor, first: int, last: int, new: Tensor) -> None:
+    queue.split([first, len(new), queue.shape[0] - last])[1].copy_(new)
+
+
+def copy_as_one_row(queue: Tensor, first: int, last: int, new: Tensor) -> None:
+    queue[first:last].view(-1).copy_(new.reshape(-1))
+
+
+def move_towards(queue: Tensor, first: int, last: int, new: Tensor) -> None:
+    queue[first:last].lerp_(new, 0.5)
+
+
+def average(queue: Tensor, first: int, last: int, new: Tensor) -> None:
+    queue[first:last].mul_(0.9).add_(new)
+
+
+WAYS = [add, copy_into_transposed, copy_into_part_transposed, copy_into_data, copy_into_detached, copy_into_split]
+WAYS += [move_towards, average]
 
 
 class Joined(nn.Module):
@@ -55,6 +113,23 @@ class Joined(nn.Module):
         return self.out(torch.cat([one, two], 1) - self.means)
 
 
+class Skipped(nn.Module):
+    """A buffer of means of inputs and of a width, one behind the other: read in parts, and written as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.out = nn.Linear(6, 8), nn.Linear(14, 3)
+        self.register_buffer("means", torch.zeros(14))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of both less their means."""
+        h, width = self.up(x), x.shape[1]
+        logits = self.out(torch.cat([x - self.means[:width], h - self.means[width:]], 1))
+        if self.training:
+            self.means.lerp_(torch.cat([x, h], 1).detach().mean(0), 0.1)
+        return logits
+
+
 def half(model: nn.Module, plan: Any) -> nn.Module:
     units = {name: range(group.size // 2) for name, group in plan.groups.items()}
     return narrow(model, plan, Index.of_units(plan, units))
@@ -72,6 +147,24 @@ def test_a_queue_keeps_its_slots(by: str, batch: int) -> None:
     assert sorted(made.queue.shape) == [8, SLOTS]
     for _ in range(6):
         made(torch.randn(10, 6)).sum().backward()
+
+
+@pytest.mark.parametrize(("by", "way"), [*product(["rows", "columns"], WAYS), ("rows", copy_as_one_row)])
+def test_a_queue_keeps_its_slots_however_it_is_written(by: str, way: Way) -> None:
+    model, x = OtherBank(by, way), torch.randn(4, 6)
+    plan = trace(model, x)
+    assert [group.size for group in plan.groups.values()] == [16]
+    made = half(model, plan).train()
+    for _ in range(6):
+        made(torch.randn(10, 6)).sum().backward()
+
+
+def test_a_width_behind_inputs_stays_a_width_where_both_are_written_at_once() -> None:
+    model, x = Skipped(), torch.randn(4, 6)
+    plan = trace(model, x)
+    assert [group.size for group in plan.groups.values()] == [8]
+    plan.check(model, x)
+    assert half(model, plan).means.shape == (10,)
 
 
 def test_widths_that_are_written_by_slices_stay_widths() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedwidth.plan.node import INPUT, Node, freeze, leaves
+from fedwidth.plan.node import Node
 from fedwidth.plan.rules.registry import broadcast, elementwise, rule
 from fedwidth.plan.watching.recording import Recording, tensors_in
 
@@ -47,14 +47,8 @@ def numbered(recording: Recording, operator: Any, out: Tensor, *args: Any, **kwa
 
 @rule("copy_")
 def copy_into(recording: Recording, operator: Any, out: Tensor, target: Tensor, source: Tensor, *args: Any) -> None:
-    """Write one tensor over another.
-
-    Where samples are written to some positions of a buffer (a memory bank), the others are for samples too.
-    """
-    axes = broadcast(recording, [target, source], target.shape, operator)
-    for dim, whole in recording.cuts(target):
-        if any(leaf.reason == INPUT for leaf in leaves(axes[dim])):
-            freeze(whole, "positions written by a slice")
+    """Write one tensor over another."""
+    broadcast(recording, [target, source], target.shape, operator)
 
 
 @rule(

@@ -101,8 +101,9 @@ def slice_(
     full, length, step = source.shape[dim], out.shape[dim], args[1] if len(args) > 1 else 1
     if length != full:
         begin = min(max((start or 0) + (full if (start or 0) < 0 else 0), 0), full)
-        recording.cut(out, source, dim)
-        axes[dim] = _sliced(recording, axes[dim], begin, length, step)
+        whole = axes[dim]
+        axes[dim] = _sliced(recording, whole, begin, length, step)
+        recording.cut(source, axes[dim], whole)
     recording.put(out, axes)
 
 
@@ -157,6 +158,7 @@ def split(recording: Recording, operator: Any, out: Sequence[Tensor], source: Te
         freeze(axes[dim], "split at fixed positions")
         parts = [Node(tensor.shape[dim], "split at fixed positions") for tensor in out]
     for tensor, part in zip(out, parts, strict=True):
+        recording.cut(source, part, axes[dim])
         recording.put(tensor, [*axes[:dim], part, *axes[dim + 1 :]])
         if not recording.sized:  # a chunk inside an operator (the gates of an LSTM): equal parts
             recording.constraints.equate(Length(part), Length(parts[0]))

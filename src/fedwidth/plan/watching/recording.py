@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedwidth.plan.formulas import Constraints, Length
-from fedwidth.plan.node import Node, Unaligned, find, freeze
+from fedwidth.plan.node import INPUT, Node, Unaligned, factors, find, freeze, leaves
 from fedwidth.plan.restructure import unify
 from fedwidth.plan.watching.evidence import Evidence
 from fedwidth.plan.work import Tally
@@ -43,7 +43,7 @@ class Recording:
         self._protected: dict[int, list[Tensor]] = {}
         self._overwritten: list[tuple[Tensor, Tensor]] = []
         self._held: set[int] = set()
-        self._cuts: dict[int, list[tuple[int, Node]]] = {}
+        self._cuts: dict[int, list[tuple[Node, Node]]] = {}
         self.constraints = Constraints()
         self.evidence = Evidence()
         self.tally = Tally()
@@ -97,18 +97,15 @@ class Recording:
     def protect(self, tensors: Iterable[Tensor]) -> None:
         """Tensors of the caller, to be given back their values if the forward pass overwrites them."""
         for tensor in tensors:
-            self._held.add(id(tensor))
+            if storage := _storage(tensor):
+                self._held.add(storage)
             if pointer := _pointer(tensor):
                 self._protected.setdefault(pointer, []).append(tensor)
 
-    def cut(self, part: Tensor, source: Tensor, dim: int) -> None:
-        """A tensor is to be some positions of a dimension of another; of those that the caller holds that is noted."""
-        if id(source) in self._held or id(source) in self._cuts:
-            self._cuts[id(part)] = [*self.cuts(source), (dim, self._axes[id(source)][dim])]
-
-    def cuts(self, tensor: Tensor) -> list[tuple[int, Node]]:
-        """The dimensions in which it is a part of a tensor that the caller holds, each with the axis of the whole."""
-        return self._cuts.get(id(tensor), [])
+    def cut(self, source: Tensor, part: Node, whole: Node) -> None:
+        """Some positions of a dimension are looked at by themselves; of tensors that the caller holds that is noted."""
+        if (storage := _storage(source)) in self._held:
+            self._cuts.setdefault(storage, []).append((part, whole))
 
     def constant(self, tensor: Tensor) -> None:
         """A tensor of one repeated value: its units have no identity until something is written into it."""
@@ -134,6 +131,17 @@ class Recording:
             unify(copy, axis)
         for owner in self._protected.pop(pointer, ()):
             self._overwritten.append((owner, owner.detach().clone()))
+
+    def after_write(self, tensor: Tensor) -> None:
+        """An operator has written into this memory.
+
+        Where samples were written to some positions of a buffer (a memory bank), the others are for samples too.
+        """
+        cuts = self._cuts.get(_storage(tensor), ())
+        for written in (set(leaves(factor)) for axis in self.shape(tensor) for factor in factors(axis)):
+            if any(leaf.reason == INPUT for leaf in written):
+                for whole in (whole for part, whole in cuts if written <= set(leaves(part))):
+                    freeze(whole, "positions written by a slice")
 
     def restore(self) -> None:
         """Give overwritten tensors their values back, and protect them again."""
@@ -171,6 +179,14 @@ def _pointer(tensor: Tensor) -> int:
         return 0
 
 
+def _storage(tensor: Tensor) -> int:
+    """What a tensor shares with all its views, wherever it lies; 0 where there is no such thing (sparse ones)."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
 class AxisMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operator and applies its rule to the recording."""
 
@@ -195,6 +211,8 @@ class AxisMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.recording.before_write(tensor)
         out = func(*args, **kwargs)
         self.apply(func, found, out, args, kwargs)
+        for tensor in tensors_in(written):
+            self.recording.after_write(tensor)
         self.recording.evidence.follow(func, list(tensors_in(out)), list(tensors_in([*args, *kwargs.values()])))
         return out
 
