@@ -61,7 +61,9 @@ def test_a_peer_that_fails_says_its_last_line():
     watched = runpy.run_path(str(FOLDER / "peers" / "watched.py"))
     with pytest.raises(watched["Failed"], match="ended with 1: ValueError: no"):
         watched["run_watched"]([sys.executable, "-c", "raise ValueError('no')"], os.environ, 30)
-    assert watched["run_watched"]([sys.executable, "-c", "import time; time.sleep(0.3)"], os.environ, 30) > 1
+    assert watched["run_watched"]([sys.executable, "-c", "import time; time.sleep(1.5)"], os.environ, 30) > 1, (
+        "it is looked at once a second"
+    )
 
 
 def test_packs_and_single_runs_side_by_side(start, capsys):
