@@ -49,12 +49,13 @@ def show_rows(mine: Sequence[Record], others: Sequence[Record]) -> Iterator[str]
     titles |= {row: title for title, row in rows.items()}
     for data in SETS:
         reported, tuning = f"benchmark/{data}", f"benchmark/{data}-tuning"
-        here = [record for record in own if record.recipe in (reported, f"{reported}-yardsticks", tuning)]
+        measured = (reported, f"{reported}-yardsticks")
+        here = [record for record in own if record.recipe in (*measured, tuning)]
         _check_places(here, titles)
         if trials := _trials(tuning, here):
             yield f"{data}, trials: accuracy on validation samples in percent"
             yield tuning_table(trials, titles)
-        if any(record.recipe == reported for record in here):
+        if any(record.recipe in measured for record in here):
             yield f"{data}, gains: points over the best yardstick, means of the last five evaluations, 95 % intervals"
             yield gain_table(Standings.of(data, [*as_asked(others), *here]), titles)
 

@@ -42,7 +42,7 @@ ANY_WIDTH["no-full-width"] = YARDSTICKS["no-full-width"] | {
     ONLY_QUARTER: f"{ONLY_QUARTER}/no-full-width",
 }
 """The same with server's models of 1/2 and of 1/4 that only devices train that can hold them: the best that a mix can
-reach with one model of any width and no method."""
+reach with one model of these widths and no method."""
 
 Runs = dict[int, Record]
 """Runs of one experiment, by seed."""

@@ -107,6 +107,12 @@ def test_variants_of_a_method_have_rows_of_their_own():
     ]
 
 
+def test_a_folder_with_yardsticks_alone_shows_the_gains_of_others_over_them():
+    others = [made(FIVE_SIZES, "fedrolex/five-sizes", seed=s, accuracy=0.6) for s in (1, 2)]
+    _, gained = show_rows(yardsticks(), others)
+    assert gained.splitlines()[2:] == ["| FedRolex | **+5.0** (+5.0 to +5.0) |"]
+
+
 def test_two_records_in_one_place_are_refused():
     one = made(FIVE_SIZES, "fedrolex/five-sizes", **OWN)
     other = made(FIVE_SIZES, "heterofl/five-sizes", **OWN | {"training": {"optimiser": "adam", "lr": 1e-3}})
