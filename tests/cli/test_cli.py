@@ -549,6 +549,9 @@ class TestRun:
         assert run_command(["run", recipe, "--out", "whole", "--seeds", "1,2"]) == 0
         assert run_command(["run", recipe, "--out", "cut", "--seeds", "1"]) == 0
         assert run_command(["run", recipe, "--out", "cut", "--seeds", "1,2", "--resume"]) == 0
+        said = capsys.readouterr().err
+        assert "1 run not begun in cut yet will be trained, too: fedrolex\n" in said
+        assert "nothing to resume" not in said
         for seed in (1, 2):
             assert contents(tmp_path / "cut" / f"seed-{seed}") == contents(tmp_path / "whole" / f"seed-{seed}")
         summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "cut")]

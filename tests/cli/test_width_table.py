@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from fedwidth.cli.entry import run_command
+from fedwidth.cli.runs.planned_run import PlannedRun
+from fedwidth.cli.runs.widths import print_widths
 from fedwidth.config.read import read_config
-from small_runs import write_recipe
+from fedwidth.objectives.metric import ACCURACY
+from small_runs import small, write_recipe
 
 
 def test_each_width_has_a_column_and_its_mean_over_seeds(tmp_path, capsys):
@@ -42,6 +46,32 @@ def test_the_widths_that_validation_samples_choose_have_a_column(tmp_path, capsy
     assert lines[start + 3].rsplit("│", 1)[1].strip() == f"{100 * summary['chosen_accuracy']:.2f}"
     widths = " + ".join(f"{width:g}" for width in summary["chosen_capacities"])
     assert f"HeteroFL: validation samples choose {widths}." in lines
+
+
+def test_widths_that_seeds_choose_differently_are_told_apart(capsys):
+    def made(seed, widths):
+        run = PlannedRun("heterofl", "HeteroFL", small(f"seed={seed}", "method.name=heterofl"), Path())
+        return run, {"capacity_accuracy": {"1": 0.5, "0.5": 0.4}, "chosen_accuracy": 0.6, "chosen_capacities": widths}
+
+    print_widths({"heterofl": [made(1, [1.0]), made(2, [1.0, 0.5]), made(3, [1.0])]}, ACCURACY)
+    said = capsys.readouterr().out
+    assert "HeteroFL: validation samples choose 1 (seed 1, 3) and 1 + 0.5 (seed 2).\n" in said
+
+
+def test_gains_and_comparisons_are_said_to_be_of_whole_models(tmp_path, capsys):
+    recipe = write_recipe(tmp_path, "evaluation.capacities = [1, 0.25]\n")
+    changes = ["--set", "method.name=heterofl", "--set", "rounds=1", "--yardsticks"]
+    said = "All of this compares whole models; what their widths reach, alone or together, is in the table of widths.\n"
+    assert run_command(["run", recipe, *changes, "--out", str(tmp_path / "runs")]) == 0
+    assert said in capsys.readouterr().out
+    row, *others = json.loads((tmp_path / "runs" / "summary.json").read_text())["table"]
+    own = json.loads((tmp_path / "runs" / "summary.json").read_text())["together_accuracy"]
+    assert row["together_accuracy"] == own
+    assert not any("together_accuracy" in other for other in others)
+    assert (
+        run_command(["run", recipe, *changes, "--set", "evaluation.capacities=[]", "--out", str(tmp_path / "no")]) == 0
+    )
+    assert said not in capsys.readouterr().out
 
 
 def test_without_the_test_set_it_says_that_it_is_of_validation_samples(tmp_path, capsys):

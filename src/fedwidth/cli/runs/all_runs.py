@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from fedwidth.analysis.wording import plural
 from fedwidth.cli.runs.checks import check_engine, check_folders, check_runs
 from fedwidth.cli.runs.planned_run import PlannedRun, progress_titles
 from fedwidth.cli.runs.progress import ProgressDisplay, show_progress
@@ -59,11 +60,14 @@ def run_all(
     check_folders(runs, folder, resume=resume, overwrite=overwrite)
     if packed and not packs:
         raise OptionError(f"--packed cannot train these runs as one batch: {reason}")
-    fresh = resume and not any(holds_run(run.folder) for run in runs)
+    missing = [run.title for run in runs if not holds_run(run.folder)] if resume else []
 
     def begin() -> None:
-        if fresh:
+        if missing and len(missing) == len(runs):
             say_aside(f"nothing to resume in {folder} yet: started from the beginning")
+        elif missing:
+            titles = ", ".join(dict.fromkeys(missing))
+            say_aside(f"{plural(len(missing), 'run')} not begun in {folder} yet will be trained, too: {titles}")
         about.write(folder)
 
     with ExitStack() as stack:

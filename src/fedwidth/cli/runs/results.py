@@ -13,7 +13,7 @@ from fedwidth.analysis.comparison import Comparison, Row
 from fedwidth.analysis.difference import Difference
 from fedwidth.analysis.wording import over_seeds, show_mebibytes, show_time
 from fedwidth.analysis.yardsticks import is_yardstick
-from fedwidth.cli.runs.widths import mean_at_widths, print_widths
+from fedwidth.cli.runs.widths import SEVERAL, mean_at_widths, print_widths, scores_of
 from fedwidth.cli.tables import print_table
 from fedwidth.config.method_settings import method_of
 from fedwidth.devices.capacity import Capacities, describe_mix
@@ -84,8 +84,13 @@ def print_results(
     means = "MiB and device time are means" if timed else "MiB are a mean"
     over = f" ± is the standard deviation over seeds; {means} over them, seconds their sum." if len(seeds) > 1 else ""
     print(f"Seeds: {', '.join(map(str, seeds))}.{over}")
-    for sentence in compared.sentences():
+    sentences = compared.sentences()
+    for sentence in sentences:
         print(sentence)
+    if sentences and any(scores_of(summary, name) for summary in summaries for name in SEVERAL):
+        print(
+            "All of this compares whole models; what their widths reach, alone or together, is in the table of widths."
+        )
     if gained:
         brackets = " (95 % interval)" if len(seeds) > 1 else "; one seed: no interval"
         less = "less that" if metric.higher_is_better else "below that"
@@ -179,8 +184,12 @@ def _spread(label: str, mine: Sequence[tuple[PlannedRun, Summary]]) -> dict[str,
         known = [summary[key] for _, summary in mine if summary[key] is not None]
         row[key] = statistics.mean(known) if known else None
         row[f"{key}_std"] = statistics.stdev(known) if len(known) > 1 else None
+    metric = Measure.of(mine[0][1]).name
     if mean := mean_at_widths([summary for _, summary in mine]):
-        row[f"capacity_{Measure.of(mine[0][1]).name}"] = mean
+        row[f"capacity_{metric}"] = mean
+    for name in SEVERAL:
+        if known := [value for _, summary in mine for value in scores_of(summary, name)]:
+            row[f"{name}_{metric}"] = statistics.mean(known)
     return row
 
 

@@ -32,12 +32,12 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
         return
     columns = sorted(found, key=float, reverse=True)
     summaries = [[summary for _, summary in mine] for mine in by_label.values()]
-    asked = [name for name in SEVERAL if any(_score_of(each, name) for runs in summaries for each in runs)]
+    asked = [name for name in SEVERAL if any(scores_of(each, name) for runs in summaries for each in runs)]
     rows = []
     for mine, runs, of_runs in zip(by_label.values(), tables, summaries, strict=True):
         own = Measure.of(mine[0][1])
         known = [[own.scaled(widths[width]) for widths in runs if width in widths] for width in columns]
-        known += [[own.scaled(value) for each in of_runs for value in _score_of(each, name)] for name in asked]
+        known += [[own.scaled(value) for each in of_runs for value in scores_of(each, name)] for name in asked]
         if any(known):  # yardsticks are measured as a whole alone
             rows.append([mine[0][0].title, *(over_seeds(values, metric=own) if values else "–" for values in known)])
     shown = [mine[0][0] for mine in by_label.values()]
@@ -46,18 +46,21 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
     print_table(["run", *columns, *asked], rows, title=f"{of}{metric.title} at each width{metric.unit}")
     if untested and not of:
         print(f"{', '.join(untested)}: on validation samples, as the test set was not looked at.")
-    for mine, of_runs in zip(by_label.values(), summaries, strict=True):
-        chosen = [each["chosen_capacities"] for each in of_runs if each.get("chosen_capacities")]
-        if chosen:
-            by_run = dict.fromkeys(" + ".join(f"{width:g}" for width in widths) for widths in chosen)
-            print(f"{mine[0][0].title}: validation samples choose {', with other seeds '.join(by_run)}.")
+    for mine in by_label.values():
+        seeds: dict[str, list[str]] = {}
+        for run, summary in mine:
+            if chosen := summary.get("chosen_capacities"):
+                seeds.setdefault(" + ".join(f"{width:g}" for width in chosen), []).append(f"{run.settings.seed}")
+        if seeds:
+            each = [f"{widths} (seed {', '.join(some)})" for widths, some in seeds.items()]
+            print(f"{mine[0][0].title}: validation samples choose {' and '.join(each if len(seeds) > 1 else seeds)}.")
     if len({run.settings.model.width for run, runs in zip(shown, tables, strict=True) if any(runs)}) > 1:
         print("Widths are shares of the server's model, which is not of the same width in all runs.")
     if keeping := [run.title for run in shown if "own" in method_of(run.settings).reads]:
         print(f"{', '.join(keeping)}: at each width the model of the first client of that size, which stays with it.")
 
 
-def _score_of(summary: Mapping[str, Any], name: str) -> list[float]:
+def scores_of(summary: Mapping[str, Any], name: str) -> list[float]:
     """What models of several widths score together, in a list; an empty one where they were not asked."""
     found = summary.get(f"{name}_{Measure.of(summary).name}")
     return [] if found is None else [found]
