@@ -83,6 +83,11 @@ def copy_as_one_row(queue: Tensor, first: int, last: int, new: Tensor) -> None:
     queue[first:last].view(-1).copy_(new.reshape(-1))
 
 
+def copy_into_one_row(queue: Tensor, first: int, last: int, new: Tensor) -> None:
+    size = new.shape[1]
+    queue.view(-1)[first * size : last * size] = new.reshape(-1)
+
+
 def move_towards(queue: Tensor, first: int, last: int, new: Tensor) -> None:
     queue[first:last].lerp_(new, 0.5)
 
@@ -130,6 +135,52 @@ class Skipped(nn.Module):
         return logits
 
 
+class Beside(Skipped):
+    """The same buffer, of which every part is written by itself."""
+
+    def __init__(self, way: Callable[[Tensor, Tensor], object], *, split: bool) -> None:
+        super().__init__()
+        self.way, self.split = way, split
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of both less their means."""
+        h, width = self.up(x), x.shape[1]
+        parts = self.means.split([width, h.shape[1]]) if self.split else (self.means[:width], self.means[width:])
+        logits = self.out(torch.cat([x - parts[0], h - parts[1]], 1))
+        if self.training:
+            self.way(parts[0], x.mean(0))
+            self.way(parts[1], h.detach().mean(0))
+        return logits
+
+
+class Clipped(nn.Module):
+    """A layer whose weights for the input are clipped in every pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.mid, self.out = nn.Linear(6, 8), nn.Linear(14, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the input and a width."""
+        with torch.no_grad():
+            self.mid.weight[:, :6].clamp_(-1, 1)
+        return self.out(self.mid(torch.cat([x, self.up(x).relu()], 1)).relu())
+
+
+class Rated(Bank):
+    """A queue with a learned number for every slot."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.rating = nn.Parameter(torch.ones(SLOTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits less a mean of the queue."""
+        queue = self.queue.clone()
+        mean = (queue.T if self.by == "rows" else queue) @ self.rating
+        return super().forward(x) - self.out(mean)
+
+
 def half(model: nn.Module, plan: Any) -> nn.Module:
     units = {name: range(group.size // 2) for name, group in plan.groups.items()}
     return narrow(model, plan, Index.of_units(plan, units))
@@ -149,7 +200,9 @@ def test_a_queue_keeps_its_slots(by: str, batch: int) -> None:
         made(torch.randn(10, 6)).sum().backward()
 
 
-@pytest.mark.parametrize(("by", "way"), [*product(["rows", "columns"], WAYS), ("rows", copy_as_one_row)])
+@pytest.mark.parametrize(
+    ("by", "way"), [*product(["rows", "columns"], WAYS), ("rows", copy_as_one_row), ("rows", copy_into_one_row)]
+)
 def test_a_queue_keeps_its_slots_however_it_is_written(by: str, way: Way) -> None:
     model, x = OtherBank(by, way), torch.randn(4, 6)
     plan = trace(model, x)
@@ -173,3 +226,41 @@ def test_widths_that_are_written_by_slices_stay_widths() -> None:
     assert sorted(group.size for group in plan.groups.values()) == [8, 12]
     plan.check(model, x)
     assert half(model, plan).means.shape == (10,)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda part, mean: part.copy_(mean),
+        lambda part, mean: part.lerp_(mean, 0.1),
+        lambda part, mean: part.mul_(0.9).add_(mean * 0.1),
+    ],
+    ids=["copy", "move", "average"],
+)
+def test_a_width_behind_inputs_stays_a_width_where_each_is_written_by_itself(way: Any, split: bool) -> None:
+    model, x = Beside(way, split=split), torch.randn(4, 6)
+    plan = trace(model, x)
+    assert [group.size for group in plan.groups.values()] == [8]
+    plan.check(model, x)
+    made = half(model, plan).train()
+    assert made.means.shape == (10,)
+    made(x).sum().backward()
+
+
+def test_weights_for_inputs_that_are_written_leave_the_others_a_width() -> None:
+    model, x = Clipped(), torch.randn(4, 6)
+    plan = trace(model, x)
+    assert sorted(group.size for group in plan.groups.values()) == [8, 12]
+    plan.check(model, x)
+    half(model, plan)(x).sum().backward()
+
+
+@pytest.mark.parametrize("by", ["rows", "columns"])
+def test_slots_with_a_weight_of_their_own_are_no_width(by: str) -> None:
+    model, x = Rated(by), torch.randn(4, 6)
+    plan = trace(model, x)
+    assert [group.size for group in plan.groups.values()] == [16]
+    made = half(model, plan).train()
+    for _ in range(6):
+        made(torch.randn(10, 6)).sum().backward()

@@ -44,6 +44,7 @@ class Recording:
         self._overwritten: list[tuple[Tensor, Tensor]] = []
         self._held: set[int] = set()
         self._cuts: dict[int, list[tuple[Node, Node]]] = {}
+        self._written: set[tuple[Node, Node]] = set()
         self.constraints = Constraints()
         self.evidence = Evidence()
         self.tally = Tally()
@@ -133,15 +134,24 @@ class Recording:
             self._overwritten.append((owner, owner.detach().clone()))
 
     def after_write(self, tensor: Tensor) -> None:
-        """An operator has written into this memory.
-
-        Where samples were written to some positions of a buffer (a memory bank), the others are for samples too.
-        """
+        """An operator has written into this memory: note which part of which dimension that was."""
         cuts = self._cuts.get(_storage(tensor), ())
         for written in (set(leaves(factor)) for axis in self.shape(tensor) for factor in factors(axis)):
-            if any(leaf.reason == INPUT for leaf in written):
-                for whole in (whole for part, whole in cuts if written <= set(leaves(part))):
-                    freeze(whole, "positions written by a slice")
+            self._written.update((find(part), find(whole)) for part, whole in cuts if written <= set(leaves(part)))
+
+    def keep_slots(self, weights: Iterable[Tensor]) -> None:
+        """Where samples were written to some positions of a buffer (a memory bank), the others are for samples too.
+
+        A width beside samples, or features of the input, is told by a weight that has it without them.
+        """
+        if not self._written:
+            return
+        axes = [set(leaves(axis)) for tensor in weights for axis in self.axes(tensor)]
+        for part, whole in self._written:
+            fixed = {leaf for leaf in leaves(part) if leaf.reason == INPUT}
+            widths = {leaf for axis in axes if not axis & fixed for leaf in axis}
+            for leaf in set(leaves(whole)) - widths if fixed else ():
+                freeze(leaf, "positions written by a slice")
 
     def restore(self) -> None:
         """Give overwritten tensors their values back, and protect them again."""
