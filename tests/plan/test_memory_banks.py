@@ -96,6 +96,14 @@ def average(queue: Tensor, first: int, last: int, new: Tensor) -> None:
     queue[first:last].mul_(0.9).add_(new)
 
 
+def multiply_into(queue: Tensor, first: int, last: int, new: Tensor) -> None:
+    queue[first:last].addmm_(new, torch.eye(new.shape[1]))
+
+
+def copy_by_list(queue: Tensor, first: int, last: int, new: Tensor) -> None:
+    torch._foreach_copy_([queue[first:last]], [new])
+
+
 WAYS = [add, copy_into_transposed, copy_into_part_transposed, copy_into_data, copy_into_detached, copy_into_split]
 WAYS += [move_towards, average]
 
@@ -207,6 +215,16 @@ def test_a_queue_keeps_its_slots_however_it_is_written(by: str, way: Way) -> Non
     model, x = OtherBank(by, way), torch.randn(4, 6)
     plan = trace(model, x)
     assert [group.size for group in plan.groups.values()] == [16]
+    made = half(model, plan).train()
+    for _ in range(6):
+        made(torch.randn(10, 6)).sum().backward()
+
+
+@pytest.mark.parametrize("way", [multiply_into, copy_by_list])
+def test_a_queue_keeps_its_slots_where_an_operator_without_a_rule_writes_it(way: Way) -> None:
+    model, x = nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 6), OtherBank("rows", way)), torch.randn(4, 6)
+    plan = trace(model, x)
+    assert [group.size for group in plan.groups.values()] == [12, 6]
     made = half(model, plan).train()
     for _ in range(6):
         made(torch.randn(10, 6)).sum().backward()

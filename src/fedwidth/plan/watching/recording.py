@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedwidth.plan.formulas import Constraints, Length
-from fedwidth.plan.node import INPUT, Node, Unaligned, factors, find, freeze, leaves
+from fedwidth.plan.node import Node, Unaligned, factors, find, freeze, leaves
 from fedwidth.plan.restructure import unify
 from fedwidth.plan.watching.evidence import Evidence
 from fedwidth.plan.work import Tally
@@ -140,15 +140,16 @@ class Recording:
             self._written.update((find(part), find(whole)) for part, whole in cuts if written <= set(leaves(part)))
 
     def keep_slots(self, weights: Iterable[Tensor]) -> None:
-        """Where samples were written to some positions of a buffer (a memory bank), the others are for samples too.
+        """Freeze what is left of a buffer of which a part was written that is fixed.
 
-        A width beside samples, or features of the input, is told by a weight that has it without them.
+        Where samples were written to some positions (a memory bank), the others are for samples too. A width beside
+        samples, or features of the input, is told by a weight that has it without them.
         """
         if not self._written:
             return
         axes = [set(leaves(axis)) for tensor in weights for axis in self.axes(tensor)]
         for part, whole in self._written:
-            fixed = {leaf for leaf in leaves(part) if leaf.reason == INPUT}
+            fixed = {leaf for leaf in leaves(part) if leaf.reason}
             widths = {leaf for axis in axes if not axis & fixed for leaf in axis}
             for leaf in set(leaves(whole)) - widths if fixed else ():
                 freeze(leaf, "positions written by a slice")
