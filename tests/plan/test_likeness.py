@@ -159,6 +159,38 @@ def test_classes_that_are_made_anew_for_every_model_are_compared() -> None:
         assert holds_alike(parametrization(nn.Linear(2, 2)), parametrization(nn.Linear(2, 2)))
 
 
+@pytest.mark.parametrize("parametrization", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_parametrised_models_are_alike_after_they_were_copied(parametrization: Any) -> None:
+    def made(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(parametrization(nn.Linear(2, 2)), nn.Linear(2, 2))
+
+    one, other = made(1), made(2)
+    copied = copy.deepcopy(one)
+    assert holds_alike(one, other)
+    assert holds_alike(copied, other)
+    assert holds_alike(copied, copy.deepcopy(other))
+
+
+@pytest.mark.parametrize("options", [({"dim": 0}, {"dim": 1}), ({"name": "weight"}, {"name": "bias"})])
+def test_parametrised_models_differ_in_their_parametrisations(options: tuple[Any, Any]) -> None:
+    one, other = (parametrizations.weight_norm(nn.Linear(2, 2), **option) for option in options)
+    assert not holds_alike(one, other)
+
+
+def test_classes_made_anew_are_alike_where_an_object_of_one_was_copied() -> None:
+    def made() -> nn.Module:
+        class Inner(Settings):
+            pass
+
+        return holding(Inner)
+
+    one, other = made(), made()
+    copy.deepcopy(one.held(a=1))
+    assert "__slotnames__" in vars(one.held)  # kept there by the standard library
+    assert holds_alike(one, other)
+
+
 def test_a_deep_chain_of_objects_is_compared() -> None:
     def chain(last: int) -> Any:
         made: Any = last

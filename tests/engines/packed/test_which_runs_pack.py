@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 
 from fedwidth.engines.packed.kept_pools import KeptPools
 from fedwidth.engines.packed.limits import why_not_train_together
@@ -120,6 +121,23 @@ def test_models_that_compute_something_else_are_no_pack(data, make, engine):
     reason = "train different parameters" if make is frozen else "differ in what they hold beside weights"
     with pytest.raises(OptionError, match=f"cannot train as one batch: .*{reason}"):
         run_in_lockstep(both)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("parametrization", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_parametrised_models_train_together_and_after_a_run(data, parametrization):
+    def made(seed):
+        torch.manual_seed(seed)
+        model = Net(torch.relu)
+        parametrization(model.one)
+        return Experiment(small(*BASE, f"seed={seed}"), data=data, model=model)
+
+    with closing(KeptPools()) as pools:
+        first, following = [made(0), made(1)], [made(2), made(3)]
+        run_in_lockstep(first, pools=pools)
+        assert why_not_train_together(first[0].trainer, following[0].trainer) is None
+        second = run_in_lockstep(following, pools=pools)
+    assert same_as_alone(second, [made(2), made(3)])
 
 
 def test_rows_that_give_a_factory_other_options_do_not_share_slots(tmp_path):

@@ -8,6 +8,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from fedwidth.plan.watching.side_effects import KEPT_BY_PYTORCH
@@ -17,6 +18,9 @@ PLAIN = (bool, int, float, complex, str, bytes, NoneType)
 
 HOOKS = tuple(name for name in KEPT_BY_PYTORCH if "_hooks" in name)
 """Where modules keep their hooks, by numbers that are counted through the whole process."""
+
+NO_MEMBERS = ("__annotations__", "__dict__", "__slotnames__", "__weakref__")
+"""What classes hold beside what they are; some of it only once it was asked for, or an object of theirs was copied."""
 
 
 def holds_alike(one: nn.Module, other: nn.Module) -> bool:
@@ -74,9 +78,11 @@ def _take_apart(value: object, *, own: bool) -> tuple[object, list[object]]:
     if isinstance(value, Tensor):
         return (value.dtype, value.shape), [kind, vars(value)]
     if isinstance(value, nn.Module):
+        if parametrize.is_parametrized(value):  # its class is made of its submodules, and knows which model was copied
+            kind = parametrize.type_before_parametrizations(value)
         return None, [kind, _attributes(value, own=own)]
-    if isinstance(value, type):  # made anew with every model by some factories, and by parametrizations
-        members = {name: held for name, held in vars(value).items() if name not in ("__dict__", "__weakref__")}
+    if isinstance(value, type):  # made anew with every model by some factories
+        members = {name: held for name, held in vars(value).items() if name not in NO_MEMBERS}
         return (value.__module__, value.__qualname__), [kind, value.__bases__, members]
     if isinstance(value, FunctionType):
         enclosed = [cell.cell_contents for cell in value.__closure__ or ()]
