@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC
+from collections import namedtuple
 from functools import lru_cache, partial
 from threading import Lock
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pytest
@@ -55,6 +57,12 @@ def ends(number: float) -> Settings:
     return made
 
 
+def in_globals(**held: Any) -> Any:
+    """A function with globals of its own, of which one that it makes names one."""
+    exec("def scaled(x):\n    return [x * item for item in map(lambda y: y * k, (1,))]", held)
+    return held["scaled"]
+
+
 def teacher(seed: int) -> list[nn.Module]:
     """A network that is hidden from the one that holds it."""
     torch.manual_seed(seed)
@@ -71,6 +79,9 @@ HELD = {
     "dictionaries": ({"a": 1}, {"a": 2}),
     "keys": ({"a": 1}, {"b": 1}),
     "sets": ({1, 2}, {1, 3}),
+    "kinds of numbers in sets": ({1}, {True}),
+    "global numbers": (in_globals(k=1), in_globals(k=2)),
+    "missing globals": (in_globals(k=1), in_globals()),
     "functions": (torch.relu, torch.tanh),
     "methods of tensors": (torch.Tensor.relu, torch.Tensor.tanh),
     "bound arguments": (partial(torch.clamp, min=1), partial(torch.clamp, min=2)),
@@ -170,6 +181,45 @@ def test_parametrised_models_are_alike_after_they_were_copied(parametrization: A
     assert holds_alike(one, other)
     assert holds_alike(copied, other)
     assert holds_alike(copied, copy.deepcopy(other))
+
+
+def traced() -> nn.Module:
+    return torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+
+
+def named() -> nn.Module:
+    return holding(namedtuple("Out", "logits hidden"))
+
+
+def cached() -> nn.Module:
+    return holding(lru_cache(lambda x: 2 * x))
+
+
+def abstract() -> nn.Module:
+    class Inner(nn.Linear, ABC):
+        pass
+
+    return Inner(2, 2)
+
+
+def generic() -> nn.Module:
+    kind = TypeVar("kind")
+
+    class Inner(nn.Linear, Generic[kind]):
+        pass
+
+    return Inner(2, 2)
+
+
+def with_globals() -> nn.Module:
+    return holding(in_globals(k=2, unused=object()))
+
+
+@pytest.mark.parametrize("make", [traced, named, cached, abstract, generic, with_globals])
+def test_what_is_made_anew_with_every_model_is_compared_by_what_it_does(make: Any) -> None:
+    one, other = make(), make()
+    assert holds_alike(one, other)
+    assert holds_alike(copy.deepcopy(one), copy.deepcopy(other))
 
 
 @pytest.mark.parametrize("options", [({"dim": 0}, {"dim": 1}), ({"name": "weight"}, {"name": "bias"})])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import FunctionType, MethodType, NoneType
+from functools import _lru_cache_wrapper
+from types import CodeType, FunctionType, MethodType, NoneType
 from weakref import ref
 
 import torch
@@ -19,16 +20,20 @@ PLAIN = (bool, int, float, complex, str, bytes, NoneType)
 HOOKS = tuple(name for name in KEPT_BY_PYTORCH if "_hooks" in name)
 """Where modules keep their hooks, by numbers that are counted through the whole process."""
 
-NO_MEMBERS = ("__annotations__", "__dict__", "__slotnames__", "__weakref__")
+NO_MEMBERS = (
+    *("__annotations__", "__dict__", "__slotnames__", "__weakref__"),
+    *("_abc_impl", "__orig_bases__", "__parameters__"),  # of abstract and generic ones
+)
 """What classes hold beside what they are; some of it only once it was asked for, or an object of theirs was copied."""
 
 
 def holds_alike(one: nn.Module, other: nn.Module) -> bool:
     """Whether two modules hold the same, so that with equal weights and buffers they compute the same.
 
-    Compared is all that they reach: attributes, hooks, classes, functions with what they enclose, and other objects as
-    what a copy of them would be made of; what has no copy must be one object. The values of parameters and buffers do
-    not count, nor which parameters are trained, nor whether the modules are in training mode.
+    Compared is all that they reach: attributes, hooks, classes, functions with what they enclose and the globals that
+    they name, and other objects as what a copy of them would be made of; what has no copy must be one object. The
+    values of parameters and buffers do not count, nor which parameters are trained, nor whether the modules are in
+    training mode.
     """
     names, others = _names(one), _names(other)
     met: dict[tuple[int, int], object] = {}  # with what was met, so that nothing else takes its address
@@ -69,8 +74,8 @@ def _take_apart(value: object, *, own: bool) -> tuple[object, list[object]]:
     kind = type(value)
     if kind in PLAIN:
         return (kind, repr(value)), []  # NaN is NaN
-    if kind in (set, frozenset):
-        return (kind, value), []
+    if isinstance(value, set | frozenset) and kind in (set, frozenset):  # True equals 1
+        return (kind, {(type(item), item) for item in value}), []
     if isinstance(value, list | tuple) and kind in (list, tuple):
         return kind, list(value)
     if isinstance(value, RemovableHandle):  # what it removes is compared where it is
@@ -86,8 +91,9 @@ def _take_apart(value: object, *, own: bool) -> tuple[object, list[object]]:
         return (value.__module__, value.__qualname__), [kind, value.__bases__, members]
     if isinstance(value, FunctionType):
         enclosed = [cell.cell_contents for cell in value.__closure__ or ()]
-        mark = value.__code__, id(value.__globals__)
-        return mark, [value.__defaults__, value.__kwdefaults__, enclosed, vars(value)]
+        return value.__code__, [value.__defaults__, value.__kwdefaults__, enclosed, _globals(value), vars(value)]
+    if isinstance(value, _lru_cache_wrapper):  # what it remembers follows from its function
+        return kind, [vars(value)]
     if isinstance(value, MethodType):
         return kind, [value.__func__, value.__self__]
     if isinstance(value, staticmethod | classmethod):
@@ -109,6 +115,15 @@ def _attributes(module: nn.Module, *, own: bool) -> dict[str, object]:
     for name in HOOKS:
         held[name] = {numbers.index(number): hook for number, hook in held.get(name, {}).items()}
     return held
+
+
+def _globals(function: FunctionType) -> dict[str, object]:
+    """What a function finds by the global names in its code, and in that of the functions made inside it."""
+    codes = [function.__code__]
+    for code in codes:  # which grows
+        codes += (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    held = function.__globals__
+    return {name: held[name] for code in codes for name in code.co_names if name in held}
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
