@@ -11,11 +11,19 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from fedwidth.config.given import as_in_recipe
 from fedwidth.data import Partition, Shares, from_clients, from_tensors, make_partition
 from fedwidth.data.checks import check_partition
-from fedwidth.errors import FedwidthError
+from fedwidth.errors import FedwidthError, OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.settings import DataSettings, DeviceSettings, EvaluationSettings, ModelSettings, Settings
+from fedwidth.settings import (
+    ArchitectureSettings,
+    DataSettings,
+    DeviceSettings,
+    EvaluationSettings,
+    ModelSettings,
+    Settings,
+)
 
 X, Y = torch.randn(60, 4), torch.arange(60) % 3
 DATA = from_tensors(X, Y, X, Y)
@@ -115,3 +123,54 @@ def test_tuples_are_lists_in_settings(tmp_path):
     assert Experiment(tables, data=DATA).run(tmp_path / "tables", resume=True).summary["rounds"] == 1
     with pytest.raises(FedwidthError, match=r"^evaluation.capacities must be a list of numbers, .*, not 2$"):
         Experiment(replace(SETTINGS, evaluation=EvaluationSettings(capacities=(1, 2))), model=network(), data=DATA)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "texts", "numbers"),
+    [
+        ("evaluation", "capacities", [1, "1/2", "1/4"], [1, 0.5, 0.25]),
+        ("devices", "capacities", [1, "1/2", 0.25, "0.25"], [1, 0.5, 0.25, 0.25]),
+        ("devices", "excluded", ["1/4"], [0.25]),
+        ("model", "width", "1/2", 0.5),
+        ("models", "capacities", ("1/2", 1), [0.5, 1]),
+    ],
+)
+def test_fractions_are_the_numbers_they_are_in_a_recipe(section, name, texts, numbers):
+    def settings(value):
+        record = ArchitectureSettings() if section == "models" else getattr(SETTINGS, section)
+        changed = replace(record, **{name: value})
+        return replace(SETTINGS, **{section: [changed] if section == "models" else changed})
+
+    assert as_in_recipe(settings(texts)) == settings(numbers)
+
+
+def test_a_run_with_fractions_is_the_one_with_their_numbers(tmp_path):
+    def left_by(width, excluded, listed, measured, place):
+        settings = replace(
+            SETTINGS,
+            model=ModelSettings("mlp", {"hidden": [8]}, width=width),
+            devices=DeviceSettings(listed, excluded=excluded, per_round=4),
+            evaluation=EvaluationSettings(capacities=measured),
+        )
+        done = Experiment(settings, data=DATA).run(tmp_path / place)
+        return (tmp_path / place / "config.toml").read_text(), done.server.state
+
+    config, state = left_by("1/2", ["1/4"], [1, "1/2", "1/4", 0.5], [1, "1/2"], "texts")
+    other, same = left_by(0.5, [0.25], [1, 0.5, 0.25, 0.5], [1, 0.5], "numbers")
+    assert config == other
+    assert all(torch.equal(state[name], same[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Settings(evaluation=EvaluationSettings(capacities=[1, "1/0"])), "evaluation.capacities must be a list of nu"),
+        (Settings(devices=DeviceSettings([1, "half"])), "devices.capacities must be text, or a list of numbers"),
+        (Settings(devices=DeviceSettings(excluded=["3/2"])), "devices.excluded must be a list of numbers"),
+        (Settings(model=ModelSettings(width="a")), "model.width must be a number above 0 and at most 1"),
+    ],
+)
+def test_what_is_no_fraction_is_refused(settings, message, tmp_path):
+    with pytest.raises(OptionError, match=message):
+        Experiment(settings, data=DATA).run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()

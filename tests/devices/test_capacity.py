@@ -157,3 +157,13 @@ def test_a_cohort_out_of_a_million_needs_no_list_of_a_million():
 def test_impossible_cohorts_are_refused(clients, per_round):
     with pytest.raises(OptionError):
         sample_clients(clients, per_round, round=0, seed=0)
+
+
+def test_a_list_of_numbers_and_fractions():
+    assert Capacities.parse([1, "1/2", 0.25]) == Capacities.parse([1.0, 0.5, 0.25])
+
+
+@pytest.mark.parametrize("wrong", ["1/0", "half", 2, True, None])
+def test_a_list_with_what_is_no_capacity(wrong):
+    with pytest.raises(OptionError, match="in the list of clients' capacities a capacity "):
+        Capacities.parse([1, wrong])

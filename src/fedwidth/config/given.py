@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch import nn
 
 from fedwidth.core.narrow import copy_model
 from fedwidth.data import Data, Partition
-from fedwidth.devices.capacity import Capacities
-from fedwidth.errors import OptionError
+from fedwidth.devices.capacity import Capacities, read_capacity
+from fedwidth.errors import CapacityError, OptionError
 from fedwidth.importing import one_line
 from fedwidth.methods import Method
 from fedwidth.methods.lookup.by_name import UNNAMED
@@ -80,11 +80,11 @@ def copied(model: nn.Module) -> nn.Module:
         raise OptionError(f"the model cannot be copied with copy.deepcopy: {one_line(error)}") from error
 
 
-def with_lists(settings: Settings) -> Settings:
-    """The settings with lists where Python gave tuples, as a document has them.
+def as_in_recipe(settings: Settings) -> Settings:
+    """The settings with lists where Python gave tuples, and with numbers where a width is written as text.
 
     >>> from fedwidth.settings import EvaluationSettings
-    >>> with_lists(Settings(evaluation=EvaluationSettings(capacities=(1, 0.5)))).evaluation.capacities
+    >>> as_in_recipe(Settings(evaluation=EvaluationSettings(capacities=(1, "1/2")))).evaluation.capacities
     [1, 0.5]
     """
     found: Settings = _listed(settings)
@@ -177,12 +177,30 @@ def _title(thing: Any) -> str:
 
 
 def _listed(value: Any) -> Any:
-    """A setting, or a record of some, with lists in place of tuples, in tables too."""
+    """A setting, or a record of some, with lists in place of tuples, in tables too, and with shares as numbers."""
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{part.name: _listed(getattr(value, part.name)) for part in fields(value)})
+        return replace(value, **{part.name: _setting(part, getattr(value, part.name)) for part in fields(value)})
     if isinstance(value, Mapping):
         return {name: _listed(each) for name, each in value.items()}
     return [_listed(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _setting(part: Field[Any], value: Any) -> Any:
+    """One setting of a record; text for `devices.capacities` is a mix, and stays."""
+    found = _listed(value)
+    if not part.metadata.get("share"):
+        return found
+    if isinstance(found, list):
+        return [_share(each) for each in found]
+    return _share(found) if isinstance(part.default, float) else found
+
+
+def _share(value: Any) -> Any:
+    """A width that is written as text as its number; what is none stays, and is refused with the setting's name."""
+    try:
+        return read_capacity(value) if isinstance(value, str) else value
+    except CapacityError:
+        return value
 
 
 def _kind(thing: object) -> str:

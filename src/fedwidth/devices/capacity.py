@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from numbers import Real
 
 import numpy as np
 
@@ -47,18 +48,18 @@ class Capacities:
     """The capacity of each client, where it is given and not drawn."""
 
     @classmethod
-    def parse(cls, text: str | Sequence[float]) -> Capacities:
+    def parse(cls, text: str | Sequence[float | str]) -> Capacities:
         """Read a mix of capacities (see the top of this file), or a list with the capacity of each client.
 
         >>> Capacities.parse("a0-e1")
         Capacities(values=(1.0, 0.0625), weights=(0.0, 1.0), by_client=None)
         >>> Capacities.parse("1:1 1/4:3").weights
         (1.0, 3.0)
-        >>> Capacities.parse([1.0, 0.25, 0.25])
+        >>> Capacities.parse([1.0, "1/4", 0.25])
         Capacities(values=(1.0, 0.25), weights=(1.0, 2.0), by_client=(1.0, 0.25, 0.25))
         """
         if not isinstance(text, str):
-            return cls._of_clients(tuple(text))
+            return cls._of_clients(text)
         try:
             pairs = _pairs(text.strip())
         except CapacityError as error:
@@ -71,7 +72,11 @@ class Capacities:
         return cls(values, weights)
 
     @classmethod
-    def _of_clients(cls, own: tuple[float, ...]) -> Capacities:
+    def _of_clients(cls, listed: Sequence[float | str]) -> Capacities:
+        try:
+            own = tuple(map(read_capacity, listed))
+        except CapacityError as error:
+            raise OptionError(f"in the list of clients' capacities {error}") from None
         if not own:
             raise OptionError("the list names no client's capacity")
         counts = Counter(own)
@@ -165,6 +170,19 @@ def parse_capacity(text: str) -> float:
     if not 0 < capacity <= 1:
         raise CapacityError(f"a capacity must be above 0 and at most 1, not '{text}'")
     return capacity
+
+
+def read_capacity(written: float | str) -> float:
+    """A capacity where both numbers and text are allowed, as in a list of them.
+
+    >>> read_capacity("1/16"), read_capacity(0.25)
+    (0.0625, 0.25)
+    """
+    if isinstance(written, str):
+        return parse_capacity(written)
+    if isinstance(written, bool) or not isinstance(written, Real) or not 0 < written <= 1:
+        raise CapacityError(f"a capacity must be above 0 and at most 1, such as 0.25 or '1/4', not {written!r}")
+    return written
 
 
 def sample_clients(clients: int, per_round: int, *, round: int, seed: int) -> list[int]:

@@ -19,7 +19,7 @@ from fedwidth.config.architectures import (
 from fedwidth.config.budgets import with_budgets
 from fedwidth.config.build import build_model, find_device, load_data, public_data, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
-from fedwidth.config.given import check_given, copied, warn_of_dealing, warn_of_excluded, with_lists, without_name
+from fedwidth.config.given import as_in_recipe, check_given, copied, warn_of_dealing, warn_of_excluded, without_name
 from fedwidth.config.method_settings import (
     check_exponent,
     check_norms,
@@ -95,7 +95,7 @@ def set_up(
         settings, model=model, data=data, partition=partition, method=method, objective=objective, public=public
     )
     settings, method, objective = _name(settings, method, objective)
-    settings = with_lists(settings)
+    settings = as_in_recipe(settings)
     own = {} if named else {"data": data, "partition": partition}
     given = without_name(settings, model=model, models=models or None, **own, public=public)
     if partition is not None and not named:
