@@ -123,6 +123,19 @@ HERE = "test_mistakes_of_new_users"
             ["run", "RECIPE", "--set", f"model.name={HERE}:AllFrozen"],
             "requires_grad is False for all of its parameters",
         ),
+        (
+            ["run", "RECIPE", "--set", "model.options.classes=4"],
+            "model option 'classes' comes from the data, which says 10: leave it out",
+        ),
+        (
+            ["run", "RECIPE", "--set", f"model.name={HERE}:Plain", "--set", "model.options={classes = 4}"],
+            "model option 'classes' comes from the data, which says 10: leave it out",
+        ),
+        (
+            ["run", "RECIPE", "--set", "model.options.data_shape=[1, 8, 8]"],
+            "model option 'data_shape' comes from the data, which says (1, 8, 8): leave it out",
+        ),
+        (["run", "RECIPE", "--set", "model.options.seed=4"], "model option 'seed' is the run's own (seed)"),
         (["run", "RECIPE", "--set", f"objective.loss={HERE}:no_number"], "is nan on the first samples"),
         (
             ["run", "RECIPE", "--set", f"data.name={HERE}:broken_files", "--set", "data.partition_options={}"],

@@ -80,6 +80,10 @@ def public_data(settings: Settings, data: Data, partition: Partition) -> Data | 
     return replace(data, train=data.train.take(partition.public)) if len(partition.public) else None
 
 
+OF_THE_RUN = {"name": "model.name", "seed": "seed"}
+"""What a factory cannot take as an option, and the settings of these names."""
+
+
 def build_model(settings: Settings, data: Data, objective: Objective | None = None) -> nn.Module:
     """The model the settings name, for this data and objective, initialised from the run's seed."""
     objective = objective or objective_of(settings.objective, data)
@@ -88,6 +92,12 @@ def build_model(settings: Settings, data: Data, objective: Objective | None = No
     if data.kind == "tokens":
         facts = {"vocabulary": data.classes}
     seed = torch_seed(settings.seed, "model")
+    for option in settings.model.options:
+        if option in facts:
+            says = "nothing of it" if facts[option] is None else facts[option]
+            raise OptionError(f"model option '{option}' comes from the data, which says {says}: leave it out")
+        if option in OF_THE_RUN:
+            raise OptionError(f"model option '{option}' is the run's own ({OF_THE_RUN[option]}): call yours otherwise")
     return build(settings.model.name, seed=seed, **facts, **settings.model.options)
 
 
