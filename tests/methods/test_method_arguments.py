@@ -172,6 +172,12 @@ def test_records_that_make_no_sense_are_refused(changes, why):
         replace(method("dsfl"), **changes)
 
 
+@pytest.mark.parametrize("option", [3, None, "text", Option])
+def test_an_option_that_is_a_value_is_refused(option):
+    with pytest.raises(OptionError, match=r"^option 'hold' of a method must be an Option\(…\), not "):
+        own(lambda size, kept, at: torch.arange(kept), options={"hold": option})
+
+
 def test_what_clients_are_given_must_be_tensors():
     odd = replace(method("dsfl"), local=replace(method("dsfl").local, gives=lambda memory, at: {"samples": [1, 2]}))
     with pytest.raises(OptionError, match="gives of dsfl must return tensors by name, not a list as 'samples'"):

@@ -138,6 +138,9 @@ class Method:
         for name in self.reads:
             if name not in READS:
                 raise OptionError(f"a method's choice reads 'state', 'memory' or 'own', not {name!r}")
+        for name, option in self.options.items():
+            if not isinstance(option, Option):
+                raise OptionError(f"option '{name}' of a method must be an Option(…), not {option!r}")
         local = self.local
         if local is not None and local.answers is not None and (self.slices or self.collect != "updates"):
             raise OptionError("a method whose clients keep their models hands out no slices, and collects 'updates'")
