@@ -32,7 +32,16 @@ def too_few(size, kept, at):
     return torch.arange(kept - 1) if at.round > 0 else torch.arange(kept)
 
 
-BY_LEVEL, FAILING, TOO_FEW = mine(by_level), mine(failing), mine(too_few)
+def of_two(size, kept):
+    return torch.arange(kept)
+
+
+def of_one_group(size, kept, at):
+    return torch.arange(kept)
+
+
+BY_LEVEL, FAILING, TOO_FEW, OF_TWO = mine(by_level), mine(failing), mine(too_few), mine(of_two)
+NOT_WRAPPED = Method("home", "Home window", "mine", "-", choose=of_one_group)
 
 
 def run(name, folder, *more):
@@ -76,6 +85,19 @@ def test_what_fails_in_the_try_out_says_that_it_was_one(tmp_path, capsys):
     said = error(capsys)
     assert said.startswith("error: home was tried out before the run: round 0, client 1, capacity 0.5, stage choose: ")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "function"), [("OF_TWO", "of_two"), ("NOT_WRAPPED", "of_one_group")])
+def test_a_function_that_is_called_otherwise_is_named_in_one_line_alone(name, function, tmp_path, capsys):
+    assert run(name, tmp_path) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"error: home was tried out before the run: home cannot choose: {function} is called with (")
+    assert not (tmp_path / "out").exists()
+
+
+def test_where_code_of_ones_own_failed_is_shown(tmp_path, capsys):
+    assert run("FAILING", tmp_path) == 1
+    assert "in failing\n    return torch.arange(kept) // 0" in capsys.readouterr().err
 
 
 def test_a_choice_that_goes_wrong_in_a_later_round_says_in_which_and_for_whom(tmp_path, capsys):

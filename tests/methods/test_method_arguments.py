@@ -267,6 +267,62 @@ def test_other_errors_of_a_choice_say_where_they_were_raised(look, reads, said):
     assert type(caught.value.__cause__).__name__ in said
 
 
+def by_arange(size, kept, at):
+    return torch.arange(kept)
+
+
+def by_share(size, kept, at):
+    return (torch.arange(kept) + size // 2) % size
+
+
+def without_asking(size, kept, at):
+    return torch.arange(4)
+
+
+def of_two(size, kept):
+    return torch.arange(kept)
+
+
+ONE_GROUP = r" is called with \(plan, counts, at\) for the whole model, but chooses for one group, \(size, kept, at\): "
+
+
+@pytest.mark.parametrize("units", [by_arange, by_share, without_asking])
+def test_a_choice_of_one_group_is_told_to_be_wrapped(units):
+    mine = Method("mine", "Mine", "-", "-", choose=units).with_options()
+    name = units.__name__
+    message = rf"^mine cannot choose: {name}{ONE_GROUP}wrap it, choose=per_group\({name}\)$"
+    with pytest.raises(OptionError, match=message) as refused:
+        mine.select(mlp_plan(), capacity=0.5)
+    assert refused.value.__cause__ is None
+
+
+def test_a_choice_with_other_arguments_is_told_which_there_are():
+    every = r"with \(size, kept, at\) for every group, but takes \(size, kept\)$"
+    with pytest.raises(OptionError, match=rf"^mine cannot choose: of_two is called {every}"):
+        own(of_two).select(mlp_plan(), capacity=0.5)
+    mine = Method("mine", "Mine", "-", "-", choose=of_two).with_options()
+    whole = r"is called with \(plan, counts, at\) for the whole model, or wrapped, choose=per_group\(of_two\), "
+    with pytest.raises(OptionError, match=rf"^mine cannot choose: of_two {whole}{every}"):
+        mine.select(mlp_plan(), capacity=0.5)
+
+
+def test_a_choice_for_the_whole_model_that_fails_says_where():
+    def whole(plan, counts, at):
+        return Index.of_units(plan, {name: torch.arange(counts) for name in plan.groups})
+
+    mine = Method("mine", "Mine", "-", "-", choose=whole).with_options()
+    with pytest.raises(ClientError, match=rf"TypeError: arange.* \({Path(__file__).name}, line \d+\)$"):
+        mine.select(mlp_plan(), capacity=0.5)
+
+
+def test_what_is_no_choice_is_refused():
+    with pytest.raises(OptionError, match="^choose of a method must be a function, not 3$"):
+        Method("mine", "Mine", "-", "-", choose=3)
+    nothing = Method("mine", "Mine", "-", "-", choose=lambda plan, counts, at: None).with_options()
+    with pytest.raises(OptionError, match="^mine must choose an Index, or a part of another kind, not a NoneType$"):
+        nothing.select(mlp_plan(), capacity=0.5)
+
+
 def test_a_value_that_an_options_check_fails_on_is_not_allowed():
     strength = Option(0.1, "a number of at least 0", lambda value: value >= 0, "how much")
     mine = Method("mine", "Mine", "-", "-", choose=per_group(lambda *_: None), options={"strength": strength})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
+from inspect import signature
 from typing import Any, NoReturn
 
 import numpy as np
@@ -119,6 +120,47 @@ def failed(error: Exception, at: Moment, reads: Sequence[str]) -> FedwidthError:
     return ClientError(f"{where}: {what_failed(error)}")
 
 
+def no_choice(choose: Choose, plan: Plan, counts: Mapping[str, int], at: Moment) -> str | None:
+    """Why a function that failed, or that gave no part, is none that chooses for all groups; None where it may be one.
+
+    A function of one group does not say that it is one: it is asked as `per_group` would, to see whether it answers.
+    """
+    title, called = title_of(choose), "is called with (plan, counts, at) for the whole model"
+    if not takes_three(choose):
+        return (
+            f"{at.method} cannot choose: {title} {called}, or wrapped, choose=per_group({title}), with (size, kept, at)"
+            f" for every group, but takes {signature(choose)}"
+        )
+    number, name = max(enumerate(plan.groups), key=lambda group: plan.groups[group[1]].size - counts[group[1]])
+    one_group: Callable[..., Any] = choose
+    try:
+        found = one_group(plan.groups[name].size, counts[name], at.in_group(plan, name, number))
+    except Exception:  # it is anybody's function, and was asked for something else
+        return None
+    if isinstance(found, Index) or not isinstance(found, (Tensor, np.ndarray, Sequence)):
+        return None
+    return (
+        f"{at.method} cannot choose: {title} {called}, but chooses for one group, (size, kept, at): wrap it,"
+        f" choose=per_group({title})"
+    )
+
+
+def takes_three(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with three arguments, as those of a choice are."""
+    try:
+        signature(function).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # some C functions do not say
+        return True
+    return True
+
+
+def title_of(function: Callable[..., Any]) -> str:
+    """What a function is called in its user's program."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def everything(plan: Plan, counts: Mapping[str, int], at: Moment) -> Index:
     """The choice that gives every client the whole model, whatever its capacity."""
     del counts, at
@@ -133,8 +175,16 @@ def per_group(units: Units) -> Choose:
         for number, (name, group) in enumerate(plan.groups.items()):
             if counts[name] == group.size:
                 chosen[name] = torch.arange(group.size)
-            else:
+                continue
+            try:
                 chosen[name] = units(group.size, counts[name], at.in_group(plan, name, number))
+            except TypeError:
+                if takes_three(units):
+                    raise
+                raise OptionError(
+                    f"{at.method} cannot choose: {title_of(units)} is called with (size, kept, at) for every group, but"
+                    f" takes {signature(units)}"
+                ) from None
         index = Index.of_units(plan, chosen)
         if index.counts != counts:
             name = next(name for name, kept in index.counts.items() if kept != counts[name])

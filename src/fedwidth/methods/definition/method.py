@@ -25,11 +25,12 @@ from torch import Tensor
 
 from fedwidth.core.architectures import Architectures
 from fedwidth.core.cohort import CohortSum
+from fedwidth.core.index import Index
 from fedwidth.core.submodel import State
 from fedwidth.core.updates import check_made
 from fedwidth.errors import ClientError, OptionError, unknown, whole_number
 from fedwidth.methods.definition.checks import check_sends, checked_cohort, checked_memory, checked_state
-from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment, everything, failed, unread
+from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment, everything, failed, no_choice, unread
 from fedwidth.methods.definition.closing import Beginning, Closing
 from fedwidth.methods.definition.local import Local, Memory, Sending
 from fedwidth.methods.definition.options import Option
@@ -135,6 +136,8 @@ class Method:
     def __post_init__(self) -> None:
         if self.collect not in ("sums", "updates"):
             raise OptionError(f"a method collects 'sums' or 'updates', not {self.collect!r}")
+        if not callable(self.choose):
+            raise OptionError(f"choose of a method must be a function, not {self.choose!r}")
         for name in self.reads:
             if name not in READS:
                 raise OptionError(f"a method's choice reads 'state', 'memory' or 'own', not {name!r}")
@@ -212,11 +215,18 @@ class Method:
             raise OptionError(f"client {client} is not one of {clients} clients, counted from 0")
         counts = plan.counts(capacity, self.values.get("rounding", "floor"))
         try:
-            return self.choose(plan, counts, moment)
+            found = self.choose(plan, counts, moment)
         except (ClientError, OptionError):
             raise
         except Exception as error:  # a choice may be anybody's function
+            if (why := no_choice(self.choose, plan, counts, moment)) is not None:
+                raise OptionError(why) from None
             raise failed(error, moment, self.reads) from error
+        if not isinstance(found, Index) and not hasattr(found, "key"):
+            why = no_choice(self.choose, plan, counts, moment)
+            what = type(found).__name__
+            raise OptionError(why or f"{self.name} must choose an Index, or a part of another kind, not a {what}")
+        return found
 
     def _read(self, what: str, held: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
         """What the choice may look at, or nothing, which says so where it should have said that it looks at it."""
