@@ -40,6 +40,11 @@ def of_one_group(size, kept, at):
     return torch.arange(kept)
 
 
+def by_luck(size, kept, at):
+    return torch.randperm(size)[:kept]
+
+
+BY_LUCK = mine(by_luck)
 BY_LEVEL, FAILING, TOO_FEW, OF_TWO = mine(by_level), mine(failing), mine(too_few), mine(of_two)
 NOT_WRAPPED = Method("home", "Home window", "mine", "-", choose=of_one_group)
 
@@ -98,6 +103,30 @@ def test_a_function_that_is_called_otherwise_is_named_in_one_line_alone(name, fu
 def test_where_code_of_ones_own_failed_is_shown(tmp_path, capsys):
     assert run("FAILING", tmp_path) == 1
     assert "in failing\n    return torch.arange(kept) // 0" in capsys.readouterr().err
+
+
+def test_all_runs_of_a_sweep_are_tried_out_before_the_first_one_trains(tmp_path, capsys):
+    over = ["--over", f"method.name=heterofl,{HERE}:BY_LUCK", "--out", str(tmp_path / "out")]
+    assert run_command(["sweep", write_recipe(tmp_path), *over]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"error: run 'method.name={HERE}:BY_LUCK': home chooses otherwise when it is asked the same")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_shows_where_code_of_ones_own_failed_and_no_more(tmp_path, capsys):
+    over = ["--over", f"method.name=heterofl,{HERE}:FAILING", "--out", str(tmp_path / "out")]
+    assert run_command(["sweep", write_recipe(tmp_path), *over]) == 1
+    said = capsys.readouterr().err
+    assert "in failing\n    return torch.arange(kept) // 0" in said
+    assert said.count("Traceback") == 1
+
+
+def test_a_method_that_is_refused_leaves_the_runs_it_would_have_replaced(tmp_path, capsys):
+    assert run("BY_LEVEL", tmp_path, "--set", "rounds=1", "--seeds", "1,2") == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert run("BY_LUCK", tmp_path, "--set", "rounds=1", "--seeds", "1,2", "--overwrite") == 2
+    assert "home chooses otherwise when it is asked the same" in error(capsys)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_choice_that_goes_wrong_in_a_later_round_says_in_which_and_for_whom(tmp_path, capsys):

@@ -37,7 +37,7 @@ def begin(
     packed: int = 1,
 ) -> Iterator[Recorder]:
     """A context with the run under way, at its first round or its last checkpoint; its folder is locked meanwhile."""
-    _check_own_method(experiment)
+    check_own_method(experiment)
     with ExitStack() as stack:
         if folder is not None:
             check_folder(
@@ -62,7 +62,7 @@ def begin(
         yield stack.enter_context(Recorder(experiment, folder, server, seconds=seconds, packed=packed))
 
 
-def _check_own_method(experiment: Experiment) -> None:
+def check_own_method(experiment: Experiment) -> None:
     """Try out what a method that is not the package's promises."""
     if is_shipped(experiment.method):
         return

@@ -20,6 +20,7 @@ from fedwidth.methods.definition.promises import tried_out
 from fedwidth.methods.lookup.reference import is_shipped
 from fedwidth.run.cache import Cache
 from fedwidth.run.folder import CONFIG, check_folder, check_left_by_run, holds_run
+from fedwidth.run.start import check_own_method
 from fedwidth.run.weights.warm_start import read_weights
 from fedwidth.settings import Settings
 
@@ -31,14 +32,18 @@ def check_runs(runs: Sequence[PlannedRun]) -> Cache:
     for run in runs:
         try:
             _check(run.settings, cache)
-            if len(several) > 1 and (kind := _kind(run.settings)) not in tried:  # one alone is made at once anyhow
+            shipped = is_shipped(method_of(run.settings))
+            wanted = len(several) > 1 or (len(runs) > 1 and not shipped)  # one alone is made at once anyhow
+            if wanted and (kind := _kind(run.settings)) not in tried:
                 tried.add(kind)
                 with warnings.catch_warnings(action="ignore"):  # they are said when it is its turn
-                    cache.experiment(run.settings)
+                    experiment = cache.experiment(run.settings)
+                    if not shipped:
+                        check_own_method(experiment)
         except FedwidthError as error:
             if run is runs[0]:
                 raise
-            raise type(error)(f"run '{run.label}': {error}") from error
+            raise type(error)(f"run '{run.label}': {error}") from error.__cause__
     return cache
 
 
