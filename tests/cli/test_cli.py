@@ -211,7 +211,8 @@ class TestBadSettings:
         )
         recipe = write_recipe(tmp_path, bad)
         assert run_command(["run", recipe, "--out", "out"]) == 2
-        assert "run 'c': 11 labels per client" in one_line(capsys)
+        said = one_line(capsys)
+        assert "run 'c': 11 labels per client asked for (per_client; in a recipe data.partition_options.per_c" in said
         assert not (tmp_path / "out").exists()
 
     def test_what_only_a_method_refuses_is_seen_before_the_first_run_writes(self, recipe, tmp_path, capsys):

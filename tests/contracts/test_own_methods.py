@@ -115,14 +115,21 @@ def test_it_resumes_to_the_same_bits(tmp_path, where):
     [
         (
             "not_there:METHOD",
-            r"method 'not_there:METHOD' must be package.module:METHOD \(No module named 'not_there'\)",
+            r"^method 'not_there:METHOD': there is no module 'not_there' in the current folder or among inst",
         ),
+        (
+            "fedwidth.not_there:METHOD",
+            r"^method '.*': there is no module 'fedwidth.not_there' in the current folder or",
+        ),
+        ("needs_another:METHOD", r"must be package.module:METHOD \(No module named 'another_not_there'\)$"),
         ("own_method:NOTHING", "has no attribute 'NOTHING'"),
         ("own_method:units", "must be a fedwidth.Method, not a function"),
         ("fedrolx", r"unknown method 'fedrolx' \(did you mean 'fedrolex'\?\)"),
     ],
 )
-def test_a_path_that_leads_nowhere_gets_one_clear_line(name, why):
+def test_a_path_that_leads_nowhere_gets_one_clear_line(name, why, tmp_path, monkeypatch):
+    (tmp_path / "needs_another.py").write_text("import another_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(OptionError, match=why):
         method(name)
 

@@ -232,7 +232,8 @@ class TestFolder:
 
     def test_a_folder_with_a_run_is_refused(self, tmp_path):
         run(tmp_path / "run")
-        with pytest.raises(OptionError, match="holds a run already; give resume=True, overwrite=True or another out"):
+        ways = "give resume=True, overwrite=True or another folder as out"
+        with pytest.raises(OptionError, match=f"holds a run already; {ways}$"):
             run(tmp_path / "run", "seed=2")
 
     @pytest.mark.parametrize("inside", ["", "deep/er"])

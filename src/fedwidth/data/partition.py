@@ -222,4 +222,7 @@ def _check_per_client(per_client: int, classes: int) -> None:
     if type(per_client) is not int or per_client < 1:
         raise OptionError(f"per_client must be a whole number of at least 1, not {per_client!r}")
     if per_client > classes:
-        raise DataError(f"{per_client} labels per client asked for, but there are only {classes} classes")
+        raise DataError(
+            f"{per_client} labels per client asked for (per_client; in a recipe data.partition_options.per_client), but"
+            f" there are only {classes} classes"
+        )

@@ -34,6 +34,8 @@ HISTORY = "history"
 """The folder of earlier checkpoints in the folder of a run."""
 COMMAND, PYTHON = ("--resume", "--overwrite", "--out"), ("resume=True", "overwrite=True", "out")
 """How one goes on with a run, replaces it and names its folder: on the command line, and in Python."""
+ANOTHER = {COMMAND: "another --out", PYTHON: "another folder as out"}
+"""How one takes another folder."""
 AGAIN = {COMMAND: "repeat the command you began with, and add --resume", PYTHON: "give the settings it began with"}
 """What to do where somebody goes on with other settings."""
 
@@ -89,7 +91,7 @@ def check_folder(
         check_same(folder, settings, given, advice=AGAIN[words])
         lines_done(folder, rounds_done(folder))
     elif not overwrite and holds_run(folder):
-        raise OptionError(f"{folder} holds a run already; give {go_on}, {replace} or another {out}")
+        raise OptionError(f"{folder} holds a run already; give {go_on}, {replace} or {ANOTHER[words]}")
 
 
 def holds_run(folder: Path) -> bool:
@@ -105,10 +107,9 @@ def left_by_run(folder: Path) -> bool:
 def check_left_by_run(folder: Path, words: tuple[str, str, str] = COMMAND) -> None:
     """Refuse to replace files that have the names of a run's but are some other program's."""
     if not left_by_run(folder) and (there := [name for name in FILES if (folder / name).exists()]):
-        _, replace, out = words
         raise OptionError(
-            f"{replace} replaces a run of fedwidth, but {folder} has {there[0]} and neither the lock nor the weights of"
-            f" one: give another {out}, or remove {there[0]} yourself"
+            f"{words[1]} replaces a run of fedwidth, but {folder} has {there[0]} and neither the lock nor the weights"
+            f" of one: give {ANOTHER[words]}, or remove {there[0]} yourself"
         )
 
 

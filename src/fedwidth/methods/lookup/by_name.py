@@ -74,6 +74,10 @@ def _find(name: object) -> Method:
     try:
         found = getattr(import_module(module), attribute)
     except Exception as error:  # a module may do anything when it is imported
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):  # not one it imports
+            raise OptionError(
+                f"method '{name}': there is no module '{error.name}' in the current folder or among installed packages"
+            ) from error
         kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
         raise OptionError(f"method '{name}' must be package.module:METHOD ({kind}{error})") from error
     if not isinstance(found, Method):
