@@ -123,6 +123,7 @@ def test_servers_of_other_widths_are_told_apart(tmp_path, capsys):
     assert run_command(["sweep", recipe, *changes, "--out", str(tmp_path / "runs")]) == 0
     said = capsys.readouterr().out
     assert "Widths are shares of the server's model, which is not of the same width in all runs." in said
+    assert "in all runs. `fedwidth export --capacity` reads them so, too." in said
 
 
 def swept(tmp_path, capsys, *changes, more=""):

@@ -175,6 +175,45 @@ def test_widths_whose_answers_the_run_did_not_measure_together_are_measured_for_
     assert f"{score:.2%}".replace("%", " % (measured on the test set when it was exported") in card
 
 
+OF_MODEL = "devices.relative_to=model"
+NARROWER = ("method.name=heterofl", "model.width=1/2", OF_MODEL, "devices.capacities='1:2 1/4:4'")
+"""A server's model of 1/2 for devices that can hold 1 and 1/4 of the model at full width: 1 and 1/2 of it."""
+
+
+def test_beside_a_narrower_server_both_shares_are_said(tmp_path, capsys):
+    out = tmp_path / "phone.safetensors"
+    code, said, aside = command(capsys, finished(*NARROWER), "--capacity", "1/2", "--out", out)
+    assert (code, said.split()[0]) == (0, str(out))
+    assert "capacities are shares of the run's model, 1/2 of the model at full width" in aside
+    card = out.with_name(f"{out.name}.md").read_text()
+    assert "| width | 1/2 of the run's model, " in card
+    assert "| of full width | 1/4, as the run's model is itself 1/2 of the model at full width |" in card
+    assert command(capsys, finished(), "--out", tmp_path / "whole.safetensors")[2] == ""
+    assert "full width" not in (tmp_path / "whole.safetensors.md").read_text()
+
+
+def test_a_share_of_the_model_at_full_width_is_not_taken_for_one_of_a_narrower_server(tmp_path, capsys):
+    run = finished(*NARROWER, "evaluation.capacities=[1, 0.5, 0.25, 0.125]")  # it has measured 1/4 of its own model
+    code, _, error = command(capsys, run, "--capacity", "1/4", "--out", tmp_path / "phone.safetensors")
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"no device of {run} holds 1/4 of its model, which is itself 1/2 of the model at full width" in error
+    assert "name one of the shares 1 (1/2), 1/2 (1/4), in brackets those of the model at full width" in error
+    assert not list(tmp_path.iterdir())
+    for capacity in (0.25, [1, "1/4"]):
+        with pytest.raises(OptionError, match=r"no device of .* holds 1/4 of its model"):
+            fedwidth.load(run, capacity)
+
+
+def test_all_devices_that_a_narrower_server_had_are_loaded_as_its_metrics_name_them():
+    run = finished(*NARROWER[:1], "model.width=3/8", OF_MODEL, "evaluation.capacities=[1, 0.25]")
+    named = json.loads((run / "summary.json").read_text())["capacity_accuracy"]
+    assert list(named) == ["1", "0.666667"]
+    assert take(run, "0.666667").capacity == take(run, "2/3").capacity == 0.25 / 0.375
+    whole = finished("method.name=fedavg", "model.width=1/2", OF_MODEL)
+    with pytest.raises(OptionError, match="with FedAvg every device holds the whole model"):
+        fedwidth.load(whole, "1/4")
+
+
 @pytest.mark.parametrize("out", ["", ".", "/"])
 def test_a_file_has_a_name(out):
     with pytest.raises(OptionError, match="a folder; give the name of a file in it"):

@@ -88,7 +88,7 @@ def test_the_widths_that_a_run_has_chosen(tmp_path):
 def test_a_method_that_only_its_program_has_is_not_looked_for_where_nothing_was_chosen(tmp_path, monkeypatch):
     method = replace(fedwidth.method("fedrolex"), name="own", choose=lambda *given: fedrolex.METHOD.choose(*given))
     Experiment(small("rounds=1"), method=method).run(tmp_path / "run")
-    monkeypatch.setattr("fedwidth.export.load.method_of", None)
+    monkeypatch.setattr("fedwidth.export.wanted.method_of", None)
     with pytest.raises(OptionError, match="has chosen no capacities: that takes a run to its end"):
         fedwidth.load(tmp_path / "run", "chosen")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ def export_model(
         str,
         typer.Option(
             "--capacity",
-            help="Width of the model, e.g. 1/4; 1 is the whole one. Several (1,1/2,1/4), or chosen, answer together.",
+            help="Share of the run's model, as 1/4; 1 is all of it. Several (1,1/2,1/4), or chosen, answer together.",
         ),
     ] = "1",
     form: Annotated[
@@ -36,6 +37,7 @@ def export_model(
 ) -> None:
     """Write the trained model of a run, at some width and ready to use, as a file for other programs and devices."""
     from fedwidth.export import export_run
+    from fedwidth.export.wanted import server_width, settings_of, share
 
     written = export_run(
         run,
@@ -47,5 +49,7 @@ def export_model(
         adapters=adapters,
         overwrite=overwrite,
     )
+    if (server := server_width(settings_of(run))) != 1:  # who knows devices by the model at full width looks again
+        print(f"capacities are shares of the run's model, {share(server)} of the model at full width", file=sys.stderr)
     for path in written:
         print(path)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from fedwidth.data.trees import Tree, describe
 from fedwidth.errors import FedwidthError
 from fedwidth.evaluation import scores
 from fedwidth.export.load import Taken, model_of
+from fedwidth.export.wanted import server_width, share
 from fedwidth.methods import methods
 from fedwidth.objectives.metric import Measure
 from fedwidth.run.folder import read_summary
@@ -69,7 +69,7 @@ def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:
     """The card of an exported model, in Markdown."""
     settings, found, quality = taken.settings, cost_of_model(taken), quality_of(taken)
     widths = taken.together or (taken.capacity,)
-    shown = " + ".join(str(Fraction(width).limit_denominator(1000)) for width in widths)
+    shown = " + ".join(map(share, widths))
     together = " which answer together," if taken.together else ""
     known = methods().get(settings.method.name)
     paper = f" ({known.paper})" if known else ""
@@ -78,6 +78,7 @@ def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:
     rows = [
         ("model", f"`{name}`" + (f" {options}" if options else "")),
         ("width", f"{shown} of the run's model,{together} {found.share:.2%} of its parameters"),
+        *_of_full_width(taken, widths),
         ("method", f"{known.title if known else settings.method.name}{paper}"),
         ("data", f"{taken.facts['name']}, {settings.data.clients} clients, partition {partition}"),
         ("rounds", f"{taken.round}, seed {settings.seed}"),
@@ -94,6 +95,15 @@ def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:
     for note in (*notes, *([TOGETHER] if taken.together else [])):
         lines += ["", note]
     return "\n".join(lines) + "\n"
+
+
+def _of_full_width(taken: Taken, widths: Sequence[float]) -> list[tuple[str, str]]:
+    """The row that says what the widths are of the model at full width, where the run's own is narrower."""
+    server = server_width(taken.settings)
+    if server == 1:
+        return []
+    shown = " + ".join(share(width * server) for width in widths)
+    return [("of full width", f"{shown}, as the run's model is itself {share(server)} of the model at full width")]
 
 
 def _inputs(taken: Taken) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,15 @@ from fedwidth.config.architectures import build_architectures
 from fedwidth.config.build import build_model, plan_model
 from fedwidth.config.given import check_kinds, copied, read_given
 from fedwidth.config.method_settings import method_of
-from fedwidth.config.read import read_config
 from fedwidth.core.narrow import skeleton, with_buffers
 from fedwidth.core.part import Part
 from fedwidth.data import Data
 from fedwidth.data.stand_in import facts_of, stand_in
-from fedwidth.devices.capacity import parse_capacity
 from fedwidth.devices.cohorts import Cohorts
 from fedwidth.errors import DataError, FedwidthError, OptionError, StateError
 from fedwidth.evaluation.representative import LastRound, representative_index
 from fedwidth.experiment import Experiment
+from fedwidth.export.wanted import Wanted, refuse_where_whole, settings_of, wanted_widths
 from fedwidth.methods import Method
 from fedwidth.models.together import Together
 from fedwidth.objectives import Objective, objective_of
@@ -37,7 +35,7 @@ from fedwidth.objectives.output import logits_of
 from fedwidth.plan import Plan
 from fedwidth.plan.trace import tensors_of
 from fedwidth.run import checkpoint
-from fedwidth.run.folder import CONFIG, read_metrics, read_summary
+from fedwidth.run.folder import CONFIG, read_metrics
 from fedwidth.run.weights.ready_models import ReadyModels, part_of, read_models, ready_part, static
 from fedwidth.settings import Settings
 from fedwidth.training.skeletons import fill
@@ -73,12 +71,6 @@ class Taken:
     """Of models that answer together, the capacity of each; `capacity` is that of the widest."""
 
 
-Capacity = float | str | Fraction
-Wanted = Capacity | list[Capacity] | tuple[Capacity, ...]
-CHOSEN = "chosen"
-"""Stands for the capacities whose models do best together on a run's validation samples."""
-
-
 def load(
     run: str | Path,
     capacity: Wanted | None = None,
@@ -88,8 +80,10 @@ def load(
 ) -> nn.Module:
     """The trained model of a run folder, or with a capacity the narrow one of that width, ready to use.
 
-    With several capacities, such as [1, 0.5, 0.25], those models answer together: with the logarithm of the mean of the
-    probabilities they give to each class. "chosen" stands for those that the run's validation samples chose.
+    A capacity is a share of the run's model, as its metrics name it; where that is narrower than the model at full
+    width, it must be one that devices held. With several capacities, such as [1, 0.5, 0.25], those models answer
+    together: with the logarithm of the mean of the probabilities they give to each class. "chosen" stands for those
+    that the run's validation samples chose.
 
     It is on the CPU and in evaluation mode, and its batch norms have the statistics with which the run measured it.
     `model` and `data` are those the run was given, where it was given any in Python. A safetensors file that `fedwidth
@@ -113,29 +107,14 @@ def take(
 ) -> Taken:
     """As `load`, with what is known of the model."""
     check_kinds(model=model, data=data)
-    if capacity == CHOSEN:
-        capacity = _chosen(Path(run))
-    if isinstance(capacity, (list, tuple)):
-        return _take_together(run, capacity, model=model, data=data)
-    return _take_one(run, capacity, model=model, data=data)
-
-
-def _chosen(folder: Path) -> list[Capacity]:
-    """The capacities that the validation samples of a finished run chose."""
-    found = read_summary(folder).get("chosen_capacities")
-    if not found:
-        settings, lacks = _settings_of(folder), f"{folder} has chosen no capacities"
-        if "method" not in read_given(folder / CONFIG):  # which none but its program can find
-            _refuse_where_whole(lacks, method_of(settings))
-        raise OptionError(
-            f"{lacks}: that takes a run to its end with data.validation above 0, several evaluation.capacities and a"
-            " method that hands out slices"
-        )
-    return list(found)
+    widths = wanted_widths(Path(run), capacity)
+    if isinstance(widths, list):
+        return _take_together(run, widths, model=model, data=data)
+    return _take_one(run, widths, model=model, data=data)
 
 
 def _take_together(
-    run: str | Path, capacities: Sequence[Capacity], *, model: nn.Module | None, data: Data | None
+    run: str | Path, capacities: Sequence[float], *, model: nn.Module | None, data: Data | None
 ) -> Taken:
     """Take the models of several widths, which answer together."""
     if not capacities:
@@ -156,10 +135,9 @@ def _take_together(
     )
 
 
-def _take_one(run: str | Path, capacity: Capacity | None, *, model: nn.Module | None, data: Data | None) -> Taken:
+def _take_one(run: str | Path, width: float, *, model: nn.Module | None, data: Data | None) -> Taken:
     """Take the model of one width."""
-    folder, width = Path(run), 1.0 if capacity is None else _capacity(capacity)
-    settings = _settings_of(folder)
+    folder, settings = Path(run), settings_of(Path(run))
     if not (folder / checkpoint.NAME).is_file():
         raise StateError(f"{folder} holds no trained model: there is no {checkpoint.NAME} in it")
     given = read_given(folder / CONFIG)
@@ -170,23 +148,10 @@ def _take_one(run: str | Path, capacity: Capacity | None, *, model: nn.Module | 
     if ready is not None and (width == 1 or width in ready.tensors):
         return replace(_take_ready(folder, settings, width, ready, model), given=given)
     if width != 1:
-        _refuse_where_whole(f"{folder} has no model of capacity {width:g}", method_of(settings))
+        refuse_where_whole(f"{folder} has no model of capacity {width:g}", method_of(settings))
     if data is None:
         refuse_without(given, "data", str(folder))
     return replace(_take_collecting(folder, settings, width, model, data), given=given)
-
-
-def _settings_of(folder: Path) -> Settings:
-    """What a run was made with, for the CPU."""
-    if not (folder / CONFIG).is_file():
-        raise StateError(f"{folder} holds no run: there is no {CONFIG} in it")
-    return replace(read_config(folder / CONFIG), device="cpu")
-
-
-def _refuse_where_whole(lacks: str, method: Method) -> None:
-    """Say why a run lacks narrower models where its method gives every device the whole one."""
-    if method.holds_all:
-        raise OptionError(f"{lacks}: with {method.title} every device holds the whole model; leave the capacity out")
 
 
 def _take_ready(
@@ -324,7 +289,3 @@ def _check_fit(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> N
                 f"{folder} was trained with another model than its {CONFIG} names (they differ in '{name}'): if it was"
                 f" given in Python, {AGAIN}"
             )
-
-
-def _capacity(given: float | str | Fraction) -> float:
-    return parse_capacity(str(given))

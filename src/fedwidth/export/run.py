@@ -9,7 +9,8 @@ from torch import nn
 from fedwidth.data import Data
 from fedwidth.export.adapters import APART, KEPT, MERGED, check_way, merged, write_apart
 from fedwidth.export.formats import check_target, export
-from fedwidth.export.load import Wanted, take
+from fedwidth.export.load import take
+from fedwidth.export.wanted import Wanted
 
 
 def export_run(

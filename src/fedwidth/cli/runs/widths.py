@@ -55,7 +55,10 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
             each = [f"{widths} (seed {', '.join(some)})" for widths, some in seeds.items()]
             print(f"{mine[0][0].title}: validation samples choose {' and '.join(each if len(seeds) > 1 else seeds)}.")
     if len({run.settings.model.width for run, runs in zip(shown, tables, strict=True) if any(runs)}) > 1:
-        print("Widths are shares of the server's model, which is not of the same width in all runs.")
+        print(
+            "Widths are shares of the server's model, which is not of the same width in all runs."
+            " `fedwidth export --capacity` reads them so, too."
+        )
     if keeping := [run.title for run in shown if "own" in method_of(run.settings).reads]:
         print(f"{', '.join(keeping)}: at each width the model of the first client of that size, which stays with it.")
 
