@@ -239,6 +239,19 @@ def test_what_cannot_be_loaded_is_one_clear_line(tmp_path):
         fedwidth.load(damaged)
 
 
+@pytest.mark.parametrize("capacity", [None, "1/4", "chosen"])
+def test_a_folder_of_several_runs_names_some_of_them(capacity, tmp_path):
+    for seed in (10, 2, 1):
+        (tmp_path / f"seed-{seed}").mkdir()
+        shutil.copy(finished() / CONFIG, tmp_path / f"seed-{seed}")
+    named = ", ".join(f"{tmp_path}/seed-{seed}" for seed in (1, 2, 10))
+    with pytest.raises(StateError, match=f"{tmp_path} holds runs of its own: name one of {named}$"):
+        fedwidth.load(tmp_path, capacity)
+    shutil.copytree(tmp_path / "seed-1", tmp_path / "seed-11")
+    with pytest.raises(StateError, match=f": name one of {named}, …$"):
+        fedwidth.load(tmp_path, capacity)
+
+
 def test_resuming_a_run_that_has_ended_keeps_its_models(tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished(), folder)

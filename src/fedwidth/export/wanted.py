@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 
 from fedwidth.config.given import read_given
@@ -17,13 +18,16 @@ from fedwidth.devices.capacity import parse_capacity
 from fedwidth.devices.cohorts import Cohorts
 from fedwidth.errors import OptionError, StateError
 from fedwidth.methods import Method
-from fedwidth.run.folder import CONFIG, read_metrics, read_summary
+from fedwidth.run.folder import CONFIG, find_run_folders, read_metrics, read_summary
 from fedwidth.settings import Settings
 
 Capacity = float | str | Fraction
 Wanted = Capacity | list[Capacity] | tuple[Capacity, ...]
 CHOSEN = "chosen"
 """Stands for the capacities whose models do best together on a run's validation samples."""
+
+MAX_SHOWN = 3
+"""Of a folder that holds several runs, so many are named."""
 
 
 def wanted_widths(folder: Path, wanted: Wanted | None) -> float | list[float]:
@@ -38,6 +42,9 @@ def wanted_widths(folder: Path, wanted: Wanted | None) -> float | list[float]:
 def settings_of(folder: Path) -> Settings:
     """What a run was made with, for the CPU."""
     if not (folder / CONFIG).is_file():
+        if inner := [str(found) for found in islice(find_run_folders(folder), MAX_SHOWN + 1)]:
+            more = ", …" * (len(inner) > MAX_SHOWN)
+            raise StateError(f"{folder} holds runs of its own: name one of {', '.join(inner[:MAX_SHOWN])}{more}")
         raise StateError(f"{folder} holds no run: there is no {CONFIG} in it")
     return replace(read_config(folder / CONFIG), device="cpu")
 

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -22,6 +22,7 @@ from fedwidth.config.given import GIVEN
 from fedwidth.errors import OptionError
 from fedwidth.objectives.metric import ACCURACY, Measure
 from fedwidth.report.measures import as_accuracy, measure_in
+from fedwidth.run.folder import find_run_folders
 
 Table = dict[str, Any]
 Stamp = tuple[tuple[int, int, int] | None, ...]
@@ -144,21 +145,6 @@ def number(value: Any) -> float:
         return float(value)
     except OverflowError:
         return math.inf
-
-
-def find_run_folders(folder: Path) -> Iterator[Path]:
-    """The folders at or below this one that have a config.toml: parents first, in order of their names.
-
-    Numbers in names count by their value, and the seeds of the main run come before what it is compared with.
-    """
-
-    def order(name: str) -> tuple[bool, list[str]]:
-        return name == "compare", [part.zfill(9) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-
-    for path, inner, files in os.walk(folder):
-        inner.sort(key=order)
-        if "config.toml" in files:
-            yield Path(path)
 
 
 def stamp_of(folder: Path) -> Stamp:

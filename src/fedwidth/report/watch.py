@@ -13,7 +13,8 @@ from fedwidth.report.describe import Description, describe
 from fedwidth.report.entries import group_runs
 from fedwidth.report.page import embed
 from fedwidth.report.rebuild import ModelRebuilder
-from fedwidth.report.runs import Run, Stamp, find_run_folders, read_run, stamp_of
+from fedwidth.report.runs import Run, Stamp, read_run, stamp_of
+from fedwidth.run.folder import find_run_folders
 
 REST = 9
 """After counting which weights were trained, that rests so many times as long as it took: it competes with the run."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -92,6 +93,21 @@ def check_folder(
         lines_done(folder, rounds_done(folder))
     elif not overwrite and holds_run(folder):
         raise OptionError(f"{folder} holds a run already; give {go_on}, {replace} or {ANOTHER[words]}")
+
+
+def find_run_folders(folder: Path) -> Iterator[Path]:
+    """The folders at or below this one that have a config.toml: parents first, in order of their names.
+
+    Numbers in names count by their value, and the seeds of the main run come before what it is compared with.
+    """
+
+    def order(name: str) -> tuple[bool, list[str]]:
+        return name == "compare", [part.zfill(9) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+    for path, inner, names in os.walk(folder):
+        inner.sort(key=order)
+        if CONFIG in names:
+            yield Path(path)
 
 
 def holds_run(folder: Path) -> bool:
