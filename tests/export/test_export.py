@@ -141,9 +141,10 @@ def test_the_command(tmp_path, capsys):
 
 
 def test_models_of_several_widths_are_one_program_that_answers_as_the_run_measured_it(tmp_path, capsys):
-    run, out = finished("method.name=heterofl", "data.validation=0.2"), tmp_path / "a.pt2"
+    run, out = finished("method.name=heterofl", "data.validation=0.2", "seed=2"), tmp_path / "a.pt2"
     found = json.loads((run / "summary.json").read_text())
     chosen = found["chosen_capacities"]
+    assert len(chosen) > 1
     inputs, targets = digits()
     for number, (asked, reported) in enumerate(
         {"1, 1/2,1/4": "together_accuracy", "chosen": "chosen_accuracy"}.items()

@@ -14,6 +14,7 @@ from fedwidth.config.read import read_config, read_settings
 from fedwidth.data import from_tensors, load
 from fedwidth.errors import CapacityError, OptionError, StateError
 from fedwidth.experiment import Experiment
+from fedwidth.export import export_run
 from fedwidth.methods import fedrolex
 from fedwidth.models.static_norm import norms_of
 from fedwidth.run.checkpoint import NAME
@@ -83,6 +84,19 @@ def test_the_widths_that_a_run_has_chosen(tmp_path):
         fedwidth.load(finished("method.name=heterofl"), "chosen")
     with pytest.raises(StateError, match="holds no run"):
         fedwidth.load(tmp_path, "chosen")
+
+
+@pytest.mark.parametrize("width", [1.0, 0.25])
+def test_one_width_that_was_chosen_is_that_model(width, tmp_path):
+    folder = shutil.copytree(finished("method.name=heterofl", "data.validation=0.2"), tmp_path / "run")
+    (folder / "summary.json").write_text(json.dumps({**summary(folder), "chosen_capacities": [width]}))
+    inputs = load("digits").example(3)
+    alone = fedwidth.load(folder, width)(inputs)
+    for capacity in ("chosen", [width]):
+        torch.testing.assert_close(fedwidth.load(folder, capacity)(inputs), alone, rtol=0, atol=0)
+    written, beside = export_run(folder, tmp_path / "a.safetensors", capacity="chosen")[:2]
+    torch.testing.assert_close(fedwidth.load(written)(inputs), alone, rtol=0, atol=0)
+    assert "together" not in beside.read_text()
 
 
 def test_a_method_that_only_its_program_has_is_not_looked_for_where_nothing_was_chosen(tmp_path, monkeypatch):

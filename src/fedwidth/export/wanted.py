@@ -31,12 +31,18 @@ MAX_SHOWN = 3
 
 
 def wanted_widths(folder: Path, wanted: Wanted | None) -> float | list[float]:
-    """The capacity of the model that is asked for, or those of the models that are to answer together."""
+    """The capacity of the model that is asked for, or those of the models that are to answer together.
+
+    One in a list is that model: nobody answers together with it.
+    """
+    if wanted is None:
+        return 1.0
     if isinstance(wanted, str) and wanted == CHOSEN:
-        return _chosen(folder)
-    if isinstance(wanted, (list, tuple)):
-        return [_held(folder, _read(each)) for each in wanted]
-    return 1.0 if wanted is None else _held(folder, _read(wanted))
+        widths = _chosen(folder)
+    else:
+        listed = wanted if isinstance(wanted, (list, tuple)) else [wanted]
+        widths = [_held(folder, _read(each)) for each in listed]
+    return widths[0] if len(widths) == 1 else widths
 
 
 def settings_of(folder: Path) -> Settings:
