@@ -27,12 +27,21 @@ def import_object(kind: str, name: str) -> Any:
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:  # whatever the user's module raises while it is imported
-        raise OptionError(f"{kind} '{name}': cannot import '{module_name}': {one_line(error)}") from error
+        said = f"{kind} '{name}': cannot import '{module_name}': {one_line(error)}"
+        raise OptionError(said + _where_to_run(module_name, error)) from error
     for attribute in path.split("."):
         if not hasattr(found, attribute):
             raise OptionError(f"{kind} '{name}': '{module_name}' has no '{path}'")
         found = getattr(found, attribute)
     return found
+
+
+def _where_to_run(module_name: str, error: Exception) -> str:
+    """What helps where the module itself was not found, and not another that it imports."""
+    package, dot, _ = module_name.partition(".")
+    if not isinstance(error, ModuleNotFoundError) or error.name != package:
+        return ""
+    return f"; run in the folder that has {package}{'' if dot else '.py'}, or put it on PYTHONPATH"
 
 
 def import_function(kind: str, name: str) -> Any:

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
+from importlib import invalidate_caches
 
 import pytest
 import torch
@@ -264,6 +266,23 @@ def test_a_folder_of_several_runs_names_some_of_them(capacity, tmp_path):
     shutil.copytree(tmp_path / "seed-1", tmp_path / "seed-11")
     with pytest.raises(StateError, match=f": name one of {named}, …$"):
         fedwidth.load(tmp_path, capacity)
+
+
+def test_a_model_that_cannot_be_imported_says_where_to_run(tmp_path, monkeypatch):
+    away, net = tmp_path / "away", "class Net(torch.nn.Sequential):\n    pass\n"
+    away.mkdir()
+    folder = shutil.copytree(finished(), tmp_path / "run")
+    text = (folder / CONFIG).read_text().replace('name = "cnn"', 'name = "shapes_of_ours:Net"')
+    (folder / CONFIG).write_text(text)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # to which the folder one is in is added
+    monkeypatch.chdir(away)
+    said = "model 'shapes_of_ours:Net': cannot import 'shapes_of_ours': No module named 'shapes_of_ours'; run in the"
+    with pytest.raises(OptionError, match=f"^{said} folder that has shapes_of_ours.py, or put it on PYTHONPATH$"):
+        fedwidth.load(folder)
+    (away / "shapes_of_ours.py").write_text(f"import torch\nimport not_there_either\n\n\n{net}")
+    invalidate_caches()
+    with pytest.raises(OptionError, match="cannot import 'shapes_of_ours': No module named 'not_there_either'$"):
+        fedwidth.load(folder)
 
 
 def test_resuming_a_run_that_has_ended_keeps_its_models(tmp_path):

@@ -29,6 +29,7 @@ from fedwidth.evaluation.representative import LastRound, representative_index
 from fedwidth.experiment import Experiment
 from fedwidth.export.wanted import Wanted, refuse_where_whole, settings_of, wanted_widths
 from fedwidth.methods import Method
+from fedwidth.models.catalogue import find
 from fedwidth.models.together import Together
 from fedwidth.objectives import Objective, objective_of
 from fedwidth.objectives.output import logits_of
@@ -236,6 +237,8 @@ def global_model(
 ) -> tuple[nn.Module, Plan]:
     """The model that settings name, or the one given, at the width the server holds, and its plan."""
     given = None if model is None else copied(model)
+    if given is None and ":" in settings.model.name:
+        find(settings.model.name)  # one that cannot be imported says so, before anything is asked of its data
     try:
         whole = build_model(settings, data, objective) if given is None else given
         return plan_model(whole, settings, data, objective)
