@@ -232,6 +232,8 @@ def test_a_file_has_a_name(out):
         (("--format", "keras"), "unknown format 'keras'"),
         (("--capacity", "2"), "above 0 and at most 1"),
         (("--capacity", "fedprox"), "capacity"),
+        (("--capacity", "chozen"), "a capacity is a number such as 0.25 or 1/4, or 'chosen', not 'chozen'"),
+        (("--capacity", "1,chosen"), "a capacity is a number such as 0.25 or 1/4, not 'chosen'"),
         (("--batch", "4"), "--batch is for formats that hold a program"),
     ],
 )

@@ -244,6 +244,8 @@ def test_what_cannot_be_loaded_is_one_clear_line(tmp_path):
         fedwidth.load(finished(), 1.5)
     with pytest.raises((CapacityError, OptionError)):
         fedwidth.load(finished(), "wide")
+    with pytest.raises(CapacityError, match="is a number such as 0.25 or 1/4, or 'chosen', not 'chozen'$"):
+        fedwidth.load(finished(), "chozen")
     with pytest.raises(OptionError, match="model must be a torch.nn.Module, not a str"):
         fedwidth.load(finished(), model="x")
     damaged = tmp_path / "damaged"

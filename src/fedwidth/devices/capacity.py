@@ -160,13 +160,13 @@ def _shown(capacity: float) -> str:
     return str(Fraction(capacity).limit_denominator(1000))
 
 
-def parse_capacity(text: str) -> float:
-    """A capacity written as a number or a fraction.
+def parse_capacity(text: str, also: str = "") -> float:
+    """A capacity written as a number or a fraction; a message names what is allowed there `also`.
 
     >>> parse_capacity("1/16")
     0.0625
     """
-    capacity = _number(text.strip(), "a capacity is a number such as 0.25 or 1/4")
+    capacity = _number(text.strip(), f"a capacity is a number such as 0.25 or 1/4{also}")
     if not 0 < capacity <= 1:
         raise CapacityError(f"a capacity must be above 0 and at most 1, not '{text}'")
     return capacity

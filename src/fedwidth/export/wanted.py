@@ -39,9 +39,10 @@ def wanted_widths(folder: Path, wanted: Wanted | None) -> float | list[float]:
         return 1.0
     if isinstance(wanted, str) and wanted == CHOSEN:
         widths = _chosen(folder)
+    elif isinstance(wanted, (list, tuple)):
+        widths = [_held(folder, parse_capacity(str(each))) for each in wanted]
     else:
-        listed = wanted if isinstance(wanted, (list, tuple)) else [wanted]
-        widths = [_held(folder, _read(each)) for each in listed]
+        widths = [_held(folder, parse_capacity(str(wanted), f", or '{CHOSEN}'"))]
     return widths[0] if len(widths) == 1 else widths
 
 
@@ -95,10 +96,6 @@ def _chosen(folder: Path) -> list[float]:
 def _of_program(folder: Path) -> bool:
     """Whether the run's method is one that none but its program can find."""
     return "method" in read_given(folder / CONFIG)
-
-
-def _read(given: Capacity) -> float:
-    return parse_capacity(str(given))
 
 
 def _held(folder: Path, width: float) -> float:
