@@ -15,6 +15,8 @@ from fedwidth.experiment import Experiment, Stopped
 from fedwidth.methods import Task, method
 from fedwidth.models import Scaler
 from fedwidth.plan import trace
+from fedwidth.reproduce.running import reproduce
+from fedwidth.reproduce.table_runs import Packed
 from fedwidth.run.checkpoint import NAME
 from fedwidth.run.recorder import Result
 from fedwidth.settings import Settings
@@ -45,6 +47,22 @@ def write_recipe(folder: Path, more: str = "") -> str:
     path = folder / "small.toml"
     path.write_text(RECIPE + more)
     return str(path)
+
+
+def evaluated(folder: Path, *, packed: Packed) -> dict[tuple[str, int], list[list]]:
+    """The evaluations of `table.toml` in a folder, run with seeds 1 and 2, by label and seed.
+
+    Without the losses, which may differ in the last digit where models are evaluated together.
+    """
+    found = reproduce(
+        [str(folder / "table.toml")],
+        seeds=[1, 2],
+        packed=packed,
+        results=folder / f"results-{packed}",
+        work=folder / f"work-{packed}",
+        say=lambda _: None,
+    )
+    return {(each.label, each.seed): [row[:3] for row in each.evaluations] for each in found.done}
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

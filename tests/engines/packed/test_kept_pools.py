@@ -15,7 +15,7 @@ from fedwidth.reproduce import running
 from fedwidth.reproduce.running import reproduce
 from fedwidth.run.lockstep import run_in_lockstep
 from fedwidth.run.recorder import Recorder
-from small_runs import RECIPE, same, small
+from small_runs import RECIPE, evaluated, same, small
 
 BASE = ("engine=cuda", "data.clients=8", "devices.per_round=4", "devices.dynamic=true", "training.lr=0.05")
 
@@ -144,20 +144,9 @@ def test_rows_whose_models_are_sliced_differently_do_not_share_slots(tmp_path):
     )
     recipe = RECIPE.replace("hidden = [8]", "hidden = [8, 8]").replace('"serial"', '"cuda"')
     (tmp_path / "table.toml").write_text(recipe + rows)
-    done = {}
-    for packed in ("seeds", False):
-        found = reproduce(
-            [str(tmp_path / "table.toml")],
-            seeds=[1, 2],
-            packed=packed,
-            results=tmp_path / f"results-{packed}",
-            work=tmp_path / f"work-{packed}",
-            say=lambda _: None,
-        )
-        # Evaluated together, losses may differ in the last digit.
-        done[packed] = {(each.label, each.seed): [row[:3] for row in each.evaluations] for each in found.done}
-    assert done["seeds"] == done[False]
-    assert len(done["seeds"]) == 4
+    done = evaluated(tmp_path, packed="seeds")
+    assert done == evaluated(tmp_path, packed=False)
+    assert len(done) == 4
 
 
 def test_the_rows_of_a_table_share_slots(tmp_path, made, pools_open):

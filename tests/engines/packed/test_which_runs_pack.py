@@ -14,9 +14,8 @@ from fedwidth.engines.packed.kept_pools import KeptPools
 from fedwidth.engines.packed.limits import why_not_train_together
 from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
-from fedwidth.reproduce.running import reproduce
 from fedwidth.run.lockstep import run_in_lockstep
-from small_runs import RECIPE, same, small
+from small_runs import RECIPE, evaluated, same, small
 
 BASE = ("engine=cuda", "rounds=1", "data.clients=8", "devices.per_round=4", "training.lr=0.05")
 
@@ -145,18 +144,7 @@ def test_rows_that_give_a_factory_other_options_do_not_share_slots(tmp_path):
     recipe = RECIPE.replace('"serial"', '"cuda"').replace('"mlp"', '"test_which_runs_pack:net"')
     recipe = recipe.replace("model.options = { hidden = [8] }\n", "")
     (tmp_path / "table.toml").write_text(f'{recipe}[grid]\ncolumns = [{{ label = "c" }}]\nrows = {rows}\n')
-    done = {}
-    for packed in ("seeds", False):
-        found = reproduce(
-            [str(tmp_path / "table.toml")],
-            seeds=[1, 2],
-            packed=packed,
-            results=tmp_path / f"results-{packed}",
-            work=tmp_path / f"work-{packed}",
-            say=lambda _: None,
-        )
-        done[packed] = {(each.label, each.seed): [row[:3] for row in each.evaluations] for each in found.done}
-    assert done["seeds"] == done[False]
+    assert evaluated(tmp_path, packed="seeds") == evaluated(tmp_path, packed=False)
 
 
 def test_models_of_other_options_are_no_pack_whatever_they_hold(data):

@@ -140,7 +140,7 @@ class Recording:
             self._written.update((find(part), find(whole)) for part, whole in cuts if written <= set(leaves(part)))
 
     def keep_slots(self, weights: Iterable[Tensor]) -> None:
-        """Freeze what is left of a buffer of which a part was written that is fixed.
+        """Freeze the rest of a dimension of a buffer where a fixed part of it was written.
 
         Where samples were written to some positions (a memory bank), the others are for samples too. A width beside
         samples, or features of the input, is told by a weight that has it without them.
