@@ -427,3 +427,31 @@ def test_group_norms_whose_input_needs_no_gradient_train_with_channels_first(bef
     assert run.run().summary["rounds"] == 1
     plain = Experiment(settings, model=nn.Sequential(*layers[len(before) + 1 :]), data=data)
     assert plain.trainer.channels_last
+
+
+class Shortcut(nn.Module):
+    """A strided 1x1 convolution, as in residual networks, called by names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 4)
+        self.weight = nn.Parameter(torch.randn(8, 8, 1, 1))
+
+    def forward(self, x):
+        x = nn.functional.conv2d(input=self.first(x).relu(), weight=self.weight, stride=2)
+        return self.head(x.mean((2, 3)))
+
+
+def test_strided_shortcuts_train_with_channels_first_where_there_are_several_threads():
+    """With channels last, PyTorch ends the whole process in their backward pass."""
+    x, y = torch.randn(33, 3, 32, 32), torch.arange(33) % 4
+    data = fedwidth.data.from_tensors(x, y, x, y, kind="images")
+    partition, before = make_partition(data, "iid", 1, 1), torch.get_num_threads()
+    try:
+        for threads in (2, 1):
+            torch.set_num_threads(threads)
+            trainer = trainer_of(Shortcut(), data, partition, "training.batch_size=33", "training.epochs=8")
+            assert trainer.channels_last == (threads == 1)
+            train(trainer, capacity=0.5)
+    finally:
+        torch.set_num_threads(before)

@@ -121,32 +121,45 @@ def takes_channels_last(
         values = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(whole)[0].items()}
     else:
         whole, values = skeleton(model, plan, {}).to(device), state_of(model)
-    norms = GroupNorms(freezes)
+    crashes = Crashes(freezes)
     with untouched(whole):
         fill(whole, values)
         inputs = moved(data.example(), device)
         try:
             whole = whole.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-            with torch.enable_grad(), norms:
+            with torch.enable_grad(), crashes:
                 call(whole, with_channels_last(inputs))
         except RuntimeError:
             return False
-    return device.type != "cpu" or not norms.crash
+    return device.type != "cpu" or not crashes.found
 
 
-class GroupNorms(TorchFunctionMode):
-    """Finds group norms that PyTorch 2.13 cannot train on processors with channels last: it ends the whole process in
-    their backward pass where their input needs no gradient (they come first, or what comes before is frozen)."""
+class Crashes(TorchFunctionMode):
+    """Finds what PyTorch 2.13 cannot train on processors with channels last: it ends the whole process in the backward
+    pass of
+
+    - group norms whose input needs no gradient (they come first, or what comes before is frozen),
+    - 1x1 convolutions with a stride, with less than 16 input channels and several threads: it writes where it must not.
+      The narrowest sub-model may have so few, so such a convolution counts whatever its width.
+    """
 
     def __init__(self, freezes: bool) -> None:
         super().__init__()
-        self.freezes, self.crash = freezes, False
+        self.freezes, self.found = freezes, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at a call, and make it."""
-        if func in (functional.group_norm, torch.group_norm):
-            self.crash |= args[0].dim() == 4 and (self.freezes or not args[0].requires_grad)
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        if func not in (functional.group_norm, torch.group_norm, functional.conv2d):
+            return made
+        inputs = args[0] if args else kwargs["input"]
+        if func is not functional.conv2d:
+            self.found |= inputs.dim() == 4 and (self.freezes or not inputs.requires_grad)
+        elif torch.get_num_threads() > 1:
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            self.found |= weight.shape[2:] == (1, 1) and made.shape[2:] != inputs.shape[2:]
+        return made
 
 
 def with_channels_last(inputs: Any) -> Any:
