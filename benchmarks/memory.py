@@ -1,6 +1,6 @@
 """Predicted and measured peak memory of training: every model in a fresh process, its growth beside `peak_of_step`.
 
-    python benchmarks/memory.py [--device cuda [--jobs 8]] [--only resnet] [--quick] [--out memory.json]
+    python benchmarks/memory.py [--device cuda [--jobs 8]] [--precision bf16] [--only resnet] [--quick] [--out FILE]
 
 Each case trains one client for three steps as a device does (`Trainer.train`, one thread, an allocator that gives back
 what is freed; `--keep` for one that does not). On the processor the growth is that of the process's resident memory,
@@ -94,7 +94,9 @@ def inputs_of(case: Case, samples: int) -> Any:
     return torch.randn(samples, *case.shape)
 
 
-def measure(name: str, capacity: float, device: str, optimiser: str, given_back: bool) -> dict[str, Any]:
+def measure(
+    name: str, capacity: float, device: str, optimiser: str, given_back: bool, precision: str
+) -> dict[str, Any]:
     """Predict and measure one case in this process."""
     import numpy as np
     import torch
@@ -119,13 +121,13 @@ def measure(name: str, capacity: float, device: str, optimiser: str, given_back:
     shares = Shares.of(np.zeros(len(inputs), dtype=np.int64), 1)
     partition = Partition("one client", shares, shares, data.train.targets)
     training = TrainingSettings(batch_size=case.batch, optimiser=optimiser, scaler=False, mask="none")
-    settings = Settings(training=training, precision="float32")
+    settings = Settings(training=training, precision=precision)
     plan = trace(case.make(), inputs[:2])
     with torch.device("meta"):
         model = case.make()
     where = torch.device(device)
     if where.type == "cuda":
-        set_precision("float32")
+        set_precision(precision)
         data = data.to(where)
     trainer = Trainer(model, plan, data, partition, method("heterofl"), settings, device=where)
     task = trainer.method.assign(plan, [(0, capacity)], 0)[0]
@@ -139,7 +141,7 @@ def measure(name: str, capacity: float, device: str, optimiser: str, given_back:
             batch=case.batch,
             moments=2 if optimiser != "sgd" else 1,
             device=where,
-            precision="float32",
+            precision=precision,
         )
     playing = time.perf_counter() - began
     if given_back:
@@ -216,6 +218,7 @@ def trim() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--precision", default="float32", choices=("float32", "bf16"))
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--optimiser", default="sgd", choices=("sgd", "adam"))
     parser.add_argument("--quick", action="store_true", help="full width only")
@@ -229,9 +232,12 @@ def main() -> None:
     sys.path.insert(0, str(TESTS))
     if given.case:
         name, capacity = given.case
-        print(json.dumps(measure(name, float(capacity), given.device, given.optimiser, not given.keep)))
+        print(
+            json.dumps(measure(name, float(capacity), given.device, given.optimiser, not given.keep, given.precision))
+        )
         return
     command = [sys.executable, __file__, "--device", given.device, "--optimiser", given.optimiser]
+    command += ["--precision", given.precision]
     command += ["--keep"] * given.keep
 
     def one(case: tuple[str, float]) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Working on a GPU: on which of several, and how precisely."""
+"""Working on a GPU, on which of several; and how precisely, on a GPU or a processor."""
 
 from __future__ import annotations
 
@@ -15,10 +15,19 @@ def on_gpu(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """A context in which forward passes have the precision of the settings; on the CPU it does nothing."""
-    if device.type != "cuda" or precision != "bf16":
+    """A context in which forward passes have the precision of the settings; it does something for bf16 alone."""
+    if precision != "bf16":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
+def arithmetic(device: torch.device | str, precision: str) -> str:
+    """What the precision of the settings is on this device: a processor knows no TF32.
+
+    >>> arithmetic("cuda", "tf32"), arithmetic("cpu", "tf32"), arithmetic("cpu", "bf16")
+    ('tf32', 'float32', 'bf16')
+    """
+    return "float32" if torch.device(device).type == "cpu" and precision == "tf32" else precision
 
 
 def set_precision(precision: str) -> None:

@@ -382,7 +382,9 @@ class Settings:
     workers: int = key(0, "worker processes; 0: one per core. Results do not depend on it", least=0)
     device: str = key("cpu", "cpu or cuda")
     precision: str = key(
-        "tf32", "arithmetic of convolutions and matrix products on a GPU", choices=("float32", "tf32", "bf16")
+        "tf32",
+        "arithmetic of convolutions and matrix products; on a CPU tf32 is float32, and bf16 pays where the CPU has it",
+        choices=("float32", "tf32", "bf16"),
     )
     slots: int = key(10, "clients of one width the cuda engine trains at a time; results do not depend on it", least=1)
     client_memory: str = key(

@@ -1,10 +1,9 @@
-"""Forward passes in half precision, as `precision = "bf16"` has them on a GPU: what is kept stays in single precision.
+"""Forward passes in half precision (`precision = "bf16"`): what is kept stays in single precision.
 
-On processors PyTorch knows them too, so they are played here for every method: a tensor that a forward pass made is
-bfloat16, and must not meet one of the state, the memory or what clients send as it is.
+Played on a processor for every method: a tensor that a forward pass made is bfloat16, and must not meet one of the
+state, the memory or what clients send as it is.
 """
 
-import sys
 from itertools import chain
 
 import pytest
@@ -15,7 +14,7 @@ import fedwidth
 from fedwidth.core.answers import ANSWERS
 from fedwidth.data import from_tensors
 from fedwidth.experiment import Experiment
-from small_runs import small
+from small_runs import same, small
 
 NEEDS = {
     "scaffold": ["training.momentum=0.0", "training.clip=0.0"],
@@ -31,20 +30,12 @@ CASES += [(name, True) for name in NAMES if "published" in fedwidth.method(name)
 
 
 @pytest.fixture
-def half_precision(monkeypatch):
-    """Every forward pass that may be in half precision is."""
-    passes = []
-
-    def autocast(device, precision):
-        passes.append(precision)
-        return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False)
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith("fedwidth.") and name != "fedwidth.gpu" and hasattr(module, "autocast"):
-            monkeypatch.setattr(module, "autocast", autocast)
-    backward = torch.Tensor.backward
+def backward_passes(monkeypatch):
+    """Of every backward pass, whether it goes back through half precision alone, as it must."""
+    backward, passes = torch.Tensor.backward, []
 
     def outside(loss):
+        passes.append(loss)
         assert not torch.is_autocast_enabled("cpu"), "a backward pass has the precision of what it goes back through"
         backward(loss)
 
@@ -53,12 +44,12 @@ def half_precision(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "published"), CASES)
-def test_what_is_kept_is_in_single_precision(half_precision, name, published):
+def test_what_is_kept_is_in_single_precision(backward_passes, name, published):
     method = fedwidth.method(name)
-    changes = [f"method.name={name}", "rounds=2", *NEEDS.get(name, [])]
+    changes = [f"method.name={name}", "rounds=2", "precision=bf16", "engine=serial", *NEEDS.get(name, [])]
     changes += ["data.public=0.1"] * method.public + ["method.options.published=true"] * published
     server = Experiment(small(*changes)).run().server
-    assert half_precision
+    assert backward_passes
     own = (memory.values() for memory in server.clients.values())
     kept = [*server.state.values(), *server.memory.values(), *chain.from_iterable(own)]
     assert {each.dtype for each in kept if each.is_floating_point()} <= {torch.float32, torch.float64}
@@ -66,8 +57,8 @@ def test_what_is_kept_is_in_single_precision(half_precision, name, published):
 
 
 @pytest.mark.parametrize("sent", ["features", "logits"])
-def test_what_clients_of_fedgkt_answer_is_computed_in_it_and_sent_in_single_precision(half_precision, sent):
-    run = Experiment(small("method.name=fedgkt"))
+def test_what_clients_of_fedgkt_answer_is_computed_in_it_and_sent_in_single_precision(sent):
+    run = Experiment(small("method.name=fedgkt", "precision=bf16"))
     (task,) = run.rounds.assign(run.first_server(), [(0, 1.0)])
     trained = run.trainer.train(task.part.cut(run.first_state, run.plan), task, 0)
     answer = trained.update.reports[ANSWERS][sent]
@@ -87,3 +78,54 @@ def test_a_model_in_half_precision_stays_in_it(name):
     changes += [each for each in NEEDS.get(name, []) if "hidden" not in each] + ["data.public=0.1"] * method.public
     server = Experiment(small(*changes), model=model, data=data).run().server
     assert {each.dtype for each in server.state.values()} == {torch.bfloat16}
+
+
+def test_a_step_on_a_processor_is_that_of_autocast():
+    """Written out: products of what is rounded to bfloat16, a loss, gradients and weights in single precision."""
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 64), torch.randint(10, (64,))
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    changes = ["precision=bf16", "rounds=1", "data.clients=1", "data.partition=iid", "data.partition_options={}"]
+    changes += ["devices.per_round=1", "devices.capacities=a1", "training.mask=none", "training.weight_decay=0"]
+    changes += ["training.momentum=0", "training.clip=0", "training.lr=0.1"]
+    found = Experiment(small(*changes), model=model, data=from_tensors(x, y, x, y, classes=10)).run().server.state
+    layers = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    layers.load_state_dict(start)
+    weight, bias = layers[0].weight.bfloat16(), layers[0].bias.bfloat16()
+    hidden = nn.functional.linear(x.bfloat16(), weight, bias).relu()
+    outputs = nn.functional.linear(hidden, layers[2].weight.bfloat16(), layers[2].bias.bfloat16())
+    nn.functional.cross_entropy(outputs.float(), y).backward()
+    for name, parameter in layers.named_parameters():
+        torch.testing.assert_close(found[name], start[name] - 0.1 * parameter.grad, rtol=0, atol=1e-6)
+    single = Experiment(small(*changes, "precision=float32"), model=model, data=from_tensors(x, y, x, y, classes=10))
+    assert not torch.equal(single.run().server.state["0.weight"], found["0.weight"])
+
+
+def test_worker_processes_have_the_same_bits_in_half_precision():
+    changes = ["precision=bf16", "workers=2", "model.name=cnn", "model.options={widths=[8, 8]}"]
+    one, two = (Experiment(small(*changes, f"engine={name}")).run().server.state for name in ("serial", "processes"))
+    assert same(one, two)
+
+
+class Recurrent(nn.Module):
+    """Rows of a picture one after the other, then attention over them."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.attention = nn.LSTM(8, 16, batch_first=True), nn.MultiheadAttention(16, 2, batch_first=True)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = self.rows(x)[0]
+        return self.head(self.attention(x, x, x)[0].mean(1))
+
+
+def test_recurrent_layers_and_attention_train_in_half_precision():
+    torch.manual_seed(0)
+    x, y = torch.randn(300, 8, 8), torch.arange(300) % 10
+    changes = ["precision=bf16", "data.partition=iid", "data.partition_options={}"]
+    run = Experiment(small(*changes), model=Recurrent(), data=from_tensors(x, y, x, y, classes=10))
+    state = run.run().server.state
+    assert all(bool(torch.isfinite(each).all()) for each in state.values())
+    assert not same(state, run.first_state)

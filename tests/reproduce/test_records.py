@@ -124,3 +124,8 @@ def test_a_run_recorded_before_a_setting_existed_still_counts():
 def test_of_one_seed_the_last_run_counts():
     one, two, three = (record(small(f"seed={seed}"), final=final) for seed, final in ((2, 0.1), (1, 0.2), (2, 0.3)))
     assert list(by_experiment([one, two, three]).values()) == [[two, three]]
+
+
+@pytest.mark.parametrize(("given", "recorded"), [("tf32", "float32"), ("float32", "float32"), ("bf16", "bf16")])
+def test_a_run_on_a_processor_records_its_arithmetic(given, recorded):
+    assert record(small(f"precision={given}")).precision == recorded

@@ -36,7 +36,7 @@ class Work:
     """Each counted as often as it is seen."""
     optimiser: str = "sgd"
     precision: str = "tf32"
-    """Of the arithmetic on a GPU."""
+    """Of the arithmetic (`Settings.precision`)."""
 
 
 @dataclass(frozen=True)

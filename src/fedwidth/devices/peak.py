@@ -158,15 +158,15 @@ def peak_of_step(
 ) -> Peak:
     """The peak of one step of a module (whose values do not matter) with batches of so many samples.
 
-    `inputs` are an example, of any number of samples; `loss` makes one number of the model's output. On a GPU
-    (`device="cuda"`) it is the GPU's memory, and `precision` is that of training (`Settings.precision`); its kernels
-    are asked, or whoever is given as `ask`.
+    `inputs` are an example, of any number of samples; `loss` makes one number of the model's output, and `precision` is
+    that of training (`Settings.precision`). On a GPU (`device="cuda"`) it is the GPU's memory; its kernels are asked,
+    or whoever is given as `ask`.
     """
     where = torch.device(device)
-    if where.type == "cpu":
-        return _play(module, inputs, batch, loss, where=where, ask=ask)
-    if where.type != "cuda":
+    if where.type not in ("cpu", "cuda"):
         raise OptionError(f"steps are played on cpu or cuda, not on '{where.type}'")
+    if where.type == "cpu":
+        return _play(module, inputs, batch, loss, where=where, ask=ask, precision=precision)
     if precision == "bf16" and any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
         raise OptionError("recurrent layers in bf16 cannot be played: ask with tf32, which takes more")
     if where.index is None:

@@ -25,6 +25,7 @@ from fedwidth.config.influence import identity
 from fedwidth.errors import StateError
 from fedwidth.evaluation.samples import samples_to_report
 from fedwidth.files import LOCK, append_line, check_writable
+from fedwidth.gpu import arithmetic
 from fedwidth.reproduce.client_accuracies import Clients, read_clients
 from fedwidth.settings import Settings
 
@@ -135,7 +136,7 @@ def make_record(
         local_accuracy=measured[-1].get("local_accuracy"),
         seconds=lines[-1]["seconds"],
         hardware=hardware(settings.device),
-        precision=settings.precision if settings.device.startswith("cuda") else "float32",
+        precision=arithmetic(settings.device, settings.precision),
         torch=torch.__version__,
         version=fedwidth.__version__,
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
