@@ -1,5 +1,7 @@
 """The runs of one table, compared with the one that leads and with their yardsticks."""
 
+from dataclasses import replace
+
 from fedwidth.analysis.comparison import Comparison, Row
 from fedwidth.analysis.yardsticks import EXCLUDE, FULL, SMALLEST, yardsticks
 from small_runs import small
@@ -82,6 +84,38 @@ def test_gains_are_over_the_yardsticks_among_the_rows():
     assert compared.yardstick_sentences() == [
         "Yardsticks of A, H: exclude 61.0 ± 1.4 % (two seeds), full for all 91.0 ± 1.4 % (two seeds)."
     ]
+
+
+def test_widths_that_answer_together_are_compared_with_the_same_yardsticks_and_corrected_by_themselves():
+    mine, more = small("devices.capacities=a1-b1"), small("devices.capacities=a1-b1", "method.name=heterofl")
+    rows = (
+        replace(row("A", 80.0, 84.0, settings=mine), together={1: 90.0, 2: 91.0}),
+        replace(row("H", 70.0, 60.0, settings=more), together={1: 85.0, 2: 80.0}, chosen=True),
+        row("E", 60.0, 62.0, settings=yardsticks(mine)[EXCLUDE]),
+    )
+    compared = Comparison(rows)
+    assert [gain and gain.difference.values for gain in compared.gains_together] == [(30.0, 29.0), (25.0, 18.0), None]
+    assert [gain.difference.of for gain in compared.gains_together if gain] == [2, 2]
+    # Errors 0.5 and 3.5, times 12.706. With one degree of freedom t = 59 has p = 0.011, doubled 0.022; 6.14 has 0.103.
+    assert compared.together_sentences() == [
+        "With all widths together: A's gain over exclude is decided (+29.5, 95 %: +23.1 to +35.9, two seeds).",
+        "With the widths that validation samples choose: H's gain over exclude is not decided (+21.5, 95 %: −23.0 to"
+        " +66.0, two seeds).",
+    ]
+    assert set(compared.together_sentences()) <= set(compared.sentences())
+    untested = replace(rows[2], test={}, validation={1: 60.0})
+    assert Comparison((replace(rows[0], validation={1: 80.0}), untested)).gains_together == [None, None]
+
+
+def test_a_row_takes_the_widths_that_were_chosen_and_none_where_the_test_set_was_not_looked_at():
+    scores = {"global_mse": {1: 3.0}, "validation_mse": {1: 4.0}, "together_mse": {1: 2.0}, "chosen_mse": {1: 1.0}}
+
+    def made(*names):
+        return Row.of("A", None, lambda name: scores[name] if name in names else {}, "mse")
+
+    assert made(*scores) == Row("A", None, {1: 3.0}, {1: 4.0}, {1: 1.0}, chosen=True)
+    assert made("global_mse", "together_mse") == Row("A", None, {1: 3.0}, {}, {1: 2.0})
+    assert made("validation_mse", "together_mse") == Row("A", None, {}, {1: 4.0})
 
 
 def against_exclude(*gains):

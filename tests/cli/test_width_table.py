@@ -74,6 +74,28 @@ def test_gains_and_comparisons_are_said_to_be_of_whole_models(tmp_path, capsys):
     assert said not in capsys.readouterr().out
 
 
+def test_what_widths_gain_that_answer_together_stands_beside_them(tmp_path, capsys):
+    recipe = write_recipe(tmp_path, "evaluation.capacities = [1, 0.25]\n")
+    changes = ["--set", "method.name=heterofl", "--set", "rounds=1", "--yardsticks", "--seeds", "1,2"]
+    out = tmp_path / "runs"
+    assert run_command(["run", recipe, *changes, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    (mine, *others) = json.loads((out / "summary.json").read_text())["table"]
+    assert not any("gain_together" in other for other in others)
+    runs = json.loads((out / "summary.json").read_text())["runs"]
+    own = [json.loads((out / run["folder"] / "summary.json").read_text()) for run in runs if run["label"] == "heterofl"]
+    over = mine["gain_together"]["over"]
+    (yardstick,) = (run for run in others if run["title"] == f"yardstick: {over}")
+    best = [run["global_accuracy"] for run in runs if run["label"] == yardstick["label"]]
+    values = [100 * (each["together_accuracy"] - bar) for each, bar in zip(own, best, strict=True)]
+    assert mine["gain_together"]["values"] == pytest.approx(values)
+    gain = sum(values) / 2
+    (row,) = (line for line in said.split("at each width %")[1].splitlines() if line.startswith("HeteroFL "))
+    assert row.rsplit("│", 1)[1].strip().startswith(f"{gain:+.1f} (".replace("-", "−"))
+    assert f"\nWith all widths together: HeteroFL's gain over {over} is not decided" in said
+    assert "\nAll else compares whole models; what their widths reach" in said
+
+
 def test_without_the_test_set_it_says_that_it_is_of_validation_samples(tmp_path, capsys):
     more = '[[compare]]\nlabel = "tested"\nmethod.name = "heterofl"\nevaluation.test = true\n'
     recipe = write_recipe(tmp_path, f"evaluation.capacities = [1, 0.25]\nevaluation.test = false\n{more}")

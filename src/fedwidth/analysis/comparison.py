@@ -6,8 +6,8 @@ The differences to it are corrected together by Holm, and so are the gains (`fed
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import permutations
@@ -28,6 +28,7 @@ from fedwidth.analysis.yardsticks import (
     yardstick_keys,
 )
 from fedwidth.evaluation.samples import TEST, VALIDATION, samples_to_choose_by, samples_to_report
+from fedwidth.evaluation.widths import ALL, CHOSEN
 from fedwidth.objectives.metric import ACCURACY, Measure
 from fedwidth.settings import Settings
 
@@ -55,6 +56,24 @@ class Row:
     """None where the settings cannot be read; such a row has no yardsticks."""
     test: Accuracies
     validation: Accuracies
+    together: Accuracies = field(default_factory=dict)
+    """What models of its widths score that answer together, on the test set."""
+    chosen: bool = False
+    """Whether validation samples chose these widths; otherwise they are all that were measured."""
+
+    @classmethod
+    def of(
+        cls, title: str, settings: Settings | None, scores: Callable[[str], Accuracies], metric: str = ACCURACY.name
+    ) -> Row:
+        """The row of an experiment whose scores by seed are asked by the name that they have in summaries."""
+        test, validation = scores(TEST.key(metric)), scores(VALIDATION.key(metric))
+        every, chosen = (scores(f"{name}_{metric}") if test else {} for name in (ALL, CHOSEN))
+        return cls(title, settings, test, validation, chosen or every, chosen=bool(chosen))
+
+    @property
+    def answering(self) -> str:
+        """Which of its widths answer together, as sentences have it."""
+        return "the widths that validation samples choose" if self.chosen else "all widths together"
 
 
 @dataclass(frozen=True)
@@ -153,11 +172,19 @@ class Comparison:
     @cached_property
     def gains(self) -> list[Gain | None]:
         """The gain of each row over the best of its yardsticks; None where none was run."""
+        return self._gains_of([self.accuracies(number) for number in range(len(self.rows))])
+
+    @cached_property
+    def gains_together(self) -> list[Gain | None]:
+        """The gain of each row whose widths answer together, over the same yardsticks; None where none do."""
+        tested = self.measure == TEST.name  # so is what they score together
+        return self._gains_of([row.together if tested else {} for row in self.rows])
+
+    def _gains_of(self, scores: Sequence[Accuracies]) -> list[Gain | None]:
+        """The gain of each row with these scores, corrected together."""
         found = [
-            find_gain(
-                self.accuracies(number), {kind: self.accuracies(other) for kind, other in mine.items()}, self.metric
-            )
-            for number, mine in enumerate(self.yardsticks)
+            find_gain(own, {kind: self.accuracies(other) for kind, other in mine.items()}, self.metric)
+            for own, mine in zip(scores, self.yardsticks, strict=True)
         ]
         corrected = iter(correct([gain.difference for gain in found if gain]))
         return [replace(gain, difference=next(corrected)) if gain else None for gain in found]
@@ -165,7 +192,8 @@ class Comparison:
     def sentences(self) -> list[str]:
         """All that is said: which row leads, how it stands to the others, what is gained, what yardsticks reach."""
         lower = f"Of the {self.metric.title}, lower is better." if not self.metric.higher_is_better else ""
-        told = [*self.difference_sentences(), *self.gain_sentences(), *self.yardstick_sentences()]
+        told = [*self.difference_sentences(), *self.gain_sentences(), *self.together_sentences()]
+        told += self.yardstick_sentences()
         said = [self.leading_sentence(), *told]
         return [*filter(None, [*said, lower if any(said) else ""])]
 
@@ -200,18 +228,21 @@ class Comparison:
 
     def gain_sentences(self) -> list[str]:
         """Whether each gain is decided: a sentence for each, or one for all where they are many; none with one seed."""
-        found = [
-            (row.title, gain)
-            for row, gain in zip(self.rows, self.gains, strict=True)
-            if gain and gain.difference.interval and not is_yardstick(row.title)
-        ]
-        if len(found) <= MAX_SENTENCES:
-            return [gain.difference.gain_sentence(title, gain.kind) for title, gain in found]
-        verdicts: dict[str, list[str]] = {}
-        for title, gain in sorted(found, key=lambda pair: -pair[1].difference.mean):
-            verdicts.setdefault(gain.difference.verdict, []).append(title)
-        parts = [f"{GAINS[verdict]} {len(names)} ({listed(names)})" for verdict, names in verdicts.items()]
-        return [f"Of {len(found)} gains, {'; '.join(parts)} (95 %, Holm)."]
+        return _told(
+            [
+                (row.title, gain)
+                for row, gain in zip(self.rows, self.gains, strict=True)
+                if gain and not is_yardstick(row.title)
+            ]
+        )
+
+    def together_sentences(self) -> list[str]:
+        """The same of the gains of widths that answer together."""
+        found: dict[str, list[tuple[str, Gain]]] = {}
+        for row, gain in zip(self.rows, self.gains_together, strict=True):
+            if gain:
+                found.setdefault(row.answering, []).append((row.title, gain))
+        return [f"With {how}: {said}" for how, gains in found.items() for said in _told(gains)]
 
     def yardstick_sentences(self) -> list[str]:
         """What the yardsticks of each row reach; rows that share their yardsticks share a sentence."""
@@ -225,6 +256,18 @@ class Comparison:
             + "."
             for mine, names in shared.items()
         ]
+
+
+def _told(gains: Sequence[tuple[str, Gain]]) -> list[str]:
+    """Sentences about gains of more than one seed, each with the title of its run: one for all where they are many."""
+    found = [(title, gain) for title, gain in gains if gain.difference.interval]
+    if len(found) <= MAX_SENTENCES:
+        return [gain.difference.gain_sentence(title, gain.kind) for title, gain in found]
+    verdicts: dict[str, list[str]] = {}
+    for title, gain in sorted(found, key=lambda pair: -pair[1].difference.mean):
+        verdicts.setdefault(gain.difference.verdict, []).append(title)
+    parts = [f"{GAINS[verdict]} {len(names)} ({listed(names)})" for verdict, names in verdicts.items()]
+    return [f"Of {len(found)} gains, {'; '.join(parts)} (95 %, Holm)."]
 
 
 def _at_width(width: float, found: Mapping[str, int]) -> dict[str, int]:

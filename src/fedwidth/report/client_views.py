@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedwidth.evaluation.widths import at_widths
 from fedwidth.report.comparison_views import measure_of_page
 from fedwidth.report.entries import Entry, spread
 from fedwidth.report.rebuild import Rebuilt, said
@@ -74,7 +75,7 @@ def widths_views(entries: Sequence[Entry], built: Sequence[Rebuilt | str]) -> Vi
     for position, (entry, model) in enumerate(zip(entries, built, strict=True)):
         found: dict[float, list[float]] = {}
         for run in (run for run in entry.runs if run.measure == measure_of_page(entries)):
-            for name, accuracy in next(_capacity_accuracies(run), {}).items():
+            for name, accuracy in next(_at_widths(run), {}).items():
                 if 0 < (capacity := _read_capacity(name)) <= 1:
                     found.setdefault(capacity, []).append(number(accuracy))
         asked = [*found, *map(number, _list(entry.first.setting("evaluation.capacities")))]
@@ -201,10 +202,9 @@ def _mean(costs: dict[float, View], mix: Counter[float]) -> View | None:
     return {key: sum(costs[c][key] * count for c, count in mix.items()) / mix.total() for key in costs[1.0]}
 
 
-def _capacity_accuracies(run: Run) -> Iterator[View]:
+def _at_widths(run: Run) -> Iterator[View]:
     for table in (run.summary or {}, *reversed(run.metrics)):
-        found = table.get("capacity_accuracy")
-        if found and isinstance(found, dict):
+        if found := at_widths(table):
             yield found
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fedwidth.analysis.comparison import Comparison, Row, accuracy_text
+from fedwidth.analysis.yardsticks import Gain
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.schema import build
 from fedwidth.errors import FedwidthError
-from fedwidth.evaluation.samples import TEST, VALIDATION, samples_to_report
+from fedwidth.evaluation.samples import samples_to_report
 from fedwidth.objectives.metric import ACCURACY, Measure
 from fedwidth.report.entries import Entry
 from fedwidth.report.runs import Run, number
@@ -39,10 +41,7 @@ def compare_entries(entries: Sequence[Entry], about: About) -> Comparison:
         found = {run.seed: metric.scaled(run.final(key)) for run in entry.runs if run.finished}
         return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
-    rows = [
-        Row(each.label, _settings(each.first), by_seed(each, TEST.key()), by_seed(each, VALIDATION.key()))
-        for each in entries
-    ]
+    rows = [Row.of(each.label, _settings(each.first), partial(by_seed, each)) for each in entries]
     return Comparison(tuple(rows), best_leads=bool(about.over), metric=metric)
 
 
@@ -69,9 +68,25 @@ def comparison_view(entries: Sequence[Entry], about: About) -> View:
                 "over": gain.kind if gain else "",
                 "verdict": gain.difference.verdict if gain else "",
                 "validation": accuracy_text(row.validation, compared.metric) if row.validation else "",
+                "together": _together_view(row, together, compared.metric),
             }
-            for row, mine, gain in zip(compared.rows, compared.yardsticks, compared.gains, strict=True)
+            for row, mine, gain, together in zip(
+                compared.rows, compared.yardsticks, compared.gains, compared.gains_together, strict=True
+            )
         ],
+    }
+
+
+def _together_view(row: Row, gain: Gain | None, metric: Measure) -> View | None:
+    """What the widths of a row reach where they answer together, and what that gains; None where they do not."""
+    if not row.together:
+        return None
+    return {
+        "which": row.answering,
+        "accuracy": accuracy_text(row.together, metric),
+        "gain": str(gain.difference) if gain else "",
+        "over": gain.kind if gain else "",
+        "verdict": gain.difference.verdict if gain else "",
     }
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from fedwidth.evaluation.widths import SEVERAL
 from fedwidth.objectives.metric import ACCURACY, Measure
 
-PREFIXES = ("global", "best_global", "local", "validation", "best_validation", "capacity")
+PREFIXES = ("global", "best_global", "local", "validation", "best_validation", "capacity", *SEVERAL)
 SUFFIXES = ("", "_mean", "_spread")
 
 

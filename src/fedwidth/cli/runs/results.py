@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ from fedwidth.analysis.comparison import Comparison, Row
 from fedwidth.analysis.difference import Difference
 from fedwidth.analysis.wording import over_seeds, show_mebibytes, show_time
 from fedwidth.analysis.yardsticks import is_yardstick
-from fedwidth.cli.runs.widths import SEVERAL, mean_at_widths, print_widths, scores_of
+from fedwidth.cli.runs.widths import mean_at_widths, print_widths, scores_of
 from fedwidth.cli.tables import print_table
 from fedwidth.config.method_settings import method_of
 from fedwidth.devices.capacity import Capacities, describe_mix
 from fedwidth.evaluation.samples import TEST, VALIDATION
+from fedwidth.evaluation.widths import SEVERAL
 from fedwidth.objectives.metric import Measure
 from fedwidth.run.checkpoint import write_whole
 from fedwidth.settings import Settings
@@ -40,12 +42,7 @@ def compare_runs(runs: Sequence[PlannedRun], summaries: Sequence[Summary], *, ch
         return {seed: metric.scaled(value) for seed, value in found.items() if value is not None}
 
     rows = [
-        Row(
-            mine[0][0].title,
-            mine[0][0].settings,
-            by_seed(mine, TEST.key(metric.name)),
-            by_seed(mine, VALIDATION.key(metric.name)),
-        )
+        Row.of(mine[0][0].title, mine[0][0].settings, partial(by_seed, mine), metric.name)
         for mine in by_label(runs, summaries).values()
     ]
     return Comparison(tuple(rows), chosen, metric)
@@ -79,7 +76,7 @@ def print_results(
         )
     columns = ["run", "devices", *shown, "MiB sent up", *(["device time"] if timed else []), "seconds"]
     print_table([*columns, *(["gain"] if gained else [])], rows, title=title or None)
-    print_widths(by_label(runs, summaries), metric)
+    print_widths(by_label(runs, summaries), metric, compared.gains_together)
     seeds = sorted({run.settings.seed for run in runs})
     means = "MiB and device time are means" if timed else "MiB are a mean"
     over = f" ± is the standard deviation over seeds; {means} over them, seconds their sum." if len(seeds) > 1 else ""
@@ -88,9 +85,8 @@ def print_results(
     for sentence in sentences:
         print(sentence)
     if sentences and any(scores_of(summary, name) for summary in summaries for name in SEVERAL):
-        print(
-            "All of this compares whole models; what their widths reach, alone or together, is in the table of widths."
-        )
+        which = "All else" if compared.together_sentences() else "All of this"
+        print(f"{which} compares whole models; what their widths reach, alone or together, is in the table of widths.")
     if gained:
         brackets = " (95 % interval)" if len(seeds) > 1 else "; one seed: no interval"
         less = "less that" if metric.higher_is_better else "below that"
@@ -118,9 +114,11 @@ def write_results(folder: Path, runs: Sequence[PlannedRun], summaries: Sequence[
         for run, summary in zip(runs, summaries, strict=True)
     ]
     table = [_spread(label, mine) for label, mine in by_label(runs, summaries).items()]
-    for row, gain in zip(table, compared.gains, strict=True):
+    for row, gain, together in zip(table, compared.gains, compared.gains_together, strict=True):
         if gain:
             row["gain"] = {"over": gain.kind, **describe(gain.difference)}
+        if together:
+            row["gain_together"] = {"over": together.kind, **describe(together.difference)}
     labels = [row["label"] for row in table]
     comparisons = [
         {"first": labels[compared.lead], "second": labels[number], **describe(difference)}

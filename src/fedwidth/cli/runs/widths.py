@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from fedwidth.analysis.wording import over_seeds
+from fedwidth.analysis.yardsticks import Gain
 from fedwidth.cli.tables import print_table
 from fedwidth.config.method_settings import method_of
+from fedwidth.evaluation.widths import SEVERAL, answered_together, at_widths
 from fedwidth.objectives.metric import Measure
 
 if TYPE_CHECKING:
     from fedwidth.cli.runs.planned_run import PlannedRun
 
-SEVERAL = ("together", "chosen")
-"""Whose answers are put together: those of models of all widths, or of the widths that validation samples choose."""
-
 Mine = Sequence[tuple["PlannedRun", Mapping[str, Any]]]
 
 
-def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
+def print_widths(by_label: Mapping[str, Mine], metric: Measure, gains: Sequence[Gain | None] = ()) -> None:
     """One row for every label and one column for every width that was measured, where any but the whole model was.
 
     Last columns have what the models of all widths answer together, and those that validation samples choose, where
-    they were asked.
+    they were asked; and what is gained so over yardsticks, given for every label.
     """
     tables = [[_at_own_widths(run, summary) for run, summary in mine] for mine in by_label.values()]
     found = {width for runs in tables for widths in runs for width in widths}
@@ -33,17 +33,20 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
     columns = sorted(found, key=float, reverse=True)
     summaries = [[summary for _, summary in mine] for mine in by_label.values()]
     asked = [name for name in SEVERAL if any(scores_of(each, name) for runs in summaries for each in runs)]
+    gained = any(gains)
     rows = []
-    for mine, runs, of_runs in zip(by_label.values(), tables, summaries, strict=True):
+    for mine, runs, of_runs, gain in zip_longest(by_label.values(), tables, summaries, gains):
         own = Measure.of(mine[0][1])
         known = [[own.scaled(widths[width]) for widths in runs if width in widths] for width in columns]
         known += [[own.scaled(value) for each in of_runs for value in scores_of(each, name)] for name in asked]
         if any(known):  # yardsticks are measured as a whole alone
-            rows.append([mine[0][0].title, *(over_seeds(values, metric=own) if values else "–" for values in known)])
+            cells = [over_seeds(values, metric=own) if values else "–" for values in known]
+            rows.append([mine[0][0].title, *cells, *([str(gain.difference) if gain else "–"] if gained else [])])
     shown = [mine[0][0] for mine in by_label.values()]
     untested = [run.title for run in shown if not run.settings.evaluation.test]
     of = "validation " * (len(untested) == len(shown))
-    print_table(["run", *columns, *asked], rows, title=f"{of}{metric.title} at each width{metric.unit}")
+    headings = ["run", *columns, *asked, *(["gain"] if gained else [])]
+    print_table(headings, rows, title=f"{of}{metric.title} at each width{metric.unit}")
     if untested and not of:
         print(f"{', '.join(untested)}: on validation samples, as the test set was not looked at.")
     for mine in by_label.values():
@@ -65,29 +68,18 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure) -> None:
 
 def scores_of(summary: Mapping[str, Any], name: str) -> list[float]:
     """What models of several widths score together, in a list; an empty one where they were not asked."""
-    found = summary.get(f"{name}_{Measure.of(summary).name}")
+    found = answered_together(summary, name, Measure.of(summary).name)
     return [] if found is None else [found]
 
 
 def _at_own_widths(run: PlannedRun, summary: Mapping[str, Any]) -> dict[str, float]:
     """What a run measured at the widths it has models of: where all devices hold the whole model, of that alone."""
-    found = at_widths(summary)
+    found = at_widths(summary, Measure.of(summary).name)
     return {width: found[width] for width in found if float(width) == 1 or not method_of(run.settings).holds_all}
 
 
 def mean_at_widths(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean over seeds of what was measured at each width, widest first."""
-    found = [at_widths(summary) for summary in summaries]
+    found = [at_widths(summary, Measure.of(summary).name) for summary in summaries]
     widths = sorted({width for one in found for width in one}, key=float, reverse=True)
     return {width: statistics.fmean([one[width] for one in found if width in one]) for width in widths}
-
-
-def at_widths(summary: Mapping[str, Any]) -> dict[str, float]:
-    """What a run measured at each width: the mean over draws, where clients of one width hold different units.
-
-    >>> at_widths({"capacity_accuracy": {"1": 0.9, "0.5": 0.4}, "capacity_accuracy_mean": {"1": 0.9, "0.5": 0.5}})
-    {'1': 0.9, '0.5': 0.5}
-    """
-    name = f"capacity_{Measure.of(summary).name}"
-    found = summary.get(f"{name}_mean") or summary.get(name) or {}
-    return {width: value for width, value in found.items() if value is not None}

@@ -53,7 +53,7 @@ const SECTIONS = [
   ['compared', () => [rankingSection(), standingSection(), data.grid && gridSection(), reachedSection(), classesSection()], (d) => [d.entries.map(({ curves, ...others }) => others), d.comparison, d.grid, d.reached, d.classes]],
   ['curves', curvesSection, (d) => d.entries],
   ['coverage', coverageSection, (d) => [d.coverage.views.map(({ layers, ...others }) => [others, Object.entries(layers).map(([name, layer]) => [name, layer.frames])]), d.coverage.skipped, d.runs.map((run) => run.done)]],
-  ['gains', gainsSection, (d) => [d.gains, d.widths]],
+  ['gains', gainsSection, (d) => [d.gains, d.widths, d.comparison]],
   ['attendance', attendanceSection, (d) => d.attendance],
   ['devices', devicesSection, (d) => d.devices],
   ['split', splitSection, (d) => d.splits],

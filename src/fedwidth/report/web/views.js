@@ -78,9 +78,24 @@ function gainsSection() {
         y: scoreAxis(),
       }), 280)
       : h('p', { class: 'intro' }, whole.length ? 'Nothing to show.' : 'Not measured: name the widths in evaluation.capacities.'),
+    togetherTable(),
     validated.length > 0 && h('p', { class: 'note' }, `On validation samples, as the test set was not looked at: ${validated.join(', ')}.`),
     whole.length > 0 && h('p', { class: 'note' }, `Always trained whole, so without sub-models: ${whole.join(', ')}.`)];
 }
+
+function togetherTable() {
+  const rows = data.comparison.rows.map((row, entry) => ({ ...row.together, entry })).filter((row) => row.which);
+  if (!rows.length) return null;
+  const gained = rows.some((row) => row.gain);
+  return [
+    h('h3', { class: 'sub' }, 'Widths that answer together'),
+    h('p', { class: 'intro' }, `One sub-model of each width, and the mean of their answers.${gained ? ' Gains are over the yardsticks of the run.' : ''}`),
+    h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Widths that answer together' }, h('table', { id: 'together' },
+      h('thead', {}, h('tr', {}, ['Run', 'Which'].map((t) => h('th', { class: 'text', scope: 'col' }, t)), [titled(), ...(gained ? ['Gain', 'Decided'] : [])].map((t) => h('th', { scope: 'col' }, t)))),
+      h('tbody', {}, rows.map((row) => h('tr', {}, h('td', { class: 'text' }, swatchInline(row.entry), data.entries[row.entry].label), h('td', { class: 'text' }, row.which),
+        h('td', {}, row.accuracy), gained && [h('td', {}, row.gain ? `${row.gain} over ${row.over}` : '–'), h('td', {}, row.verdict || '–')])))))];
+}
+
 function gainsPanel(view) {
   const host = h('div', { class: 'figure' });
   const plot = h('div');
