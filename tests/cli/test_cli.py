@@ -474,6 +474,24 @@ class TestRun:
         Experiment(small()).run(tmp_path / "python")
         assert contents(tmp_path / "out") == contents(tmp_path / "python")
 
+    @pytest.mark.parametrize(
+        ("changes", "width"),
+        [
+            (["devices.capacities=1/4"], "0.25"),
+            (["devices.capacities=b1-c1", "model.width=1/2"], "0.25"),
+            (["devices.capacities=c1-d1", "model.width=1/2", "devices.relative_to=model"], "0.25"),
+            (["devices.capacities=b1-c1", "model.width=1/2", "devices.relative_to=model"], None),
+            (["devices.capacities=a1-c1"], None),
+            (["devices.capacities=1/4", "method.name=fedavg"], None),
+            (["devices.capacities=1/4", "method.name=fedhm"], None),
+        ],
+    )
+    def test_a_server_model_that_no_device_holds_is_said_once(self, changes, width, recipe, capsys):
+        assert run_command(["run", recipe, "--out", "out", "--seeds", "1,2", *sets("rounds=1", *changes)]) == 0
+        said = [line for line in capsys.readouterr().err.splitlines() if "no device holds" in line]
+        assert len(said) == (width is not None)
+        assert all(f"as wide as the widest device (width {width}) is better; --yardsticks" in line for line in said)
+
     def test_progress_on_a_terminal(self, recipe, monkeypatch, capsys):
         monkeypatch.setenv("FORCE_COLOR", "1")  # rich then writes as to a terminal
         monkeypatch.setenv("COLUMNS", "120")

@@ -1,7 +1,8 @@
-"""What a run says of itself before its first round: what its devices really have, and what they come to remember."""
+"""What a run says of itself before its first round: what its devices really have of the model, and come to remember."""
 
 from __future__ import annotations
 
+from fedwidth.analysis.yardsticks import CAPPED, yardsticks
 from fedwidth.core.cost import count_bytes
 from fedwidth.core.index import Index
 from fedwidth.experiment import Experiment
@@ -51,6 +52,21 @@ def explain_memory(experiment: Experiment) -> str:
 def explain_unfit(experiment: Experiment) -> list[str]:
     """Which devices can train nothing and are left out of every round, in words: a line for each capacity."""
     return [f"devices of capacity {capacity:g} are left out: {why}" for capacity, why in experiment.unfit.items()]
+
+
+def explain_server_width(experiment: Experiment) -> str:
+    """That no device that takes part holds the server's model, in words; empty where one does.
+
+    A narrower server's model is then mostly the better one (docs/benchmark.md#capped).
+    """
+    settings = experiment.settings
+    if settings.adapter.rank or not experiment.method.slices or CAPPED not in yardsticks(settings):
+        return ""
+    width = settings.model.width * max(experiment.rounds.enrolled)
+    return (
+        "no device holds the whole of the server's model: with most methods one as wide as the widest device"
+        f" (width {width:g}) is better; --yardsticks compares them"
+    )
 
 
 def largest_own_model(experiment: Experiment) -> int:

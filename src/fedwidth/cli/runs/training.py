@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedwidth.cli.runs.first_lines import explain_memory, explain_shares, explain_unfit
+from fedwidth.cli.runs.first_lines import explain_memory, explain_server_width, explain_shares, explain_unfit
 from fedwidth.cli.runs.planned_run import PlannedRun
 from fedwidth.cli.runs.progress import ProgressDisplay
 from fedwidth.engines import choose_engine
@@ -50,7 +50,7 @@ def run_one(
     lines += filter(None, [explain_memory(experiment), *explain_unfit(experiment)])
 
     def announce() -> None:
-        options.say(explain_shares(experiment))
+        tell_devices(experiment, options.say)
         if lines:
             options.say("\n".join(f"{run.title}: {line}" for line in lines))
 
@@ -85,8 +85,9 @@ def run_pack(
     text = f"{len(runs)} runs as one batch, engine: {explain_packed_engine(experiments[0])}"
 
     def announce() -> None:
-        for line in (*map(explain_shares, experiments), text):
-            options.say(line)
+        for experiment in experiments:
+            tell_devices(experiment, options.say)
+        options.say(text)
 
     told = once(announce)
     calls = [each(options.first, told, one, tracker.log) for one, tracker in zip(tell, trackers, strict=True)]
@@ -123,6 +124,12 @@ def run_in_turn(
         )
         display.finish(number, last)
     return found
+
+
+def tell_devices(experiment: Experiment, say: Callable[[str], None]) -> None:
+    """Say what the devices have of the model, and where none of them has all of it, that too."""
+    for text in filter(None, (explain_shares(experiment), explain_server_width(experiment))):
+        say(text)
 
 
 def say_aside(text: str) -> None:
