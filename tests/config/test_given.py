@@ -144,6 +144,21 @@ def test_fractions_are_the_numbers_they_are_in_a_recipe(section, name, texts, nu
     assert as_in_recipe(settings(texts)) == settings(numbers)
 
 
+def test_tables_that_go_by_numbers_go_by_their_text(tmp_path):
+    def made(one, half):
+        devices = DeviceSettings(
+            per_round=2, capacities="a1-b1", rates={one: 4e9, half: 2e9}, bandwidth={one: 1e6, half: 1e6}
+        )
+        return Experiment(replace(SETTINGS, devices=devices), model=network(), data=DATA)
+
+    numbers, texts = made(1, 0.5), made("1", "0.5")
+    assert numbers.settings == texts.settings
+    (line,) = numbers.run(tmp_path / "numbers").metrics
+    assert line["device_seconds"] > 0
+    with pytest.raises(OptionError, match="devices.rates goes by capacity, such as '1/4', or 'all', not '2'"):
+        made(2, 0.5)
+
+
 def test_a_run_with_fractions_is_the_one_with_their_numbers(tmp_path):
     def left_by(width, excluded, listed, measured, place):
         settings = replace(

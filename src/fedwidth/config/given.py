@@ -10,6 +10,7 @@ import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,14 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def as_in_recipe(settings: Settings) -> Settings:
-    """The settings with lists where Python gave tuples, and with numbers where a width is written as text.
+    """The settings with lists where Python gave tuples, with numbers where a width is written as text, and with text
+    where a table goes by numbers.
 
-    >>> from fedwidth.settings import EvaluationSettings
+    >>> from fedwidth.settings import DeviceSettings, EvaluationSettings
     >>> as_in_recipe(Settings(evaluation=EvaluationSettings(capacities=(1, "1/2")))).evaluation.capacities
     [1, 0.5]
+    >>> as_in_recipe(Settings(devices=DeviceSettings(rates={1: 4e9, 0.5: 2e9}))).devices.rates
+    {'1': 4000000000.0, '0.5': 2000000000.0}
     """
     found: Settings = _listed(settings)
     return found
@@ -186,8 +190,10 @@ def _listed(value: Any) -> Any:
 
 
 def _setting(part: Field[Any], value: Any) -> Any:
-    """One setting of a record; text for `devices.capacities` is a mix, and stays."""
+    """One setting of a record; text for `devices.capacities` is a mix, and stays. Tables go by text."""
     found = _listed(value)
+    if isinstance(found, dict):
+        found = {str(name) if isinstance(name, Real) else name: each for name, each in found.items()}
     if not part.metadata.get("share"):
         return found
     if isinstance(found, list):
