@@ -28,6 +28,22 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(name, tmp_path):
     assert same(dict(whole.server.memory), dict(resumed.server.memory))
 
 
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_a_teaching_server_gives_the_same_bits_however_many_threads_are_at_hand(engine):
+    """Its run trains in one thread; with several, narrow strided convolutions would compute in another order."""
+    model = ["model.name=preresnet18", "model.options={widths=[8, 8, 8, 8]}"]
+    taught = ["method.options={steps=2, batch_size=8}", "rounds=1", "data.public=0.1"]
+    settings = small("method.name=feddf", *model, *taught, f"engine={engine}", "workers=2")
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(Experiment(settings).run().server.state)
+    finally:
+        torch.set_num_threads(before)
+    assert same(*found)
+
+
 def test_fedhm_at_factor_1_is_fedavg():
     plain, found = (
         Experiment(small(f"method.name={name}", LAYERS, "devices.capacities=a1")).run() for name in ("fedavg", "fedhm")

@@ -451,6 +451,7 @@ def test_strided_shortcuts_train_with_channels_first_where_there_are_several_thr
         for threads in (2, 1):
             torch.set_num_threads(threads)
             trainer = trainer_of(Shortcut(), data, partition, "training.batch_size=33", "training.epochs=8")
+            trainer.threads = threads
             assert trainer.channels_last == (threads == 1)
             train(trainer, capacity=0.5)
     finally:

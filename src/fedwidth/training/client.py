@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -71,6 +71,8 @@ class Trainer:
     objective: Objective = CLASSIFICATION
     public: Data | None = None
     """Public data, for methods whose clients look at it."""
+    threads: int = 1
+    """How many threads of a processor train: more than one on real devices alone, which may say so."""
     _skeletons: dict[Hashable, Skeleton] = field(default_factory=dict, repr=False)
 
     def train(self, sub: State, task: Task, round: int, sent: Mapping[str, State | float] | None = None) -> Trained:
@@ -290,8 +292,10 @@ class Trainer:
         """Whether the model convolves, and all there are compute with their channels last in memory."""
         others = dict.fromkeys(self.method.architectures.values())
         networks = [(self.model, self.plan), *((each.filled(), each.plan) for each in others)]
-        freezes = self.method.freezes
-        return all(takes_channels_last(net, plan, self.data, self.device, freezes=freezes) for net, plan in networks)
+        asked = partial(
+            takes_channels_last, data=self.data, device=self.device, freezes=self.method.freezes, threads=self.threads
+        )
+        return all(asked(net, plan) for net, plan in networks)
 
 
 def weigh_client(trainer: Trainer, task: Task, steps: int) -> tuple[float, Tensor | None]:

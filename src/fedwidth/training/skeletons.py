@@ -108,11 +108,12 @@ def emptied(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def takes_channels_last(
-    model: nn.Module, plan: Plan, data: Data, device: torch.device, *, freezes: bool = False
+    model: nn.Module, plan: Plan, data: Data, device: torch.device, *, freezes: bool = False, threads: int = 1
 ) -> bool:
     """Whether the model convolves, and computes with its channels last in memory; `x.view(n, -1)` cannot.
 
-    `freezes` says that clients freeze some of its layers.
+    `freezes` says that clients freeze some of its layers, `threads` how many of a processor's threads train it: those
+    that are at hand while this is asked do not matter.
     """
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return False
@@ -121,7 +122,7 @@ def takes_channels_last(
         values = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(whole)[0].items()}
     else:
         whole, values = skeleton(model, plan, {}).to(device), state_of(model)
-    crashes = Crashes(freezes)
+    crashes = Crashes(freezes, threads)
     with untouched(whole):
         fill(whole, values)
         inputs = moved(data.example(), device)
@@ -143,9 +144,9 @@ class Crashes(TorchFunctionMode):
       The narrowest sub-model may have so few, so such a convolution counts whatever its width.
     """
 
-    def __init__(self, freezes: bool) -> None:
+    def __init__(self, freezes: bool, threads: int) -> None:
         super().__init__()
-        self.freezes, self.found = freezes, False
+        self.freezes, self.threads, self.found = freezes, threads, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at a call, and make it."""
@@ -156,7 +157,7 @@ class Crashes(TorchFunctionMode):
         inputs = args[0] if args else kwargs["input"]
         if func is not functional.conv2d:
             self.found |= inputs.dim() == 4 and (self.freezes or not inputs.requires_grad)
-        elif torch.get_num_threads() > 1:
+        elif self.threads > 1:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             self.found |= weight.shape[2:] == (1, 1) and made.shape[2:] != inputs.shape[2:]
         return made

@@ -105,13 +105,14 @@ def train_task(
 ) -> tuple[Trainer, Task, dict[str, Tensor], Trained]:
     """Train one task; returns the trainer, the task, the sub-model as it came, and what training made of it."""
     # One thread unless the node asks for more: sums then have one order, as in every other engine.
-    torch.set_num_threads(max(1, int(facts.get("threads", 1))))
+    threads = max(1, int(facts.get("threads", 1)))
+    torch.set_num_threads(threads)
     give_back_memory()
-    trainer = trainer_of(facts["recipe"], facts["load"], int(facts["client"]))
+    trainer = trainer_of(facts["recipe"], facts["load"], int(facts["client"]), threads=threads)
     try:
         return trainer, *_train(trainer, facts, tensors)
     except NotImplementedError:  # the module holds tensors that are neither parameters nor buffers
-        trainer = trainer_of(facts["recipe"], facts["load"], int(facts["client"]), light=False)
+        trainer = trainer_of(facts["recipe"], facts["load"], int(facts["client"]), threads=threads, light=False)
         return trainer, *_train(trainer, facts, tensors)
 
 
@@ -142,7 +143,7 @@ def _train(
 
 
 @lru_cache(maxsize=2)
-def trainer_of(recipe: str, load: str, client: int, *, light: bool = True) -> Trainer:
+def trainer_of(recipe: str, load: str, client: int, *, threads: int = 1, light: bool = True) -> Trainer:
     """The trainer of a recipe, cached so that a process that stays up builds model, plan and data once.
 
     `light` builds the global model without its values: a device that can afford a sixteenth of it cannot hold it.
@@ -157,7 +158,9 @@ def trainer_of(recipe: str, load: str, client: int, *, light: bool = True) -> Tr
         model, plan = plan_model(build_model(settings, data, objective), settings, data, objective)
         found = model.to(device), plan
     chosen = method_of(settings)
-    return Trainer(*found, data.to(device), partition, chosen, settings, device=device, objective=objective)
+    return Trainer(
+        *found, data.to(device), partition, chosen, settings, device=device, objective=objective, threads=threads
+    )
 
 
 def _plan_light(settings: Settings, data: Data, objective: Objective) -> tuple[nn.Module, Plan] | None:
