@@ -86,8 +86,8 @@ def accuracy_table(standings: Standings, titles: Titles) -> str:
 
 def _gain(difference: Difference, *, at_most: bool) -> str:
     gain, _, interval = str(difference).partition(" ")
-    if len(difference.values) < 2:
-        return f"{AT_MOST * at_most}{gain}, one seed"
+    if not difference.tells_spread:
+        return f"{AT_MOST * at_most}{gain}, {'two seeds alike' if len(difference.values) > 1 else 'one seed'}"
     shown = f"**{gain}**" if difference.is_decided else gain
     return f"{AT_MOST * at_most}{shown} {interval}{EQUAL * difference.is_equal}"
 

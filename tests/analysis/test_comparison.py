@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from fedwidth.analysis.comparison import Comparison, Row
 from fedwidth.analysis.yardsticks import EXCLUDE, FULL, SMALLEST, yardsticks
+from fedwidth.evaluation.widths import CHOSEN
 from small_runs import small
 
 
@@ -39,7 +40,7 @@ def test_the_best_of_a_sweep_is_chosen_by_validation_and_judged_on_the_test_set(
     assert compared.leading_sentence() == (
         "Best by validation accuracy: B, 75.5 ± 0.7 % (two seeds). On the test set it has 80.5 ± 0.7 % (two seeds)."
     )
-    assert compared.difference_sentences() == ["B is 10.0 points below A (95 %: 10.0 to 10.0, two seeds)."]
+    assert compared.difference_sentences() == ["B is 10.0 points below A (two seeds differ by the same: no interval)."]
 
 
 def test_runs_without_a_test_set_are_compared_by_validation():
@@ -90,7 +91,7 @@ def test_widths_that_answer_together_are_compared_with_the_same_yardsticks_and_c
     mine, more = small("devices.capacities=a1-b1"), small("devices.capacities=a1-b1", "method.name=heterofl")
     rows = (
         replace(row("A", 80.0, 84.0, settings=mine), together={1: 90.0, 2: 91.0}),
-        replace(row("H", 70.0, 60.0, settings=more), together={1: 85.0, 2: 80.0}, chosen=True),
+        replace(row("H", 70.0, 60.0, settings=more), together={1: 85.0, 2: 80.0}, which=CHOSEN),
         row("E", 60.0, 62.0, settings=yardsticks(mine)[EXCLUDE]),
     )
     compared = Comparison(rows)
@@ -99,8 +100,8 @@ def test_widths_that_answer_together_are_compared_with_the_same_yardsticks_and_c
     # Errors 0.5 and 3.5, times 12.706. With one degree of freedom t = 59 has p = 0.011, doubled 0.022; 6.14 has 0.103.
     assert compared.together_sentences() == [
         "With all widths together: A's gain over exclude is decided (+29.5, 95 %: +23.1 to +35.9, two seeds).",
-        "With the widths that validation samples choose: H's gain over exclude is not decided (+21.5, 95 %: −23.0 to"
-        " +66.0, two seeds).",
+        "With the widths that validation samples choose, one or several: H's gain over exclude is not decided (+21.5,"
+        " 95 %: −23.0 to +66.0, two seeds).",
     ]
     assert set(compared.together_sentences()) <= set(compared.sentences())
     untested = replace(rows[2], test={}, validation={1: 60.0})
@@ -113,7 +114,7 @@ def test_a_row_takes_the_widths_that_were_chosen_and_none_where_the_test_set_was
     def made(*names):
         return Row.of("A", None, lambda name: scores[name] if name in names else {}, "mse")
 
-    assert made(*scores) == Row("A", None, {1: 3.0}, {1: 4.0}, {1: 1.0}, chosen=True)
+    assert made(*scores) == Row("A", None, {1: 3.0}, {1: 4.0}, {1: 1.0}, CHOSEN)
     assert made("global_mse", "together_mse") == Row("A", None, {1: 3.0}, {}, {1: 2.0})
     assert made("validation_mse", "together_mse") == Row("A", None, {}, {1: 4.0})
 

@@ -82,7 +82,19 @@ def test_one_seed_has_no_interval():
 
 def test_runs_that_are_the_same_are_equal_and_a_constant_lead_is_sure():
     assert Difference((0.0, 0.0)).verdict == EQUAL
-    assert Difference((2.0, 2.0)).verdict == ABOVE
+    assert Difference((2.0, 2.0, 2.0)).verdict == ABOVE
+
+
+def test_two_seeds_that_differ_by_the_same_number_of_samples_decide_nothing():
+    """12 more of 355 test samples are right with both seeds: in percent they differ in their last bits."""
+    alike = Difference((100 * 212 / 355 - 100 * 200 / 355, 100 * 312 / 355 - 100 * 300 / 355))
+    assert alike.values[0] != alike.values[1]
+    assert (alike.interval, alike.verdict) == (None, OPEN)
+    assert alike.sentence("A", "B") == "A is 3.4 points above B (two seeds differ by the same: no interval)."
+    assert alike.gain_sentence("A", "B") == "A's gain over B is +3.4 (two seeds differ by the same: no interval)."
+    sure = Difference((1.0, 1.1))
+    assert [each.of for each in correct([alike, sure])] == [1, 1], "it does not count among comparisons"
+    assert correct([alike, sure])[1].p_value == pytest.approx(sure.plain_p_value)
 
 
 def test_holm_by_hand():

@@ -89,11 +89,26 @@ def test_what_widths_gain_that_answer_together_stands_beside_them(tmp_path, caps
     best = [run["global_accuracy"] for run in runs if run["label"] == yardstick["label"]]
     values = [100 * (each["together_accuracy"] - bar) for each, bar in zip(own, best, strict=True)]
     assert mine["gain_together"]["values"] == pytest.approx(values)
+    assert mine["gain_together"]["of"] == "together"
+    assert "The gain is of" not in said, "where nothing was chosen"
     gain = sum(values) / 2
     (row,) = (line for line in said.split("at each width %")[1].splitlines() if line.startswith("HeteroFL "))
     assert row.rsplit("│", 1)[1].strip().startswith(f"{gain:+.1f} (".replace("-", "−"))
     assert f"\nWith all widths together: HeteroFL's gain over {over} is not decided" in said
     assert "\nAll else compares whole models; what their widths reach" in said
+
+
+def test_it_says_whose_the_gain_is_where_widths_were_chosen(tmp_path, capsys):
+    recipe = write_recipe(tmp_path, "evaluation.capacities = [1, 0.25]\n")
+    changes = ["--set", "method.name=heterofl", "--set", "rounds=1", "--set", "data.validation=0.2", "--yardsticks"]
+    assert run_command(["run", recipe, *changes, "--out", str(tmp_path / "runs")]) == 0
+    said = capsys.readouterr().out
+    assert "\nThe gain is of what is chosen where something is, else of all widths together.\n" in said
+    summary = json.loads((tmp_path / "runs" / "summary.json").read_text())
+    row, best = summary["table"][0], summary["table"][0]["gain_together"]
+    (bar,) = (run["global_accuracy"] for run in summary["runs"] if run["title"] == f"yardstick: {best['over']}")
+    assert best["of"] == "chosen"
+    assert best["mean"] == pytest.approx(100 * (row["chosen_accuracy"] - bar))
 
 
 def test_without_the_test_set_it_says_that_it_is_of_validation_samples(tmp_path, capsys):

@@ -27,7 +27,8 @@ def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for seed in (1, 2):
         better = lines(12, accuracy=lambda round, s=seed: 0.6 + 0.02 * round + 0.01 * s)
-        write_run(folder / f"seed-{seed}", "First", seed=seed, metrics=better)
+        path = write_run(folder / f"seed-{seed}", "First", seed=seed, metrics=better) / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"together_accuracy": 0.9}))
     write_run(folder / "compare" / "b", "<script>alert(1)</script>", method="heterofl")
     diverged = lines(12, accuracy=lambda round: math.nan)
     write_run(folder / "compare" / "c", "Diverged", metrics=diverged, counts=False)
@@ -74,6 +75,7 @@ def test_every_figure_is_drawn(page):
     assert count("#gains .panels svg[role=img]") == 3
     assert count("#gains > .body > .figure svg path.curve") == 4  # accuracy at each width
     assert count("#devices .costs tbody tr") >= 3
+    assert page.evaluate(WORDS % "#together td") == ["First", "all widths together", "90.0 ± 0.0 % (two seeds)"]
     assert count("#split svg path.held") == 5  # 4 to 9 samples of a label; the two most look alike
     assert count("#runs tbody tr") == 5
     assert count("#repeat details") == 5

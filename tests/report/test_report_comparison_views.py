@@ -19,6 +19,12 @@ def write_entry(folder, name, *accuracies, **settings):
         write_run(folder / f"seed-{seed}", name, seed=seed, metrics=metrics, **settings)
 
 
+def add_to_summary(folder, **facts):
+    """What a run's summary says besides."""
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
 def entries_of(folder):
     return group_runs(read_runs([folder]))
 
@@ -53,6 +59,7 @@ def test_the_gain_over_yardsticks_that_are_in_the_folder(tmp_path):
             path = tmp_path / name / f"seed-{seed}" / "config.toml"
             text = path.read_text().replace(devices.strip(), f'[devices]\ncapacities = "{capacities}"\nper_round = 3')
             path.write_text(text.replace("[model]\n", f"[model]\nwidth = {width}\n"))
+        add_to_summary(tmp_path / "a" / f"seed-{seed}", together_accuracy=0.84 + 0.02 * seed, chosen_accuracy=None)
     found = comparison_view(entries_of(tmp_path), About())
     mine = found["rows"][found["lead"]]
     assert (mine["gain"], mine["over"]) == ("+21.0 (+8.3 to +33.7)", "smallest for all")  # 20, 22: error 1, times 12.71
@@ -65,6 +72,19 @@ def test_the_gain_over_yardsticks_that_are_in_the_folder(tmp_path):
         "Yardsticks of Mine: smallest for all 60.0 ± 0.0 % (two seeds), full for all 90.0 ± 0.0 % (two seeds)."
     ]
     assert found["rows"][labels.index("Small")]["gain"] == ""
+    assert found["rows"][labels.index("Small")]["together"] is None
+    assert mine["together"] == {  # 26, 28
+        "which": "all widths together",
+        "accuracy": "87.0 ± 1.4 % (two seeds)",
+        "gain": "+27.0 (+14.3 to +39.7)",
+        "over": "smallest for all",
+        "verdict": "above",
+    }
+    for seed in (1, 2):
+        add_to_summary(tmp_path / "a" / f"seed-{seed}", chosen_accuracy=0.9)
+    (own, *_) = (row["together"] for row in comparison_view(entries_of(tmp_path), About())["rows"] if row["together"])
+    assert own["which"] == "the widths that validation samples choose, one or several"
+    assert own["accuracy"].startswith("90.0 ")
 
 
 def sweep(tmp_path, *, validation=()):

@@ -1,7 +1,8 @@
 """The experiments of one table, compared: each with a leading one, and each with its yardsticks.
 
 The main run of a recipe leads; in a sweep the best one does, by validation accuracy where there are validation samples.
-The differences to it are corrected together by Holm, and so are the gains (`fedwidth.analysis.difference`).
+The differences to it are corrected together by Holm, so are the gains of whole models, and so, apart from these, are
+the gains of widths that answer together (`fedwidth.analysis.difference`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fedwidth.analysis.yardsticks import (
     yardstick_keys,
 )
 from fedwidth.evaluation.samples import TEST, VALIDATION, samples_to_choose_by, samples_to_report
-from fedwidth.evaluation.widths import ALL, CHOSEN
+from fedwidth.evaluation.widths import ALL, CHOSEN, key_of
 from fedwidth.objectives.metric import ACCURACY, Measure
 from fedwidth.settings import Settings
 
@@ -58,8 +59,8 @@ class Row:
     validation: Accuracies
     together: Accuracies = field(default_factory=dict)
     """What models of its widths score that answer together, on the test set."""
-    chosen: bool = False
-    """Whether validation samples chose these widths; otherwise they are all that were measured."""
+    which: str = ALL
+    """Which of its widths these are: all that were measured, or those that validation samples choose."""
 
     @classmethod
     def of(
@@ -67,13 +68,14 @@ class Row:
     ) -> Row:
         """The row of an experiment whose scores by seed are asked by the name that they have in summaries."""
         test, validation = scores(TEST.key(metric)), scores(VALIDATION.key(metric))
-        every, chosen = (scores(f"{name}_{metric}") if test else {} for name in (ALL, CHOSEN))
-        return cls(title, settings, test, validation, chosen or every, chosen=bool(chosen))
+        every, chosen = (scores(key_of(which, metric)) if test else {} for which in (ALL, CHOSEN))
+        return cls(title, settings, test, validation, chosen or every, CHOSEN if chosen else ALL)
 
     @property
     def answering(self) -> str:
         """Which of its widths answer together, as sentences have it."""
-        return "the widths that validation samples choose" if self.chosen else "all widths together"
+        chosen = "the widths that validation samples choose, one or several"
+        return chosen if self.which == CHOSEN else "all widths together"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ metric as it is measured.
     decided         that the mean is not zero (t-test, 5 %)
     equal           that it is nearer to zero than a margin (two one-sided tests, 5 % each)
     Holm            of several comparisons made at once, all are right in 95 of 100 cases
+
+Two seeds that differ by the same amount, but not by nothing, are a coincidence of few test samples: how far seeds lie
+apart has not been seen, so there is no interval, and nothing is decided. Of three such a coincidence is rare.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from fedwidth.objectives.metric import ACCURACY, Measure
 CONFIDENCE = 0.95
 MARGIN = 1.0
 """Points within which two accuracies count as equal."""
+SAME = 1e-6
+"""Points within which two differences are the same number: they were computed from shares of the same samples."""
 ABOVE, BELOW, EQUAL, OPEN, ONE_SEED = "above", "below", f"equal within ±{MARGIN:g}", "not decided", "one seed"
 
 
@@ -48,13 +53,21 @@ class Difference:
 
     @property
     def error(self) -> float:
-        """The standard error of the mean; infinite with one seed, which says nothing about the others."""
-        return stdev(self.values) / math.sqrt(len(self.values)) if len(self.values) > 1 else math.inf
+        """The standard error of the mean; infinite where seeds do not tell it."""
+        return stdev(self.values) / math.sqrt(len(self.values)) if self.tells_spread else math.inf
+
+    @property
+    def tells_spread(self) -> bool:
+        """Whether it shows how far seeds lie apart: one does not, nor do two with one difference that is not zero."""
+        if len(self.values) != 2:
+            return len(self.values) > 2
+        first, second = self.values
+        return abs(first - second) > SAME or max(abs(first), abs(second)) <= SAME
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where the true difference lies with a confidence of 95 %; None with one seed."""
-        if len(self.values) < 2:
+        """Where the true difference lies with a confidence of 95 %; None where seeds do not tell their spread."""
+        if not self.tells_spread:
             return None
         reach = quantile(CONFIDENCE, len(self.values) - 1) * self.error
         return self.mean - reach, self.mean + reach
@@ -62,14 +75,14 @@ class Difference:
     @property
     def plain_p_value(self) -> float:
         """The p-value of the mean against zero: how often seeds alone would show as much."""
-        if len(self.values) < 2:
+        if not self.tells_spread:
             return 1.0
         return 1 - share_within(_ratio(abs(self.mean), self.error), len(self.values) - 1)
 
     @property
     def plain_equality_p_value(self) -> float:
         """The p-value against a true difference of the margin or more, on the nearer side."""
-        if len(self.values) < 2:
+        if not self.tells_spread:
             return 1.0
         return share_above(_ratio(MARGIN - abs(self.mean), self.error), len(self.values) - 1)
 
@@ -117,7 +130,7 @@ class Difference:
         side, show = ABOVE if self.mean > 0 else BELOW, self._signed
         size = f"{abs(self.mean):.1f} points" if self.measure.percent else f"{abs(self.mean):.3g}"
         if self.interval is None:
-            return f"{first} is {size} {side} {second} (one seed: no interval)."
+            return f"{first} is {size} {side} {second} ({self._no_interval})."
         low, high = self.interval
         seeds = f"{in_words(len(self.values))} seeds"
         if self.is_decided:
@@ -140,7 +153,7 @@ class Difference:
         """
         show = self._signed
         if self.interval is None:
-            return f"{run}'s gain over {yardstick} is {show(self.mean)} (one seed: no interval)."
+            return f"{run}'s gain over {yardstick} is {show(self.mean)} ({self._no_interval})."
         low, high = self.interval
         found = f"({show(self.mean)}, 95 %: {show(low)} to {show(high)}, {in_words(len(self.values))} seeds)"
         equal = f"; they are {EQUAL}" if self.is_equal else ""
@@ -148,6 +161,11 @@ class Difference:
             return f"{run} loses against {yardstick}: this is decided {found}{equal}."
         verdict = "decided" if self.is_decided else f"none: they are {EQUAL}" if equal else f"{OPEN}{self._among}"
         return f"{run}'s gain over {yardstick} is {verdict} {found}{equal if self.is_decided else ''}."
+
+    @property
+    def _no_interval(self) -> str:
+        """Why there is none."""
+        return f"{'two seeds differ by the same' if len(self.values) > 1 else 'one seed'}: no interval"
 
     @property
     def _among(self) -> str:
@@ -162,14 +180,13 @@ def compare(first: Mapping[int, float], second: Mapping[int, float], measure: Me
 
 
 def correct(differences: Sequence[Difference]) -> list[Difference]:
-    """The same differences as members of one family, by Holm; those of one seed are not tested and do not count."""
-    tested = [each for each in differences if len(each.values) > 1]
+    """The same differences as members of one family, by Holm; those that do not tell the spread of seeds are not
+    tested and do not count."""
+    tested = [each for each in differences if each.tells_spread]
     zero = iter(holm([each.plain_p_value for each in tested]))
     apart = iter(holm([each.plain_equality_p_value for each in tested]))
     return [
-        replace(each, of=len(tested), p_value=next(zero), equality_p_value=next(apart))
-        if len(each.values) > 1
-        else each
+        replace(each, of=len(tested), p_value=next(zero), equality_p_value=next(apart)) if each.tells_spread else each
         for each in differences
     ]
 
@@ -188,5 +205,5 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _ratio(size: float, error: float) -> float:
-    """A mean in units of its error; where all values are one, any mean but zero is beyond doubt."""
+    """A mean in units of its error; where three values or more are one, any mean but zero is beyond doubt."""
     return size / error if error else math.copysign(math.inf, size) if size else 0.0

@@ -16,6 +16,7 @@ from fedwidth.errors import OptionError
 from fedwidth.evaluation import scores
 from fedwidth.evaluation.representative import LastRound, by_capacity, representative_index
 from fedwidth.evaluation.scores import LocalScores, Score, has_one_label
+from fedwidth.evaluation.widths import ALL, CHOSEN, key_of
 from fedwidth.gpu import autocast
 from fedwidth.methods import Method
 from fedwidth.models.together import choose_together
@@ -224,12 +225,12 @@ class Evaluator:
             return scores.score_together([answers[number][name] for number in numbers], metric, *asked[name])
 
         for name in asked:
-            line[f"together_{name}"] = score(name, range(len(answers)))
+            line[key_of(ALL, name)] = score(name, range(len(answers)))
         held = f"validation_{metric.name}"
         if held in asked and metric.name in asked:
             chosen = choose_together(len(answers), lambda numbers: metric.measure.sign * score(held, numbers))
             line["chosen_capacities"] = [self._capacities[number] for number in chosen]
-            line[f"chosen_{metric.name}"] = score(metric.name, chosen)
+            line[key_of(CHOSEN, metric.name)] = score(metric.name, chosen)
         return line
 
     def _asked(self) -> dict[str, tuple[Split, Tensor | None]]:

@@ -22,7 +22,10 @@ def at_widths(summary: Mapping[str, Any], metric: str = ACCURACY.name) -> dict[s
     return {width: value for width, value in found.items() if value is not None} if isinstance(found, dict) else {}
 
 
-def answered_together(summary: Mapping[str, Any], name: str, metric: str = ACCURACY.name) -> float | None:
-    """What models of several widths score together, `ALL` or `CHOSEN`; None where they were not asked."""
-    found: float | None = summary.get(f"{name}_{metric}")
-    return found
+def key_of(which: str, metric: str = ACCURACY.name) -> str:
+    """The key of what models of several widths score together, `ALL` or `CHOSEN`, in metrics and summaries.
+
+    >>> key_of(CHOSEN)
+    'chosen_accuracy'
+    """
+    return f"{which}_{metric}"

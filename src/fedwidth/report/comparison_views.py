@@ -64,9 +64,7 @@ def comparison_view(entries: Sequence[Entry], about: About) -> View:
         "rows": [
             {
                 "yardsticks": mine,
-                "gain": str(gain.difference) if gain else "",
-                "over": gain.kind if gain else "",
-                "verdict": gain.difference.verdict if gain else "",
+                **_gain_view(gain),
                 "validation": accuracy_text(row.validation, compared.metric) if row.validation else "",
                 "together": _together_view(row, together, compared.metric),
             }
@@ -81,13 +79,14 @@ def _together_view(row: Row, gain: Gain | None, metric: Measure) -> View | None:
     """What the widths of a row reach where they answer together, and what that gains; None where they do not."""
     if not row.together:
         return None
-    return {
-        "which": row.answering,
-        "accuracy": accuracy_text(row.together, metric),
-        "gain": str(gain.difference) if gain else "",
-        "over": gain.kind if gain else "",
-        "verdict": gain.difference.verdict if gain else "",
-    }
+    return {"which": row.answering, "accuracy": accuracy_text(row.together, metric), **_gain_view(gain)}
+
+
+def _gain_view(gain: Gain | None) -> View:
+    """A gain in words: how much, over which yardstick, and whether it is decided; empty ones where there is none."""
+    if gain is None:
+        return {"gain": "", "over": "", "verdict": ""}
+    return {"gain": str(gain.difference), "over": gain.kind, "verdict": gain.difference.verdict}
 
 
 def reached_view(entries: Sequence[Entry]) -> View:

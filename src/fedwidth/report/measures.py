@@ -33,8 +33,10 @@ def measure_in(tables: Iterable[Mapping[str, Any]]) -> Measure:
 def as_accuracy(table: dict[str, Any], measure: Measure) -> dict[str, Any]:
     """A line of the metrics, or a summary, with the metric under the names of accuracy.
 
-    >>> as_accuracy({"round": 1, "global_mse": 0.5}, Measure("mse", "mean squared error"))["global_accuracy"]
-    0.5
+    >>> error = Measure("mse", "mean squared error")
+    >>> found = as_accuracy({"round": 1, "global_mse": 0.5, "together_mse": 0.4}, error)
+    >>> found["global_accuracy"], found["together_accuracy"]
+    (0.5, 0.4)
     """
     if measure.name == ACCURACY.name:
         return table

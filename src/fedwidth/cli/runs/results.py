@@ -19,7 +19,7 @@ from fedwidth.cli.tables import print_table
 from fedwidth.config.method_settings import method_of
 from fedwidth.devices.capacity import Capacities, describe_mix
 from fedwidth.evaluation.samples import TEST, VALIDATION
-from fedwidth.evaluation.widths import SEVERAL
+from fedwidth.evaluation.widths import SEVERAL, key_of
 from fedwidth.objectives.metric import Measure
 from fedwidth.run.checkpoint import write_whole
 from fedwidth.settings import Settings
@@ -114,11 +114,11 @@ def write_results(folder: Path, runs: Sequence[PlannedRun], summaries: Sequence[
         for run, summary in zip(runs, summaries, strict=True)
     ]
     table = [_spread(label, mine) for label, mine in by_label(runs, summaries).items()]
-    for row, gain, together in zip(table, compared.gains, compared.gains_together, strict=True):
+    for row, gain, own, together in zip(table, compared.gains, compared.rows, compared.gains_together, strict=True):
         if gain:
             row["gain"] = {"over": gain.kind, **describe(gain.difference)}
         if together:
-            row["gain_together"] = {"over": together.kind, **describe(together.difference)}
+            row["gain_together"] = {"of": own.which, "over": together.kind, **describe(together.difference)}
     labels = [row["label"] for row in table]
     comparisons = [
         {"first": labels[compared.lead], "second": labels[number], **describe(difference)}
@@ -187,7 +187,7 @@ def _spread(label: str, mine: Sequence[tuple[PlannedRun, Summary]]) -> dict[str,
         row[f"capacity_{metric}"] = mean
     for name in SEVERAL:
         if known := [value for _, summary in mine for value in scores_of(summary, name)]:
-            row[f"{name}_{metric}"] = statistics.mean(known)
+            row[key_of(name, metric)] = statistics.mean(known)
     return row
 
 

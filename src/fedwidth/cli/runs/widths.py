@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from fedwidth.analysis.wording import over_seeds
 from fedwidth.analysis.yardsticks import Gain
 from fedwidth.cli.tables import print_table
 from fedwidth.config.method_settings import method_of
-from fedwidth.evaluation.widths import SEVERAL, answered_together, at_widths
+from fedwidth.evaluation.widths import ALL, CHOSEN, SEVERAL, at_widths, key_of
 from fedwidth.objectives.metric import Measure
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure, gains: Sequence[
     """One row for every label and one column for every width that was measured, where any but the whole model was.
 
     Last columns have what the models of all widths answer together, and those that validation samples choose, where
-    they were asked; and what is gained so over yardsticks, given for every label.
+    they were asked; and what is gained so over yardsticks, given for every label or for none.
     """
     tables = [[_at_own_widths(run, summary) for run, summary in mine] for mine in by_label.values()]
     found = {width for runs in tables for widths in runs for width in widths}
@@ -35,7 +34,9 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure, gains: Sequence[
     asked = [name for name in SEVERAL if any(scores_of(each, name) for runs in summaries for each in runs)]
     gained = any(gains)
     rows = []
-    for mine, runs, of_runs, gain in zip_longest(by_label.values(), tables, summaries, gains):
+    for mine, runs, of_runs, gain in zip(
+        by_label.values(), tables, summaries, gains or [None] * len(tables), strict=True
+    ):
         own = Measure.of(mine[0][1])
         known = [[own.scaled(widths[width]) for widths in runs if width in widths] for width in columns]
         known += [[own.scaled(value) for each in of_runs for value in scores_of(each, name)] for name in asked]
@@ -47,6 +48,8 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure, gains: Sequence[
     of = "validation " * (len(untested) == len(shown))
     headings = ["run", *columns, *asked, *(["gain"] if gained else [])]
     print_table(headings, rows, title=f"{of}{metric.title} at each width{metric.unit}")
+    if gained and len(asked) > 1:
+        print(f"The gain is of what is {CHOSEN} where something is, else of all widths {ALL}.")
     if untested and not of:
         print(f"{', '.join(untested)}: on validation samples, as the test set was not looked at.")
     for mine in by_label.values():
@@ -66,9 +69,9 @@ def print_widths(by_label: Mapping[str, Mine], metric: Measure, gains: Sequence[
         print(f"{', '.join(keeping)}: at each width the model of the first client of that size, which stays with it.")
 
 
-def scores_of(summary: Mapping[str, Any], name: str) -> list[float]:
+def scores_of(summary: Mapping[str, Any], which: str) -> list[float]:
     """What models of several widths score together, in a list; an empty one where they were not asked."""
-    found = answered_together(summary, name, Measure.of(summary).name)
+    found = summary.get(key_of(which, Measure.of(summary).name))
     return [] if found is None else [found]
 
 

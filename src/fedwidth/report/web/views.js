@@ -89,7 +89,7 @@ function togetherTable() {
   const gained = rows.some((row) => row.gain);
   return [
     h('h3', { class: 'sub' }, 'Widths that answer together'),
-    h('p', { class: 'intro' }, `One sub-model of each width, and the mean of their answers.${gained ? ' Gains are over the yardsticks of the run.' : ''}`),
+    h('p', { class: 'intro' }, `The mean answer of one sub-model of each width, or of those that validation samples choose, which may be one.${gained ? ' Gains are over the yardsticks of the run.' : ''}`),
     h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Widths that answer together' }, h('table', { id: 'together' },
       h('thead', {}, h('tr', {}, ['Run', 'Which'].map((t) => h('th', { class: 'text', scope: 'col' }, t)), [titled(), ...(gained ? ['Gain', 'Decided'] : [])].map((t) => h('th', { scope: 'col' }, t)))),
       h('tbody', {}, rows.map((row) => h('tr', {}, h('td', { class: 'text' }, swatchInline(row.entry), data.entries[row.entry].label), h('td', { class: 'text' }, row.which),
