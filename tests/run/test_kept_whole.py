@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedwidth.analysis.yardsticks import SMALLEST, yardsticks
 from fedwidth.cli.runs.first_lines import explain_shares
 from fedwidth.config.influence import identity
 from fedwidth.errors import PlanError
 from fedwidth.experiment import Experiment
+from fedwidth.run.recorder import Result
 from small_runs import small
 
 
@@ -41,6 +43,30 @@ def test_a_width_at_which_nothing_is_left_to_slice_is_named() -> None:
     said = "model.width is 1/64, and at that width the model has nothing to slice: .*size 1.*; give a wider one"
     with pytest.raises(PlanError, match=said):
         Experiment(small("model.width=1/64"))
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes", "vectorised"])
+def test_a_model_that_everyone_trains_as_a_whole_needs_nothing_to_slice(engine: str) -> None:
+    """One layer between inputs and classes: FedAvg, whatever the method, and no narrower model to be had."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def run(method: str) -> Result:
+        settings = small("devices.capacities=a1", f"method.name={method}", f"engine={engine}", "workers=1")
+        experiment = Experiment(settings, model=model)
+        assert not experiment.plan.groups
+        return experiment.run()
+
+    found = run("fedrolex")
+    assert found.metrics[-1]["global_accuracy"] > 0.5
+    assert torch.equal(found.server.state["1.weight"], run("fedavg").server.state["1.weight"])
+    with pytest.raises(PlanError, match="nothing to slice: .*model output"):
+        Experiment(small(), model=model)
+
+
+def test_the_smallest_model_for_all_may_be_too_small_to_slice() -> None:
+    narrow = yardsticks(small("devices.capacities=a1-d1"))[SMALLEST]
+    assert (narrow.model.options["hidden"], narrow.model.width) == ([8], 1 / 8)
+    assert Experiment(narrow).plan.groups == {}
 
 
 class Stubborn(nn.Module):

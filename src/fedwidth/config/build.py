@@ -16,6 +16,7 @@ from fedwidth.core.narrow import narrow
 from fedwidth.data import Data, Partition, load, make_partition
 from fedwidth.data.catalogue import options_of
 from fedwidth.data.records import moved
+from fedwidth.devices.capacity import Capacities
 from fedwidth.errors import OptionError, PlanError
 from fedwidth.methods import method
 from fedwidth.models import build
@@ -161,10 +162,11 @@ def adapt_model(model: nn.Module, settings: Settings) -> nn.Module:
 
 def trace_model(model: nn.Module, example: Any, settings: Settings, objective: Objective) -> Plan:
     """The plan of a model, as the settings and the objective say what stays whole."""
-    keep = _listed(settings.model.keep)
+    keep, devices = _listed(settings.model.keep), settings.devices
+    whole = Capacities.parse(devices.capacities).enrolled(devices.excluded) == (1.0,)
 
     def traced(keep: Sequence[str]) -> Plan:
-        return trace(model, example, heads=settings.model.heads, output=objective.output, keep=keep)
+        return trace(model, example, heads=settings.model.heads, output=objective.output, keep=keep, whole=whole)
 
     plan = traced(keep)
     if not plan.adapters or settings.adapter.widths:

@@ -43,8 +43,9 @@ class Finish:
         self.parameters = frozenset(dict(model.named_parameters(remove_duplicate=False)))
         self.names = {leaf: name for leaf, name in names.items() if leaf in set(solution.groups)}
 
-    def plan(self, recording: Recording, passes: Sequence[Passed]) -> Plan:
-        """The plan of what the passes showed, the first of them in evaluation mode."""
+    def plan(self, recording: Recording, passes: Sequence[Passed], *, whole: bool) -> Plan:
+        """The plan of what the passes showed, the first of them in evaluation mode; `whole` allows that nothing is
+        sliced."""
         axes = {name: tuple(self.axis(node) for node in nodes) for name, nodes in self.axes.items()}
         members: dict[str, list[tuple[str, int]]] = {name: [] for name in self.names.values()}
         for name, tensor_axes in axes.items():
@@ -52,7 +53,8 @@ class Finish:
                 for group in finished.groups_of(tensor_axis):
                     members[group].append((name, dim))
         adapters = find_adapters(self.model)
-        if not members and not adapters:  # of rank 1, with widths kept whole, adapters are all that is trained
+        # Where adapters have rank 1 and widths are kept whole, adapters are all that is trained.
+        if not members and not adapters and not whole:
             several = "; it returns several tensors, and all of them stay whole: output= says which of them counts"
             raise PlanError(
                 f"the model has nothing to slice: {_why(axes)}{several if len(passes[0].outputs) > 1 else ''}"

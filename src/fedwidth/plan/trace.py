@@ -38,6 +38,7 @@ def trace(
     output: Callable[[Any], Any] | None = None,
     keep: Sequence[str] = (),
     training: bool = True,
+    whole: bool = False,
 ) -> Plan:
     """The plan of a model: its width groups, what is frozen and why.
 
@@ -46,7 +47,7 @@ def trace(
     from the model's output what must stay whole; by default every tensor in it does. Groups whose names are listed in
     `keep` (as printed, or patterns such as "layers.*") stay whole. The model runs in evaluation mode
     and in training mode; with training=False, for a model that cannot be trained on such inputs, in evaluation mode
-    alone.
+    alone. A model with nothing to slice is refused, unless whole=True says that nobody is to hold less than all of it.
 
     >>> import torch
     >>> plan = trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4))
@@ -89,7 +90,7 @@ def trace(
         for atom in atoms(side)
         if isinstance(atom, Held)
     }
-    return Finish(model, axes, tied, values, solution, scales, names, read).plan(recording, passes)
+    return Finish(model, axes, tied, values, solution, scales, names, read).plan(recording, passes, whole=whole)
 
 
 def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
