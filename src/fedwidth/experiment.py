@@ -96,7 +96,7 @@ class Experiment:
             model=self.model,
             example=example,
             answer=self.objective.answer,
-            takes=step_memory(self.objective, self.data, settings.training),
+            takes=step_memory(self.objective, self.data, settings),
         )
         self.first_state = self.method.first_state(beginning)
         self._first_memory = self.method.first_memory(replace(beginning, state=self.first_state))

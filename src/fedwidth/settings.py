@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+PRECISIONS = ("float32", "tf32", "bf16")
+
 
 def key(
     default: Any,
@@ -384,7 +386,7 @@ class Settings:
     precision: str = key(
         "tf32",
         "arithmetic of convolutions and matrix products; on a CPU tf32 is float32, and bf16 pays where the CPU has it",
-        choices=("float32", "tf32", "bf16"),
+        choices=PRECISIONS,
     )
     slots: int = key(10, "clients of one width the cuda engine trains at a time; results do not depend on it", least=1)
     client_memory: str = key(

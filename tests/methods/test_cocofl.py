@@ -105,7 +105,7 @@ def test_the_budget_is_what_heterofl_takes_and_frozen_weights_are_held_once():
     """The numbers of the played step, put together again."""
     run = Experiment(small("method.name=cocofl", "model.options={hidden=[16,16]}", "devices.capacities=a1-b1"))
     budget, last = run.first_server().memory["bytes.0.5"].tolist()
-    takes = step_memory(run.objective, run.data, run.settings.training)
+    takes = step_memory(run.objective, run.data, run.settings)
     assert budget == takes(skeleton(run.model, run.plan, run.plan.counts(0.5))).growth
     part = Layers.of(run.plan, 2, 3)
     found, frozen = takes(part.module(run.model, run.plan)), 4 * (64 * 16 + 16 + 16 * 16 + 16)

@@ -53,6 +53,7 @@ def fit(
     batch: int = 10,
     samples: int = 500,
     optimiser: str = "sgd",
+    precision: str = "tf32",
     choices: Sequence[float | Fraction] = CHOICES,
     rounding: str = "floor",
     profiles: bool = True,
@@ -66,9 +67,9 @@ def fit(
 
     The budget of one class is given by name (memory="512MB", seconds=30, upload="5MB", rate=4e9, bandwidth="1MB"), or
     several classes as `devices`; with `gpu=True` memory is that of this machine's GPU, whose kernels are asked. A
-    device sees `samples` samples a round, in batches of `batch`. `measure` times this machine in place of a stated
-    rate. The model may be on the meta device. `loss` makes one number of the model's
-    output; without it, it is cross entropy over the last axis.
+    device sees `samples` samples a round, in batches of `batch`, and computes in `precision` (`Settings.precision`).
+    `measure` times this machine in place of a stated rate. The model may be on the meta device. `loss` makes one number
+    of the model's output; without it, it is cross entropy over the last axis.
 
     >>> model = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 10))
     >>> import torch
@@ -83,7 +84,8 @@ def fit(
     for name, value in (("batch", batch), ("samples", samples)):
         whole_number(name, value, least=1)
     plan = trace(model, example_inputs, heads=heads, keep=keep)
-    costing = Costing(model, plan, example_inputs, Work(batch, samples, optimiser), loss=loss, measure=measure)
+    work = Work(batch, samples, optimiser, precision)
+    costing = Costing(model, plan, example_inputs, work, loss=loss, measure=measure)
     return fit_classes(costing, devices, choices=choices, rounding=rounding, profiles=profiles)
 
 

@@ -19,8 +19,10 @@ from fedwidth.core.narrow import narrow, skeleton
 from fedwidth.devices.budget import DeviceClass
 from fedwidth.devices.memory import Memory, cross_entropy, training_memory
 from fedwidth.errors import OptionError
+from fedwidth.gpu import autocast
 from fedwidth.plan import Plan
 from fedwidth.plan.isolation import call, untouched
+from fedwidth.settings import PRECISIONS
 
 MOMENTS = {"sgd": 1, "adam": 2, "adamw": 2}
 """How many moments an optimiser keeps of each weight."""
@@ -72,6 +74,8 @@ class Costing:
     ) -> None:
         if work.optimiser not in MOMENTS:
             raise OptionError(f"the optimiser must be one of {', '.join(MOMENTS)}, not '{work.optimiser}'")
+        if work.precision not in PRECISIONS:
+            raise OptionError(f"the precision must be one of {', '.join(PRECISIONS)}, not '{work.precision}'")
         self.model, self.plan, self.example, self.work = model, plan, example_inputs, work
         self.loss, self.measure = loss or cross_entropy, measure
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -144,7 +148,9 @@ class Costing:
                 for _ in range(1 + TIMED_STEPS):
                     began = time.perf_counter()
                     optimiser.zero_grad()
-                    self.loss(call(made, inputs)).backward()  # type: ignore[no-untyped-call]
+                    with autocast(torch.device("cpu"), self.work.precision):
+                        loss = self.loss(call(made, inputs))
+                    loss.backward()  # type: ignore[no-untyped-call]
                     optimiser.step()
                     taken.append(time.perf_counter() - began)
             self._seconds[key] = sorted(taken[1:])[TIMED_STEPS // 2]

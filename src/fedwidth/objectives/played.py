@@ -13,7 +13,7 @@ from fedwidth.data import Data
 from fedwidth.devices.memory import Memory, training_memory
 from fedwidth.devices.needs import MOMENTS
 from fedwidth.objectives.objective import Objective
-from fedwidth.settings import TrainingSettings
+from fedwidth.settings import Settings
 
 
 def played_loss(objective: Objective, data: Data, batch: int) -> Callable[[Any], Tensor]:
@@ -29,17 +29,25 @@ def played_loss(objective: Objective, data: Data, batch: int) -> Callable[[Any],
     return loss
 
 
-def step_memory(objective: Objective, data: Data, training: TrainingSettings) -> Callable[[nn.Module], Memory]:
+def step_memory(objective: Objective, data: Data, settings: Settings) -> Callable[[nn.Module], Memory]:
     """A function (module) -> what training it takes of a processor's memory with these settings.
 
     The module's values are forgotten. Plain SGD keeps no moments.
     """
+    training = settings.training
     plain = training.optimiser == "sgd" and not training.momentum
     moments = 0 if plain else MOMENTS[training.optimiser]
     loss, example = played_loss(objective, data, training.batch_size), data.example()
 
     def takes(module: nn.Module) -> Memory:
-        return training_memory(module, example, batch=training.batch_size, moments=moments, loss=loss)
+        return training_memory(
+            module,
+            example,
+            batch=training.batch_size,
+            moments=moments,
+            loss=loss,
+            precision=settings.precision,
+        )
 
     return takes
 

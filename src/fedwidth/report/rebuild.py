@@ -99,7 +99,7 @@ class ModelRebuilder:
             chosen = replace(method_of(settings), architectures=architectures, enrolled=enrolled)
             _check_same(run, found[1])
             data = self._load(settings)
-            takes = step_memory(objective_of(settings.objective, data), data, settings.training)
+            takes = step_memory(objective_of(settings.objective, data), data, settings)
         except Exception as error:  # a model of the user's may fail in any way; the page must not
             return said(error)
         return Rebuilt(settings, chosen, *found, takes=takes)
