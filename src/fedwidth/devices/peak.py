@@ -2,14 +2,14 @@
 
 Every storage that the forward pass, the loss and the backward pass make is counted from its birth to its end, as
 autograd really frees it. Nothing is computed and nothing is allocated, so a model of any size can be asked. What
-kernels take beside their results, and what the allocator loses, is a share of that on a processor (`WORKSPACE`); on a
-GPU every kernel is asked (`kernels.py`).
+kernels take beside their results, and what the allocator loses, is a share of that on a processor (`WORKSPACE`), and
+more for a few kernels (`workspace.py`); on a GPU every kernel is asked (`kernels.py`).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from fedwidth.devices.kernels import (
     block_of,
     lay_flat,
 )
-from fedwidth.devices.workspace import workspace_of
+from fedwidth.devices.workspace import LIBRARY, PROGRAM, program_of, workspace_of
 from fedwidth.errors import OptionError
 from fedwidth.gpu import autocast
 from fedwidth.plan.isolation import call
@@ -50,7 +50,8 @@ class Peak:
     gradients: int
     """Of the parameters that are trained: alive after the backward pass."""
     kept: int = 0
-    """Of the step, what kernels keep for good: on a GPU, workspaces of matrix products."""
+    """Of the step, what kernels keep for good: on a GPU workspaces of matrix products, on a processor their programs
+    for half precision."""
 
 
 class Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -63,6 +64,7 @@ class Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self.peak = self.kept = 0
         self.ask, self.going_back = ask, False
+        self._programs: set[Hashable] = set()
         self._known: Any = WeakIdKeyDictionary()
 
     def know(self, tensors: Any) -> None:
@@ -77,6 +79,10 @@ class Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._asked(self.ask, func, args, kwargs or {})
         made = func(*args, **(kwargs or {}))
         workspace = workspace_of(func, args)
+        program = program_of(func, args)
+        if program is not None and program not in self._programs:
+            self._programs.add(program)
+            self.kept += PROGRAM
         tensors = [tensor for tensor in tree_leaves(made) if isinstance(tensor, Tensor)]
         for number, tensor in enumerate(tensors):
             self._born(
@@ -183,7 +189,7 @@ def _play(
     *,
     where: torch.device,
     ask: Ask | None,
-    precision: str = "float32",
+    precision: str,
 ) -> Peak:
     # Where kernels are asked, none may run beside: workspaces that it takes would be there already, and not be counted.
     with FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=ask is None):
@@ -201,9 +207,10 @@ def _play(
             living.going_back = True
             found.backward()  # type: ignore[no-untyped-call]
             sizes = [p.grad.untyped_storage().nbytes() for p in module.parameters() if p.grad is not None]
-    if ask is None:
-        return Peak(round(WORKSPACE * living.peak), sum(sizes))
     # From the second step on, what kernels keep for good is there before the first call.
+    if ask is None:
+        kept = living.kept + (LIBRARY if precision == "bf16" else 0)
+        return Peak(round(WORKSPACE * living.peak) + kept, sum(sizes), kept)
     return Peak(living.peak + living.kept, sum(map(block_of, sizes)), living.kept)
 
 
