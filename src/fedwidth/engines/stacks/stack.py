@@ -22,8 +22,8 @@ from fedwidth.engines.flat.vectors import changed_by_steps, make_vectors, reset,
 from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding
 from fedwidth.engines.stacks.groups import StackClients, StackResult
 from fedwidth.engines.stacks.layers import stack_layers
+from fedwidth.engines.stacks.precision import stacked_autocast
 from fedwidth.engines.stacks.samples import TrainingSamples
-from fedwidth.gpu import autocast
 from fedwidth.methods import Task
 from fedwidth.models import set_scaler
 from fedwidth.training.client import Trainer
@@ -170,7 +170,6 @@ class Stack:
             inputs = client_channels_last(inputs)
         mask = self.settings.mask
         absent = None if mask == "none" else prefix.absent
-        forward = autocast(self.device, self.precision)
         found, losses = gradients_of(
             self.module,
             prefix.parameters,
@@ -180,7 +179,7 @@ class Stack:
             absent=absent,
             client=Pass(self.module, None, mask, self.rule.options, self.capacity, self.objective, self.module),
             rule=self.rule,
-            forward=forward,
+            forward=stacked_autocast(self.device, self.precision),
         )
         weights = prefix.weights
         torch._foreach_copy_(prefix.gradients, cast(list[Tensor], found))  # `try_stack` has seen that none is missing

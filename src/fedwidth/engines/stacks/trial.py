@@ -14,7 +14,7 @@ from fedwidth.data.trees import mapped
 from fedwidth.engines.memory import out_of_memory
 from fedwidth.engines.stacks.gradients import client_channels_last, gradients_of, ignore_restriding, loss_with
 from fedwidth.engines.stacks.layers import can_stack_layers, has_stacked_layers, stack_layers
-from fedwidth.gpu import autocast
+from fedwidth.engines.stacks.precision import stacked_autocast
 from fedwidth.importing import one_line
 from fedwidth.plan.isolation import untouched
 from fedwidth.plan.trace import tensors_of
@@ -89,7 +89,7 @@ def _try_part(trainer: Trainer, part: Part, state: State, *, channels_last: bool
         ignore_restriding()
         failure = ""
         try:
-            forward = autocast(trainer.device, trainer.settings.precision)
+            forward = stacked_autocast(trainer.device, trainer.settings.precision)
             found, _ = gradients_of(
                 module, own, twice, x, y, absent=None, client=client, rule=trainer.rule, forward=forward
             )
