@@ -30,13 +30,26 @@ CASES = [(name, False) for name in NAMES]
 CASES += [(name, True) for name in NAMES if "published" in fedwidth.method(name).options]
 
 
+def precisions(loss):
+    """The types of what a backward pass goes back through."""
+    nodes, found, seen = [loss.grad_fn], set(), set()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found |= {made.dtype for made in node._input_metadata}
+            nodes += [before for before, _ in node.next_functions]
+    return found
+
+
 @pytest.fixture
 def backward_passes(monkeypatch):
-    """Of every backward pass, whether it goes back through half precision alone, as it must."""
+    """Every backward pass; each goes back through half precision, and is not itself in autocast."""
     backward, passes = torch.Tensor.backward, []
 
     def outside(loss):
         passes.append(loss)
+        assert torch.bfloat16 in precisions(loss)
         assert not torch.is_autocast_enabled("cpu"), "a backward pass has the precision of what it goes back through"
         backward(loss)
 
@@ -144,6 +157,25 @@ def apart(one, other):
     return sum(float((one[name] - other[name]).square().sum()) for name in one if one[name].is_floating_point()) ** 0.5
 
 
+@pytest.mark.parametrize(("precision", "expected"), [("bf16", torch.bfloat16), ("tf32", torch.float32)])
+def test_the_server_answers_and_measures_in_it(precision, expected):
+    """A model's answers to what the server asks, its statistics, and what validation samples say of it; the scores of a
+    model and what is taken away of it are in single precision."""
+    changes = [f"precision={precision}", "model.name=cnn", "model.options={widths=[8, 8]}", "data.validation=0.1"]
+    run = Experiment(small(*changes))
+    model, server, seen = run.model, run.first_server(), []
+    assert run.rounds.answer(model, run.data.example()).dtype == expected
+    model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    run.evaluator.prepare(model, server.state)
+    assert set(seen) == {expected}
+    seen.clear()
+    run.evaluator.validate(model)
+    assert set(seen) == {expected}
+    seen.clear()
+    run.evaluator.prepare(model, server.state, precise=True)
+    assert set(seen) == {torch.float32}
+
+
 class Recurrent(nn.Module):
     """Rows of a picture one after the other, then attention over them."""
 
@@ -157,11 +189,12 @@ class Recurrent(nn.Module):
         return self.head(self.attention(x, x, x)[0].mean(1))
 
 
-def test_recurrent_layers_and_attention_train_in_half_precision():
+def test_recurrent_layers_and_attention_train_in_half_precision(backward_passes):
     torch.manual_seed(0)
     x, y = torch.randn(300, 8, 8), torch.arange(300) % 10
     changes = ["precision=bf16", "data.partition=iid", "data.partition_options={}"]
     run = Experiment(small(*changes), model=Recurrent(), data=from_tensors(x, y, x, y, classes=10))
     state = run.run().server.state
+    assert backward_passes
     assert all(bool(torch.isfinite(each).all()) for each in state.values())
     assert not same(state, run.first_state)
