@@ -4,6 +4,7 @@ Played on a processor for every method: a tensor that a forward pass made is bfl
 state, the memory or what clients send as it is.
 """
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -15,6 +16,7 @@ from fedwidth.core.answers import ANSWERS
 from fedwidth.data import from_tensors
 from fedwidth.engines.stacks.trial import try_stack
 from fedwidth.experiment import Experiment
+from fedwidth.objectives import CLASSIFICATION
 from small_runs import same, small
 
 NEEDS = {
@@ -114,6 +116,23 @@ def test_a_step_on_a_processor_is_that_of_autocast():
         torch.testing.assert_close(found[name], start[name] - 0.1 * parameter.grad, rtol=0, atol=1e-6)
     single = Experiment(small(*changes, "precision=float32"), model=model, data=from_tensors(x, y, x, y, classes=10))
     assert not torch.equal(single.run().server.state["0.weight"], found["0.weight"])
+
+
+def test_losses_of_ones_own_are_computed_in_single_precision_in_stacks_or_not():
+    """A loss of logarithms and exponentials, which autocast leaves in half precision on processors."""
+    losses = []
+
+    def loss(output, targets):
+        losses.append(output.dtype)
+        return nn.functional.nll_loss(output.log_softmax(-1), targets)
+
+    own = replace(CLASSIFICATION, loss=loss)
+    changes = ["precision=bf16", "rounds=1", "training.mask=none"]
+    found = [Experiment(small(*changes, f"engine={name}"), objective=own).run() for name in ("serial", "vectorised")]
+    assert set(losses) == {torch.float32}
+    one, stacked = (each.metrics[0]["train_loss"] for each in found)
+    assert one == pytest.approx(stacked, rel=1e-5)
+    assert one != torch.tensor(one).bfloat16().item(), "not rounded to half precision"
 
 
 def test_worker_processes_have_the_same_bits_in_half_precision():

@@ -5,11 +5,21 @@ A whole number that does not count is `IGNORE`, any other not a number.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 
 HALVES = (torch.float16, torch.bfloat16)
+
+
+def in_single_precision(output: Any) -> Any:
+    """What a model returned, with tensors of half precision in single precision."""
+    if isinstance(output, Tensor):
+        return output.float() if output.dtype in HALVES else output
+    return tree_map_only(Tensor, in_single_precision, output)
 
 
 def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
@@ -49,7 +59,7 @@ def label_cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
 
 def aligned(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs and targets as numbers of one shape, 0 where a target does not count, and where targets count."""
-    output = output.float() if output.dtype in HALVES else output
+    output = in_single_precision(output)
     targets = targets.to(output.dtype)
     missing = targets.isnan()
     return output.reshape(targets.shape), targets.masked_fill(missing, 0.0), ~missing

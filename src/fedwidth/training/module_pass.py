@@ -17,6 +17,7 @@ from fedwidth.gpu import autocast
 from fedwidth.methods import Task
 from fedwidth.methods.shared.repeated import Repeated
 from fedwidth.models import set_scaler
+from fedwidth.objectives.losses import in_single_precision
 from fedwidth.randomness import numpy_generator
 from fedwidth.training.loss import Pass
 from fedwidth.training.narrower import Narrower, narrower_index
@@ -54,7 +55,14 @@ class ModulePass(Pass):
     def logits(self, inputs: Any) -> Any:
         """What counts of the model's answer, in the precision of the settings."""
         with autocast(self.trainer.device, self.trainer.settings.precision):  # not for the backward pass
-            return super().logits(inputs)
+            return self._precise(super().logits(inputs))
+
+    def _precise(self, answer: Any) -> Any:
+        """An answer for losses to read: on a processor autocast leaves logarithms, powers and sums in half precision,
+        which on a GPU it computes in single precision."""
+        trainer = self.trainer
+        halved = trainer.device.type == "cpu" and trainer.settings.precision == "bf16"
+        return in_single_precision(answer) if halved else answer
 
     def repeated(self, step: Callable[..., Tensor], optimiser: Optimizer) -> Callable[..., Tensor]:
         """The same step, to be taken many times: on a GPU it is captured."""
@@ -99,4 +107,4 @@ class ModulePass(Pass):
         answer = self._narrower[width](self.module, inputs)
         if smaller is self.module and trainer.settings.training.scaler:
             set_scaler(self.module, self.task.capacity)
-        return self.objective.output(answer)
+        return self._precise(self.objective.output(answer))

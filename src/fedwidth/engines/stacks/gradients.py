@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map_only
 
 from fedwidth.data.trees import Tree, mapped
 from fedwidth.engines.stacks.layers import has_stacked_layers
 from fedwidth.objectives import CLASSIFICATION
-from fedwidth.objectives.losses import HALVES
+from fedwidth.objectives.losses import in_single_precision
 from fedwidth.training.loss import Pass, loss_of
 from fedwidth.training.rule import PLAIN, Rule
 
@@ -84,15 +83,8 @@ class _Loss(nn.Module):
         return loss_of(self.rule, self.client, inputs, targets)
 
     def _answer(self, *args: Any, **kwargs: Any) -> Any:
-        # Autocast would do so for one model; a stacked loss is broken up into parts that it does not know.
-        return _in_single_precision(self.module(*args, **kwargs))
-
-
-def _in_single_precision(output: Any) -> Any:
-    """What a model returned, with tensors of half precision in single precision."""
-    if isinstance(output, Tensor):
-        return output.float() if output.dtype in HALVES else output
-    return tree_map_only(Tensor, _in_single_precision, output)
+        # On a GPU autocast would do so for one model; a stacked loss is broken up into parts that it does not know.
+        return in_single_precision(self.module(*args, **kwargs))
 
 
 def client_channels_last(inputs: Tree) -> Tree:
