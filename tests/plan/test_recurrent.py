@@ -1,0 +1,91 @@
+"""What a recurrent layer gives is what its next step reads: the plan says so, whether or not there was a next step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedwidth.plan.plan import Plan
+from fedwidth.plan.trace import trace
+
+LONG = torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(0))
+LAYERS: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [
+    *((kind, options) for kind in (nn.RNN, nn.GRU, nn.LSTM) for options in ({}, {"num_layers": 2})),
+    *((kind, {"num_layers": 2, "bidirectional": True}) for kind in (nn.RNN, nn.GRU, nn.LSTM)),
+    (nn.RNN, {"nonlinearity": "relu", "bias": False}),
+    (nn.LSTM, {"num_layers": 2, "bias": False}),
+    (nn.LSTM, {"proj_size": 6}),
+    (nn.LSTM, {"num_layers": 2, "bidirectional": True, "proj_size": 4}),
+]
+
+
+class Layers(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.rnn = kind(8, 16, batch_first=True, **options)
+        given = options.get("proj_size", 16) * (1 + options.get("bidirectional", False))
+        self.out = nn.Linear(given, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.out(self.rnn(packed)[1][0][-1])
+
+
+class Cell(nn.Module):
+    """A cell in a loop, from zeros that it makes inside or from states that the model gives it."""
+
+    def __init__(self, kind: type[nn.RNNCellBase], *, begins: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16) if begins else None
+        self.cell, self.out = kind(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pair = isinstance(self.cell, nn.LSTMCell)
+        state = None if self.first is None else self.first(x[:, 0])
+        held: Any = (state, state) if pair and state is not None else state
+        for step in x.unbind(1):
+            held = self.cell(step, held)
+        return self.out(held[0] if pair else held)
+
+
+def same(one: Plan, other: Plan) -> bool:
+    return (one.axes, one.groups, one.couplings, one.attributes) == (
+        *(other.axes, other.groups, other.couplings, other.attributes),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize(("kind", "options"), LAYERS, ids=str)
+def test_one_step_shows_as_much_of_a_layer_as_several(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+    model = Layers(kind, **options)
+    plan = trace(model, LONG[:2, :1])
+    assert same(plan, trace(model, LONG[:2]))
+    plan.check(model, LONG)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
+def test_one_call_shows_as_much_of_a_cell_as_several(kind: type[nn.RNNCellBase], begins: bool) -> None:
+    model = Cell(kind, begins=begins)
+    plan = trace(model, LONG[:2, :1])
+    assert same(plan, trace(model, LONG[:2]))
+    plan.check(model, LONG)
+
+
+def test_packed_sequences_of_one_step_show_as_much_as_longer_ones() -> None:
+    model, lengths = Packed(), torch.tensor([1, 1, 5, 2, 3, 4])
+    plan = trace(model, (LONG[:2], lengths[:2]))
+    assert list(plan.groups) == ["rnn"]
+    plan.check(model, (LONG, lengths))
