@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedwidth.adapters import adapt
 from fedwidth.config.budgets import with_profiles
-from fedwidth.core.narrow import narrow
+from fedwidth.core.narrow import fits_plan, narrow
 from fedwidth.data import Data, Partition, load, make_partition
 from fedwidth.data.catalogue import options_of
 from fedwidth.data.records import moved
@@ -109,10 +109,12 @@ def plan_model(
     objective: Objective | None = None,
     *,
     fill: Callable[[nn.Module], None] = lambda _: None,
+    known: Plan | None = None,
 ) -> tuple[nn.Module, Plan]:
     """The model at the width the server holds, with adapters where the settings ask for them, and its plan.
 
-    A model whose output does not fit the data is refused. `fill` may write weights into the model of that width.
+    A model whose output does not fit the data is refused. `fill` may write weights into the model of that width. With
+    the `known` plan of the same settings, where it fits the model as it is, nothing is traced.
     """
     objective = objective or objective_of(settings.objective, data)
     example = moved(data.example(), "cpu")
@@ -120,16 +122,22 @@ def plan_model(
         raise PlanError("the model has nothing to slice: it has no parameters")
     if not any(tensor.requires_grad for tensor in tensors_of(model)[0].values()):
         raise PlanError("the model has nothing to train: requires_grad is False for all of its parameters")
-    check_objective(objective, model, data)
-    plan = trace_model(model, example, settings, objective)
+    changes = settings.model.width != 1 or bool(settings.adapter.rank)
+    plan = known.before if changes and known is not None else known
+    if plan is None or not fits_plan(model, plan):
+        check_objective(objective, model, data)
+        plan = trace_model(model, example, settings, objective)
+    before = plan
     if settings.model.width != 1:
         index = method("heterofl", rounding="ceil").select(plan, capacity=settings.model.width)
         model = narrow(model, plan, index)
     fill(model)
     if settings.adapter.rank:
         model = adapt_model(model, settings)
-    if settings.model.width != 1 or settings.adapter.rank:
-        plan = _trace_again(model, example, settings, objective)
+    if changes:
+        fitting = known is not None and fits_plan(model, known)
+        plan = known if fitting and known is not None else _trace_again(model, example, settings, objective)
+        plan = replace(plan, before=before)
     return model, with_profiles(plan, settings.devices)
 
 

@@ -144,6 +144,19 @@ def check_counts(plan: Plan, counts: Mapping[str, int]) -> None:
             )
 
 
+def fits_plan(model: nn.Module, plan: Plan) -> bool:
+    """Whether the model has the tensors of the plan in their full shapes, and the numbers that follow the width."""
+    modules = dict(model.named_modules())
+    try:
+        check_fit(plan, model)
+        for attribute in plan.attributes:
+            if not attribute.buffer:
+                _fields(modules, attribute)
+    except PlanError:
+        return False
+    return True
+
+
 def _blank(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A tensor without values for a narrow copy of another; a parameter if the other is one."""
     empty = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
@@ -152,7 +165,8 @@ def _blank(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return result
 
 
-def _rewrite(modules: Mapping[str, nn.Module], attribute: Attribute, value: int | float) -> None:
+def _fields(modules: Mapping[str, nn.Module], attribute: Attribute) -> tuple[dict[str, Any], str]:
+    """The fields among which an attribute is held, and its name there; `PlanError` unless its value is the plan's."""
     module = modules.get(attribute.module)
     fields, name = holder_of(module, attribute.name) if module is not None else (None, "")
     if fields is None or name not in fields:
@@ -160,6 +174,11 @@ def _rewrite(modules: Mapping[str, nn.Module], attribute: Attribute, value: int 
     held = fields[name] if attribute.place is None else fields[name][attribute.place]
     if held != attribute.value:
         raise PlanError(f"the model does not fit the plan: '{attribute}' is not {attribute.value}")
+    return fields, name
+
+
+def _rewrite(modules: Mapping[str, nn.Module], attribute: Attribute, value: int | float) -> None:
+    fields, name = _fields(modules, attribute)
     if attribute.place is not None:
         items = list(fields[name])
         items[attribute.place] = value

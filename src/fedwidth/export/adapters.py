@@ -30,7 +30,7 @@ def merged(taken: Taken) -> Taken:
     """The same model without adapters: what they add is in its weights."""
     _check(taken)
     settings, model = replace(taken.settings, adapter=AdapterSettings()), merge(taken.model).eval()
-    plan = trace_model(model, taken.data.example(), settings, taken.objective)
+    plan = replace(trace_model(model, taken.data.example(), settings, taken.objective), before=taken.plan.before)
     counts = {name: group.size for name, group in plan.groups.items()}
     return replace(taken, model=model, settings=settings, plan=plan, counts=counts, capacity=1.0)
 

@@ -7,7 +7,8 @@ batch norms are then collected as the run's evaluation would.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class Taken:
     counts: Mapping[str, int] | None
     """How many units of each group it has; None for one that is no slice of the global model."""
     data: Data
-    """The run's data, or zeros in their place where they are not needed (`data/stand_in.py`)."""
+    """The data given, or the run's, or zeros in their place where they are not needed (`data/stand_in.py`)."""
     facts: Mapping[str, Any]
     """What of the data the model depends on."""
     objective: Objective
@@ -147,7 +148,7 @@ def _take_one(run: str | Path, width: float, *, model: nn.Module | None, data: D
     round = checkpoint.rounds_done(folder)
     ready = read_models(folder, round=round)
     if ready is not None and (width == 1 or width in ready.tensors):
-        return replace(_take_ready(folder, settings, width, ready, model), given=given)
+        return replace(_take_ready(folder, settings, width, ready, model, data), given=given)
     if width != 1:
         refuse_where_whole(f"{folder} has no model of capacity {width:g}", method_of(settings))
     if data is None:
@@ -156,26 +157,26 @@ def _take_one(run: str | Path, width: float, *, model: nn.Module | None, data: D
 
 
 def _take_ready(
-    folder: Path, settings: Settings, capacity: float, ready: ReadyModels, model: nn.Module | None
+    folder: Path, settings: Settings, capacity: float, ready: ReadyModels, model: nn.Module | None, data: Data | None
 ) -> Taken:
     """Take a model all of which the run has stored."""
-    data = stand_in(ready.data)
+    given, data = data, stand_in(ready.data) if data is None else data
     objective = objective_of(settings.objective, data)
-    whole, plan = global_model(settings, data, objective, model)
+    whole, plan = global_model(settings, data, objective, model, ready.plan)
     state = checkpoint.read_state(folder / checkpoint.NAME)
     _check_fit(whole, state, folder)
     counts: Mapping[str, int] | None = {name: group.size for name, group in plan.groups.items()}
     if capacity == 1:
         made = whole
         fill(made, {**state, **ready.tensors[1.0]})
-    else:
-        counts = ready.counts[capacity]
-        made = (
-            skeleton(whole, plan, counts)
-            if counts is not None
-            else _other_part(folder, settings, with_architectures(settings, data, objective), plan, capacity, whole)
-        )
+    elif (counts := ready.counts[capacity]) is None:
+        method = with_architectures(settings, data, objective)
+        made = _other_part(folder, settings, method, plan, capacity, whole)
         fill_all(made, ready.tensors[capacity], str(folder))
+    else:
+        with plan_of_older(ready.plan, given, "give its data, as fedwidth.load(…, data=…)"):
+            made = skeleton(whole, plan, counts)
+            fill_all(made, ready.tensors[capacity], str(folder))
     made = with_buffers(made, plan) if counts is not None else made
     return Taken(made.eval(), settings, capacity, counts, data, ready.data, objective, plan, ready.round, folder)
 
@@ -233,15 +234,22 @@ def refuse_without(given: Mapping[str, str], name: str, source: str) -> None:
 
 
 def global_model(
-    settings: Settings, data: Data, objective: Objective, model: nn.Module | None = None
+    settings: Settings,
+    data: Data,
+    objective: Objective,
+    model: nn.Module | None = None,
+    known: Plan | None = None,
 ) -> tuple[nn.Module, Plan]:
-    """The model that settings name, or the one given, at the width the server holds, and its plan."""
+    """The model that settings name, or the one given, at the width the server holds, and its plan, if it is not known.
+
+    The plan of older folders and files is not: it is traced, where there are no data on zeros and ones in their place.
+    """
     given = None if model is None else copied(model)
     if given is None and ":" in settings.model.name:
         find(settings.model.name)  # one that cannot be imported says so, before anything is asked of its data
     try:
         whole = build_model(settings, data, objective) if given is None else given
-        return plan_model(whole, settings, data, objective)
+        return plan_model(whole, settings, data, objective, known=known)
     except FedwidthError as error:
         raise StateError(
             f"the model '{settings.model.name}' that the run names does not fit its data ({error}): if another one was"
@@ -253,6 +261,20 @@ def with_architectures(settings: Settings, data: Data, objective: Objective) -> 
     """The method that settings name, with the architectures and devices that they name."""
     architectures = build_architectures(settings, data, objective)
     return replace(method_of(settings), architectures=architectures, enrolled=Cohorts.of(settings).enrolled)
+
+
+@contextmanager
+def plan_of_older(stored: Plan | None, data: Data | None, remedy: str) -> Iterator[None]:
+    """Say what to do where tensors do not fit a plan that was neither stored nor traced on data."""
+    try:
+        yield
+    except FedwidthError as error:
+        if stored is not None or data is not None:
+            raise
+        raise StateError(
+            f"{error}: an older version stored them without their plan, and without data another is found where a model"
+            f" goes another way by what it reads; {remedy}"
+        ) from None
 
 
 def _other_part(

@@ -18,16 +18,17 @@ from fedwidth.config.write import settings_toml
 from fedwidth.core.narrow import skeleton, with_buffers
 from fedwidth.data.stand_in import stand_in
 from fedwidth.errors import OptionError, StateError
-from fedwidth.export.load import Taken, fill_all, global_model, model_of, refuse_without
+from fedwidth.export.load import Taken, fill_all, global_model, model_of, plan_of_older, refuse_without
 from fedwidth.objectives import objective_of
 from fedwidth.run.checkpoint import checksum
 from fedwidth.run.weights.ready_models import own_tensors
+from fedwidth.run.weights.stored_plan import plan_as_json, read_plan
 
 KEY, FORMAT = "fedwidth.model", 1
 
 
 def recipe_of(taken: Taken) -> dict[str, Any]:
-    """How to build the model, as JSON has it; `open_file` needs nothing else but the tensors."""
+    """How to build the model, as JSON has it; `open_file` needs nothing else but the tensors and the plan."""
     settings, (name, options) = taken.settings, model_of(taken)
     here = replace(settings, data=replace(settings.data, root=""), model=replace(settings.model, weights="", fresh=""))
     return {
@@ -57,7 +58,7 @@ def as_bytes(taken: Taken) -> bytes:
             " how to build: export them as torch, onnx or executorch"
         )
     tensors = {name: tensor.contiguous() for name, tensor in own_tensors(taken.model).items()}
-    recipe = {**recipe_of(taken), "checksum": checksum(tensors)}
+    recipe = {**recipe_of(taken), "plan": plan_as_json(taken.plan), "checksum": checksum(tensors)}
     return save(tensors, metadata={"format": "pt", KEY: json.dumps(recipe)})
 
 
@@ -79,7 +80,9 @@ def open_file(path: Path, *, model: nn.Module | None = None) -> nn.Module:
     if model is None:
         refuse_without(recipe.get("given", {}), "model", str(path))
     settings, data = read_settings(recipe["config"]).main, stand_in(recipe["data"])
-    whole, plan = global_model(settings, data, objective_of(settings.objective, data), model)
-    made = skeleton(whole, plan, recipe["counts"])
-    fill_all(made, tensors, str(path))
+    objective, known = objective_of(settings.objective, data), read_plan(recipe.get("plan"))
+    whole, plan = global_model(settings, data, objective, model, known)
+    with plan_of_older(known, None, "export it again, and give the data of its run where that is older, too"):
+        made = skeleton(whole, plan, recipe["counts"])
+        fill_all(made, tensors, str(path))
     return with_buffers(made, plan).eval()

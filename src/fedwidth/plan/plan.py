@@ -93,6 +93,8 @@ class Plan:
     profiles: Mapping[float, Mapping[str, float]] = field(default_factory=dict)
     """The share of each group by capacity, for capacities whose groups are not all of one width; what a profile does
     not name keeps the capacity's own share."""
+    before: Plan | None = None
+    """The plan that the model had before a run narrowed it or gave it adapters, where it did."""
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

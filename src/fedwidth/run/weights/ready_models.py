@@ -4,7 +4,7 @@ Of the global model the file holds the statistics of its batch norms and the vec
 in the checkpoint); of the sub-model that stands for each width (`evaluation/representative.py`) all tensors, these
 included. Statistics are those that the run's own evaluation collects: the models score what the run reported.
 With `evaluation.norm = "batch"` the run measures with statistics of each test batch, which no model can carry;
-static ones are collected all the same.
+static ones are collected all the same. The plan is stored, too: traced again, on other inputs, it may be another one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from fedwidth.evaluation.representative import LastRound, representative_index
 from fedwidth.files import write_whole
 from fedwidth.models.spectral_norm import vectors_of
 from fedwidth.models.static_norm import norms_of
+from fedwidth.plan import Plan
 from fedwidth.plan.trace import tensors_of
 from fedwidth.run.checkpoint import checksum
 from fedwidth.run.folder import MODELS
+from fedwidth.run.weights.stored_plan import plan_as_json, read_plan
 from fedwidth.training.server.state import Server
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class ReadyModels:
     """How many units of each group the model of each capacity has; None for one that is no slice."""
     tensors: Mapping[float, Mapping[str, Tensor]]
     """Of each capacity; of capacity 1, the statistics alone."""
+    plan: Plan | None = None
+    """Of the run's model; an older version did not store it."""
 
 
 def write_models(folder: Path, experiment: Experiment, server: Server, last: LastRound) -> None:
@@ -75,6 +79,7 @@ def write_models(folder: Path, experiment: Experiment, server: Server, last: Las
         "round": server.round,
         "data": facts_of(experiment.data),
         "counts": counts,
+        "plan": plan_as_json(experiment.plan),
         "checksum": checksum(flat),
     }
     write_whole(folder / MODELS, save(flat, metadata={"fedwidth": json.dumps(facts)}))
@@ -102,7 +107,7 @@ def read_models(folder: Path, *, round: int) -> ReadyModels | None:
         key, _, own = name.partition("/")
         tensors.setdefault(float(key), {})[own] = tensor
     counts = {float(key): held for key, held in facts["counts"].items()}
-    return ReadyModels(facts["round"], facts["data"], counts, tensors)
+    return ReadyModels(facts["round"], facts["data"], counts, tensors, read_plan(facts.get("plan")))
 
 
 def widths_of(experiment: Experiment, last: LastRound) -> list[float]:
