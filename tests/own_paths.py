@@ -54,3 +54,27 @@ class Stepped(nn.Module):
         for step in range(int(lengths.max())):
             state = torch.where((lengths > step)[:, None], torch.tanh(self.read(x[:, step]) + self.again(state)), state)
         return self.out(state)
+
+
+def kinds(samples=60, later=30):
+    """Samples of one kind, and from number `later` on of three."""
+    generator = torch.Generator().manual_seed(0)
+    kind = torch.where(torch.arange(samples) < later, 0, torch.arange(samples) % 3)
+    inputs = torch.randn(samples, 8, generator=generator), kind
+    return from_tensors(inputs, torch.arange(samples) % 3, inputs, torch.arange(samples) % 3)
+
+
+class Experts(nn.Module):
+    """One expert for each kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.out = nn.Linear(8, 16), nn.Linear(16, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 16)) for _ in range(3))
+
+    def forward(self, x, kind):
+        hidden = torch.relu(self.first(x))
+        for number, expert in enumerate(self.experts):
+            if len(rows := (kind == number).nonzero()[:, 0]):
+                hidden = hidden.index_add(0, rows, expert(hidden[rows]))
+        return self.out(hidden)

@@ -25,6 +25,7 @@ from fedwidth.objectives.check import check_objective
 from fedwidth.plan import Plan, trace
 from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.trace import tensors_of
+from fedwidth.plan.watching.reaching import LOOKED_THROUGH, Pass, led_to, telling, unreached
 from fedwidth.randomness import torch_seed
 from fedwidth.settings import Settings
 
@@ -117,7 +118,6 @@ def plan_model(
     the `known` plan of the same settings, where it fits the model as it is, nothing is traced.
     """
     objective = objective or objective_of(settings.objective, data)
-    example = moved(data.example(), "cpu")
     if next(model.parameters(), None) is None:
         raise PlanError("the model has nothing to slice: it has no parameters")
     if not any(tensor.requires_grad for tensor in tensors_of(model)[0].values()):
@@ -126,7 +126,7 @@ def plan_model(
     plan = known.before if changes and known is not None else known
     if plan is None or not fits_plan(model, plan):
         check_objective(objective, model, data)
-        plan = trace_model(model, example, settings, objective)
+        plan = trace_on(model, data, settings, objective)
     before = plan
     if settings.model.width != 1:
         index = method("heterofl", rounding="ceil").select(plan, capacity=settings.model.width)
@@ -136,15 +136,15 @@ def plan_model(
         model = adapt_model(model, settings)
     if changes:
         fitting = known is not None and fits_plan(model, known)
-        plan = known if fitting and known is not None else _trace_again(model, example, settings, objective)
+        plan = known if fitting and known is not None else _trace_again(model, data, settings, objective)
         plan = replace(plan, before=before)
     return model, with_profiles(plan, settings.devices)
 
 
-def _trace_again(model: nn.Module, example: Any, settings: Settings, objective: Objective) -> Plan:
+def _trace_again(model: nn.Module, data: Data, settings: Settings, objective: Objective) -> Plan:
     """The plan of what the settings made of a model that had one."""
     try:
-        return trace_model(model, example, settings, objective)
+        return trace_on(model, data, settings, objective)
     except PlanError as error:
         if settings.model.width == 1:
             raise
@@ -165,6 +165,43 @@ def adapt_model(model: nn.Module, settings: Settings) -> nn.Module:
         outside=wanted.outside,
         train=_listed(wanted.train),
         seed=settings.seed,
+    )
+
+
+def trace_on(model: nn.Module, data: Data, settings: Settings, objective: Objective) -> Plan:
+    """The plan of a model as the first two training samples show it, with those that show more where they do not all.
+
+    Where parameters were not reached and the model goes another way by what it reads, samples that reach them are
+    looked for among the first few hundred.
+    """
+
+    def batch(numbers: Sequence[int]) -> Any:
+        return moved(data.batch(data.train, torch.tensor(numbers))[0], "cpu")
+
+    plan = trace_model(model, moved(data.example(), "cpu"), settings, objective)
+    if not (missing := unreached(plan)):
+        return plan
+    try:
+        more = telling(model, batch, len(data.train), missing)
+    except Exception:  # a model may do anything with samples that it is not trained on yet
+        return plan
+    return trace_model(model, batch([0, 1, *more]), settings, objective) if more else plan
+
+
+def check_paths(model: nn.Module, plan: Plan, data: Data) -> None:
+    """Refuse a model of which no sample has reached some experts: where one does, a narrow model would fail."""
+    missing, leading = led_to(plan)
+    if not missing or not leading:
+        return
+    inputs = moved(data.example(), "cpu")
+    if not Pass(model, inputs, missing).by_value:
+        return
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    keep, looked = ", ".join(leading), min(LOOKED_THROUGH, len(data.train))
+    raise PlanError(
+        f"the model goes another way by what it reads, and none of the first {looked} training samples reaches"
+        f" '{missing[0]}'{more}: a narrow model would fail where one does; keep whole what leads there (model.keep ="
+        f" '{keep}'), or take it out of the model"
     )
 
 

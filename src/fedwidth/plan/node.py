@@ -15,6 +15,9 @@ LEAF, PRODUCT, CONCAT = "leaf", "product", "concat"
 INPUT = "model input"
 """The reason of the dimensions of what a model is given."""
 
+UNREACHED = "not used in the forward pass"
+"""The reason of the dimensions of what no pass has computed with."""
+
 
 class Unaligned(Exception):
     """Two structures whose borders do not meet, e.g. 6 x 4 units read as 4 x 6."""

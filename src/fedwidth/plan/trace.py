@@ -20,7 +20,7 @@ from fedwidth.plan.formulas import Equation, Held, Length, Number, atoms, evalua
 from fedwidth.plan.isolation import batch_size
 from fedwidth.plan.keep import keep_whole
 from fedwidth.plan.naming import name_groups
-from fedwidth.plan.node import Node, find, freeze, leaves
+from fedwidth.plan.node import UNREACHED, Node, find, freeze, leaves
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.scales import find_scales
 from fedwidth.plan.solve import solve
@@ -70,7 +70,7 @@ def trace(
     axes = {name: [find(node) for node in recording.axes(tensor)] for name, tensor in tensors.items()}
     for nodes in axes.values():
         for leaf in (leaf for node in nodes for leaf in leaves(node) if not leaf.live):
-            freeze(leaf, "not used in the forward pass")
+            freeze(leaf, UNREACHED)
     values = passes[0].attributes
     equations = [*recording.constraints.equations, *described(model, axes)]
     known = [pair for pair in equations if _true_now(pair, values)]

@@ -17,7 +17,7 @@ from fedwidth.config.architectures import (
     given_architectures,
 )
 from fedwidth.config.budgets import with_budgets
-from fedwidth.config.build import build_model, find_device, load_data, public_data, split_data
+from fedwidth.config.build import build_model, check_paths, find_device, load_data, public_data, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
 from fedwidth.config.given import as_in_recipe, check_given, copied, warn_of_dealing, warn_of_excluded, without_name
 from fedwidth.config.method_settings import (
@@ -168,6 +168,8 @@ def set_up(
         architectures=method.architectures,
     )
     check_choice(settings, method, plan, min(method.enrolled))
+    if traits_of(method).family == SLICES and min(method.enrolled) < 1:
+        check_paths(made, plan, data)
     made.to(device)
     if traits_of(method).family == SLICES and not plan.adapters:
         enrolled = capacities.enrolled(settings.devices.excluded)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedwidth.config.build import build_model, find_device, load_data, plan_model, split_data, trace_model
+from fedwidth.config.build import build_model, find_device, load_data, plan_model, split_data, trace_model, trace_on
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.read import read_settings
 from fedwidth.core.index import Index
@@ -175,7 +175,7 @@ def _plan_light(settings: Settings, data: Data, objective: Objective) -> tuple[n
             return None  # it may be the root of a width, which only its value tells
         if sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= SMALL:
             model = build_model(settings, data, objective)
-            plan = trace_model(model, moved(data.example(), "cpu"), settings, objective)
+            plan = trace_on(model, data, settings, objective)
             return model.to("meta"), plan
         return model, trace_model(model, moved(data.example(), "meta"), settings, objective)
     except Exception:  # a model may do anything while it is built, and look at its values
