@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedwidth
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import trace
 
@@ -89,3 +90,33 @@ def test_packed_sequences_of_one_step_show_as_much_as_longer_ones() -> None:
     plan = trace(model, (LONG[:2], lengths[:2]))
     assert list(plan.groups) == ["rnn"]
     plan.check(model, (LONG, lengths))
+
+
+class ByHand(nn.Module):
+    """A recurrence of one's own, with two weights that read the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 16
+        self.read, self.gate, self.again, self.out = (
+            nn.Linear(*size) for size in ((8, 16), (16, 16), (16, 16), (16, 3))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(len(x), self.width)
+        for step in x.unbind(1):
+            state = torch.tanh(self.read(step) + self.again(state) * torch.sigmoid(self.gate(state)))
+        return self.out(state)
+
+
+def test_one_step_of_a_recurrence_by_hand_leaves_what_reads_the_state_whole() -> None:
+    model = ByHand()
+    once, twice = trace(model, LONG[:2, :1]), trace(model, LONG[:2, :2])
+    assert list(once.groups) == list(twice.groups) == ["read"]
+    frozen = [(tensor, dim) for tensor, dim, reason in once.frozen() if reason == "multiplied with a constant alone"]
+    assert frozen == [("gate.weight", 1), ("again.weight", 1)]
+    once.check(model, LONG[:, :1])
+    twice.check(model, LONG)
+    index = fedwidth.method("heterofl").select(once, capacity=0.5)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # and no other units, without a word
+        fedwidth.narrow(model, once, index)(LONG)

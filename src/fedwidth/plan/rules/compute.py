@@ -26,6 +26,7 @@ def matrix_product(recording: Recording, operator: Any, out: Tensor, left: Tenso
     recording.put(out, [rows, columns])
     recording.tally.multiply(rows, inner, columns)
     recording.evidence.multiplied(out, left, right, inner)
+    recording.multiplied(left, right, inner)
 
 
 @rule("addmm")
@@ -47,6 +48,7 @@ def batched_product(recording: Recording, operator: Any, out: Tensor, left: Tens
     recording.put(out, [batch, rows, columns])
     recording.tally.multiply(batch, rows, inner, columns)
     recording.evidence.multiplied(out, left, right, inner)
+    recording.multiplied(left, right, inner)
 
 
 @rule("baddbmm")
@@ -99,6 +101,7 @@ def linear(recording: Recording, operator: Any, out: Tensor, source: Tensor, wei
     use_all(inner, columns)
     recording.put(out, [*outer, columns])
     recording.tally.multiply(*outer, inner, columns)
+    recording.multiplied(source, weight, inner)
     for tensor in tensors_in(bias):
         unify(recording.axes(tensor)[0], columns, str(operator))
 
@@ -112,6 +115,7 @@ def vector_product(recording: Recording, operator: Any, out: Tensor, left: Tenso
     recording.put(out, rows)
     recording.tally.multiply(*rows, inner)
     recording.evidence.multiplied(out, left, right, inner)
+    recording.multiplied(left, right, inner)
 
 
 @rule("convolution", "_convolution", "convolution_overrideable")

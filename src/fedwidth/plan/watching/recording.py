@@ -40,6 +40,8 @@ class Recording:
         self._alive: list[Tensor] = []
         self._deferred: dict[int, Callable[[], object]] = {}
         self._constants: dict[int, list[tuple[Node, Node]]] = {}
+        self._unwritten: set[int] = set()
+        self._from_constants: list[tuple[Node, int]] = []
         self._protected: dict[int, list[Tensor]] = {}
         self._overwritten: list[tuple[Tensor, Tensor]] = []
         self._held: set[int] = set()
@@ -112,6 +114,27 @@ class Recording:
         """A tensor of one repeated value: its units have no identity until something is written into it."""
         if pointer := _pointer(tensor):
             self._constants[pointer] = []
+        self._unwritten.add(_storage(tensor))
+
+    def multiplied(self, left: Tensor, right: Tensor, inner: Node) -> None:
+        """Units of both were multiplied and summed up: of a constant they say nothing about who else has them."""
+        for one, other in ((left, right), (right, left)):
+            if _storage(one) in self._unwritten:
+                self._from_constants.append((inner, _storage(other)))
+
+    def freeze_from_constants(self, axes: Mapping[Tensor, Sequence[Node]]) -> None:
+        """Freeze units of weights that met nothing but constants.
+
+        In a recurrence these are the units of the state, which a second step would have shown to be those it makes.
+        """
+        met: dict[Node, set[int]] = {}
+        for inner, weight in self._from_constants:
+            for leaf in leaves(inner):
+                met.setdefault(leaf, set()).add(weight)
+        for leaf, weights in met.items():
+            having = {_storage(tensor) for tensor, own in axes.items() if any(leaf in leaves(axis) for axis in own)}
+            if having and having <= weights:
+                freeze(leaf, "multiplied with a constant alone")
 
     def loosen(self, tensor: Tensor, axes: list[Node]) -> list[Node]:
         """Copies of the axes of a part of a constant tensor: as long as those, but not the same units."""
@@ -128,6 +151,7 @@ class Recording:
         """An operator is about to write into this memory."""
         self.axes(tensor)  # what was put off until the tensor is read is due now
         pointer = _pointer(tensor)
+        self._unwritten.discard(_storage(tensor))
         for copy, axis in self._constants.pop(pointer, ()):
             unify(copy, axis)
         for owner in self._protected.pop(pointer, ()):
@@ -168,6 +192,7 @@ class Recording:
         self._alive.clear()
         self._deferred.clear()
         self._constants.clear()
+        self._unwritten.clear()
         self._cuts.clear()
         self.evidence.end_pass()
 
