@@ -21,8 +21,10 @@ from fedwidth.settings import (
     DataSettings,
     DeviceSettings,
     EvaluationSettings,
+    MethodSettings,
     ModelSettings,
     Settings,
+    TrainingSettings,
 )
 
 X, Y = torch.randn(60, 4), torch.arange(60) % 3
@@ -85,6 +87,36 @@ def test_refused(change, message):
     given = {"settings": SETTINGS, "model": network(), "data": DATA} | change
     with pytest.raises(FedwidthError, match=message):
         Experiment(given.pop("settings"), **given)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": "gpu"}, "^device must be cpu, cuda or cuda:N, not 'gpu'$"),
+        ({"training": TrainingSettings(schedule="multistep")}, "training.milestones must name at least one round$"),
+        ({"training": TrainingSettings(milestones=[3, 1])}, "^training.milestones must be rounds in rising order"),
+        ({"evaluation": EvaluationSettings(also=[-1, 0])}, "^evaluation.also must be rounds, counted from 1, not"),
+        ({"evaluation": EvaluationSettings(capacities=[0.5, 0.5])}, "must name each capacity once, not 0.5 twice$"),
+        (
+            {"evaluation": EvaluationSettings(every=2, capacities_every=3)},
+            r"must be a multiple of evaluation.every \(2",
+        ),
+        ({"model": ModelSettings(fresh="0.*")}, "^model.fresh names tensors that are not read from model.weights"),
+        ({"data": DataSettings(options={"x": 1})}, "^unknown option of data set 'digits' 'x'"),
+        ({"method": MethodSettings("fedrolex", {"stop": 1})}, "^unknown option of method 'fedrolex' 'stop'"),
+    ],
+)
+def test_what_is_no_matter_of_dealing_is_refused_with_a_partition_as_without(change, message):
+    for partition in (None, make_partition(DATA, "iid", clients=4)):
+        with pytest.raises(OptionError, match=message):
+            Experiment(replace(SETTINGS, **change), model=network(), data=DATA, partition=partition)
+
+
+def test_with_a_partition_settings_may_say_nothing_of_dealing():
+    dealt = DataSettings(clients=1, partition="mine", partition_options={"x": 1})
+    settings = replace(SETTINGS, data=dealt, evaluation=EvaluationSettings(test=False))
+    partition = make_partition(DATA, "iid", clients=4, validation=0.2)
+    Experiment(settings, model=network(), data=DATA, partition=partition)
 
 
 def test_a_partition_may_do_without_labels():

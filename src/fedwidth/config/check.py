@@ -35,21 +35,21 @@ def check_values(settings: Settings) -> None:
             read(key, reduce(getattr, key.name.split("."), settings))
 
 
-def check_settings(settings: Settings, method: Method | None = None, objective: Objective | None = None) -> None:
+def check_settings(
+    settings: Settings, method: Method | None = None, objective: Objective | None = None, *, dealt: bool = False
+) -> None:
     """What needs no data to be seen as wrong.
 
-    `method` and `objective` are those of the run, where the settings need not find them.
+    `method` and `objective` are those of the run, where the settings need not find them; the data was `dealt` where
+    the settings need not say how.
     """
+    if not dealt:
+        _check_dealing(settings)
     milestones = settings.training.milestones
     if any(later <= sooner for sooner, later in zip([0, *milestones], milestones, strict=False)):
         raise OptionError(f"training.milestones must be rounds in rising order, not {milestones}")
     if settings.training.schedule == "multistep" and not milestones:
         raise OptionError("training.schedule is multistep, so training.milestones must name at least one round")
-    if settings.devices.per_round > settings.data.clients:
-        raise OptionError(
-            f"devices.per_round must be at most data.clients ({settings.data.clients}),"
-            f" not {settings.devices.per_round}"
-        )
     for name in ("validation", "public"):
         if not getattr(settings.data, name) < 1:
             raise OptionError(f"data.{name} must be a share from 0 to below 1, not {getattr(settings.data, name):g}")
@@ -65,8 +65,6 @@ def check_settings(settings: Settings, method: Method | None = None, objective: 
             f"evaluation.capacities_every must be a multiple of evaluation.every ({evaluation.every}), or 0, not"
             f" {evaluation.capacities_every}"
         )
-    if not evaluation.test and not settings.data.validation:
-        raise OptionError("evaluation.test is false, so data.validation must be above 0: nothing would be measured")
     if settings.model.fresh and not settings.model.weights:
         raise OptionError("model.fresh names tensors that are not read from model.weights, which is empty")
     if not _DEVICE.fullmatch(settings.device):
@@ -82,6 +80,19 @@ def check_settings(settings: Settings, method: Method | None = None, objective: 
         objective_of(settings.objective)
     if method is None:
         _check_method(settings)
+
+
+def _check_dealing(settings: Settings) -> None:
+    """What the settings say of how clients share the data."""
+    data = settings.data
+    if settings.devices.per_round > data.clients:
+        raise OptionError(
+            f"devices.per_round must be at most data.clients ({data.clients}), not {settings.devices.per_round}"
+        )
+    if not settings.evaluation.test and not data.validation:
+        raise OptionError("evaluation.test is false, so data.validation must be above 0: nothing would be measured")
+    allowed = partition_options(data.partition)
+    _refuse_others(f"option of partition '{data.partition}'", data.partition_options, allowed)
 
 
 def check_devices(settings: Settings, clients: int) -> Capacities:
@@ -113,13 +124,11 @@ def check_devices(settings: Settings, clients: int) -> Capacities:
 
 
 def _check_names(settings: Settings) -> None:
-    """Names of models, data sets and partitions, and of their options (a model's are known to its factory)."""
+    """Names of models and data sets, and of their options (a model's are known to its factory)."""
     data = settings.data
     if ":" not in settings.model.name and settings.model.name not in FACTORIES:
         raise unknown("model", settings.model.name, [*FACTORIES, "package.module:factory"])
     _refuse_others(f"option of data set '{data.name}'", data.options, options_of(data.name))
-    allowed = partition_options(data.partition)
-    _refuse_others(f"option of partition '{data.partition}'", data.partition_options, allowed)
 
 
 def _check_method(settings: Settings) -> None:

@@ -101,8 +101,7 @@ def set_up(
     if partition is not None and not named:
         settings = replace(settings, data=replace(settings.data, clients=len(partition)))
     check_values(settings)
-    if partition is None:
-        check_settings(settings, method, objective)
+    check_settings(settings, method, objective, dealt=partition is not None)
     method = method or method_of(settings)
     with_adapters = model is not None and bool(find_adapters(model))
     settings = settings if with_adapters else with_rank(settings, method)
