@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from threading import Lock
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedwidth.config.given import as_in_recipe
+from fedwidth.config.schema import keys
 from fedwidth.data import Partition, Shares, from_clients, from_tensors, make_partition
 from fedwidth.data.checks import check_partition
 from fedwidth.errors import FedwidthError, OptionError
@@ -189,6 +191,27 @@ def test_tables_that_go_by_numbers_go_by_their_text(tmp_path):
     assert line["device_seconds"] > 0
     with pytest.raises(OptionError, match="devices.rates goes by capacity, such as '1/4', or 'all', not '2'"):
         made(2, 0.5)
+
+
+@pytest.mark.parametrize("named", [name for name, key in keys().items() if key.type == dict[str, Any]])
+@pytest.mark.parametrize("table", [None, ["a"]])
+def test_what_is_no_table_is_refused(named, table):
+    section, _, name = named.partition(".")
+    changed = replace(getattr(SETTINGS, section), **{name: table})
+    with pytest.raises(OptionError, match=rf"^{named} must be a table, not"):
+        Experiment(replace(SETTINGS, **{section: changed}), model=network(), data=DATA)
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        (DeviceSettings(profiles={"1/4": {1: 0.5}}), "^devices.profiles must be a table that goes by text, not by 1$"),
+        (DeviceSettings(rates={None: 1e9}), "^devices.rates must be a table that goes by text, not by None$"),
+    ],
+)
+def test_tables_go_by_text_inside_too(devices, message):
+    with pytest.raises(OptionError, match=message):
+        Experiment(replace(SETTINGS, devices=devices), model=network(), data=DATA)
 
 
 def test_a_run_with_fractions_is_the_one_with_their_numbers(tmp_path):

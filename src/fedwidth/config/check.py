@@ -12,7 +12,7 @@ from fedwidth.config.architectures import check_architectures
 from fedwidth.config.budgets import read_budgets
 from fedwidth.config.method_settings import check_exponent, check_norms, method_of
 from fedwidth.config.private_settings import check_privacy, check_robust
-from fedwidth.config.schema import keys, read
+from fedwidth.config.schema import check_table, keys, read
 from fedwidth.config.secure_settings import check_secure
 from fedwidth.data import Partition
 from fedwidth.data.catalogue import options_of
@@ -31,8 +31,11 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 def check_values(settings: Settings) -> None:
     """Every setting is of its type and within what is allowed, also where the record was made in Python."""
     for key in keys().values():
-        if key.type != dict[str, Any]:
-            read(key, reduce(getattr, key.name.split("."), settings))
+        value = reduce(getattr, key.name.split("."), settings)
+        if key.type == dict[str, Any]:
+            check_table(key, value)
+        else:
+            read(key, value)
 
 
 def check_settings(

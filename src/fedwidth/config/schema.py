@@ -136,6 +136,21 @@ def read(key: Key, value: Any) -> Any:
     return value
 
 
+def check_table(key: Key, value: Any) -> None:
+    """Refuse what is no table, or a table, or one inside it, that goes by other things than text.
+
+    What a table holds is the business of who takes it: in Python that may be more than TOML can say.
+    """
+    if not isinstance(value, Mapping):
+        raise _wrong(key, value)
+    tables = [value]
+    while tables:
+        for name, inner in tables.pop().items():
+            if not isinstance(name, str):
+                raise OptionError(f"{key.name} must be a table that goes by text, not by {name!r}")
+            tables += [inner] if isinstance(inner, Mapping) else []
+
+
 def unknown_key(name: str, allowed: Iterable[str]) -> OptionError:
     """Say that there is no such key, what was probably meant and what is allowed in its table."""
     names, (section, _, leaf) = list(allowed), name.rpartition(".")
@@ -192,8 +207,7 @@ def _plain(key: Key, value: Any) -> dict[str, Any]:
             raise OptionError(f"{key.name} may hold text, numbers, true and false, lists and tables, not {part!s}")
         return part
 
-    if not isinstance(value, Mapping):
-        raise _wrong(key, value)
+    check_table(key, value)
     return {name: copy(inner) for name, inner in value.items()}
 
 
