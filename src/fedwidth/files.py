@@ -75,6 +75,8 @@ def append_line(path: Path, line: str, *, lock: Path) -> None:
 def write_whole(path: Path, content: bytes | str) -> None:
     """Write a file so that readers see the old or the new content, also after a crash or on a full disk."""
     data = content.encode() if isinstance(content, str) else content
+    if not path.name:  # as of "." and "/"
+        raise StateError(f"cannot write {path}: it is a folder; give the name of a file in it")
     partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb") as file:

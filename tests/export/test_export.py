@@ -1,6 +1,7 @@
 """Files of models: what is loaded from them in a fresh process answers as the model of the run did."""
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,6 +17,7 @@ from fedwidth.errors import OptionError, PlanError, StateError
 from fedwidth.export import export_run
 from fedwidth.export.formats import export
 from fedwidth.export.load import take
+from fedwidth.run.folder import FILES
 
 LOADERS = {
     "torch": "program = torch.export.load(file).module()\nanswer = program(inputs)",
@@ -253,6 +255,32 @@ def test_a_file_of_another_kind_is_not_loaded(tmp_path):
         fedwidth.load(tmp_path / "other.safetensors")
     with pytest.raises(StateError, match="there is no file"):
         fedwidth.load(tmp_path / "none.safetensors")
+
+
+def test_a_file_may_have_any_name(tmp_path):
+    written = export_run(finished(), tmp_path / "p.st", capacity="1/4")[0]
+    assert isinstance(fedwidth.load(written), torch.nn.Module)
+    with pytest.raises(StateError, match="is no file of safetensors, or damaged"):
+        fedwidth.load(finished() / "config.toml")
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch"])
+@pytest.mark.parametrize("name", [*FILES, ".lock", "history/round-1.safetensors", "clients/0.safetensors"])
+def test_files_of_a_run_are_not_written_over(name, form, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished(), folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    (folder / name).parent.mkdir(exist_ok=True)
+    with pytest.raises(OptionError, match=f"{name} is a file of the run in that folder, which is never replaced"):
+        export_run(folder, folder / name, form=form, overwrite=True)
+    assert all(path.read_bytes() == content for path, content in before.items())
+    shutil.copy(folder / "config.toml", tmp_path)  # as it stands beside a program of one's own
+    export_run(folder, tmp_path / "model.safetensors", overwrite=True)
+
+
+def test_what_is_written_beside_a_model_is_no_file_of_a_run_either():
+    with pytest.raises(OptionError, match=r"summary.json is a file of the run"):
+        export_run(finished(), finished() / "summary", overwrite=True)
 
 
 def test_what_fails_leaves_nothing_behind(tmp_path, monkeypatch):

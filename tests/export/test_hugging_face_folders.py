@@ -110,6 +110,12 @@ def test_a_run_is_exported_as_a_folder(tmp_path):
         assert torch.equal(again(words).logits, taken.model(words).logits)
     assert again.config.hidden_size == 8
     assert "FedRolex" in (tmp_path / "phone" / "README.md").read_text()
+    export(taken, "safetensors", tmp_path / "phone", overwrite=True)
+    for other in (tmp_path, tmp_path / "run"):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(OptionError, match="a folder that `fedwidth export` did not write"):
+            export(taken, "safetensors", other, overwrite=True)
+        assert sorted(tmp_path.rglob("*")) == before
     export(taken, "torch", tmp_path / "phone.pt2")
     mask = torch.ones_like(words)
     program = torch.export.load(tmp_path / "phone.pt2").module()

@@ -2,6 +2,7 @@ import json
 import math
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from run_folders import lines, write_run
@@ -47,6 +48,20 @@ def report(tmp_path, *folders):
     text = path.read_text(encoding="utf-8")
     outline = Outline(text)
     return text, outline, json.loads(outline.scripts[0])
+
+
+@pytest.mark.parametrize("out", [".", "/"])
+def test_a_report_has_a_name(out, tmp_path):
+    with pytest.raises(FedwidthError, match=f"^cannot write {out}: it is a folder; give the name of a file in it$"):
+        write_report([write_run(tmp_path / "a", "x")], Path(out))
+
+
+def test_a_report_replaces_an_earlier_one_and_no_other_file_of_a_run(tmp_path):
+    run = write_run(tmp_path / "a", "x")
+    for _ in range(2):
+        write_report([run], run / "report.html")
+    with pytest.raises(OptionError, match="config.toml is a file of the run in that folder, which is never replaced"):
+        write_report([run], run / "config.toml")
 
 
 def test_one_file_that_fetches_nothing(tmp_path):

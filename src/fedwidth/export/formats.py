@@ -31,6 +31,7 @@ from fedwidth.export.tensors import as_bytes, recipe_of
 from fedwidth.export.training_program import training_program
 from fedwidth.files import write_whole
 from fedwidth.importing import one_line
+from fedwidth.run.folder import refuse_files_of_run
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def as_torch(taken: Taken, batch: int | None) -> Made:
     # Example inputs would be stored as a pickle; they are no part of the program.
     program.exported.example_inputs = None
     buffer = io.BytesIO()
-    extra = {"fedwidth.json": json.dumps(recipe_of(taken))}
+    extra = {RECIPE: json.dumps(recipe_of(taken))}
     torch.export.save(program.exported, buffer, extra_files=extra)
     return Made(buffer.getvalue(), (_batch_note(program),))
 
@@ -116,6 +117,8 @@ FORMATS: dict[str, Callable[[Taken, int | None], Made]] = {
 }
 TRAINING = {"executorch": as_executorch_training}
 """Formats in which a model can be trained."""
+RECIPE = "fedwidth.json"
+"""What says how the model is built, in a program and in a folder."""
 
 
 def check_target(out: Path, form: str, *, overwrite: bool) -> None:
@@ -126,6 +129,7 @@ def check_target(out: Path, form: str, *, overwrite: bool) -> None:
         raise OptionError(f"--out is {out}, a folder; give the name of a file in it")
     if not out.parent.is_dir():
         raise OptionError(f"--out is {out}, but there is no folder {out.parent}")
+    refuse_files_of_run(out, *_beside(out, form))
     for path in (out, *_beside(out, form)):
         if path.exists() and not overwrite:
             raise OptionError(f"{path} is there already; give --overwrite (in Python overwrite=True) or another --out")
@@ -162,12 +166,14 @@ def _export_folder(taken: Taken, out: Path) -> list[Path]:
     """A folder as the transformers package has it."""
     if out.suffix:
         raise OptionError(f"--out is {out.name}, but a model of the transformers package is a folder: give its name")
+    if out.is_dir() and any(out.iterdir()) and not (out / RECIPE).is_file():
+        raise OptionError(f"--out is {out}, a folder that `fedwidth export` did not write, and so does not replace")
     note = f"`{type(taken.model).__name__}.from_pretrained(FOLDER)` opens it."
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as beside:
         made = Path(beside) / "model"
         save_folder(taken.model, made, taken.data.example())
         (made / "README.md").write_text(card(taken, form="transformers folder", notes=(note,)), encoding="utf-8")
-        (made / "fedwidth.json").write_text(json.dumps(recipe_of(taken), indent=2) + "\n", encoding="utf-8")
+        (made / RECIPE).write_text(json.dumps(recipe_of(taken), indent=2) + "\n", encoding="utf-8")
         try:
             if out.exists():
                 shutil.rmtree(out) if out.is_dir() else out.unlink()

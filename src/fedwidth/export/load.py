@@ -92,7 +92,7 @@ def load(
     `model` and `data` are those the run was given, where it was given any in Python. A safetensors file that `fedwidth
     export` wrote is loaded as well.
     """
-    if Path(run).suffix == ".safetensors":
+    if Path(run).suffix == ".safetensors" or Path(run).is_file():  # which may have any name
         from fedwidth.export.tensors import open_file
 
         if capacity is not None:

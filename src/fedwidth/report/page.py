@@ -19,6 +19,7 @@ from fedwidth.report.describe import Description, describe
 from fedwidth.report.entries import group_runs
 from fedwidth.report.rebuild import ModelRebuilder
 from fedwidth.report.runs import read_runs
+from fedwidth.run.folder import refuse_files_of_run
 
 SCRIPTS = (
     "dom.js",
@@ -40,6 +41,7 @@ def write_report(folders: Sequence[Path], out: Path, *, own_models: bool = False
 
     `own_models` also rebuilds models that a config names as package.module:factory, which imports that code.
     """
+    refuse_files_of_run(Path(out), but="report.html")
     runs = read_runs(folders)
     if not runs:
         raise OptionError("a report needs at least one run folder")

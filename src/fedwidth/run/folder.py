@@ -21,6 +21,7 @@ from fedwidth.config.schema import shown
 from fedwidth.errors import OptionError, StateError
 from fedwidth.run.checkpoint import NAME, rounds_done, write_whole
 from fedwidth.settings import Settings
+from fedwidth.training.client_memory import FOLDER
 
 CONFIG, TRACKING = "config.toml", "tracking.json"
 LEDGER = "privacy.json"
@@ -29,6 +30,7 @@ MODELS = "models.safetensors"
 FILES = ("metrics.jsonl", "summary.json", "clients.json", "report.html", TRACKING, LEDGER, MODELS, NAME, CONFIG)
 LOCK, GROUP_LOCK, SERVE_LOCK = files.LOCK, ".runs.lock", ".serve.lock"
 """The locks: of one run, of a folder that holds several, and of a deployment, from its start to its end."""
+LOCKS = (LOCK, GROUP_LOCK, SERVE_LOCK)
 COUNTED = ("bytes_down", "bytes_up", "macs", "seconds")
 """What every line of the metrics counts, and a summary cannot do without."""
 HISTORY = "history"
@@ -127,6 +129,21 @@ def check_left_by_run(folder: Path, words: tuple[str, str, str] = COMMAND) -> No
             f"{words[1]} replaces a run of fedwidth, but {folder} has {there[0]} and neither the lock nor the weights"
             f" of one: give {ANOTHER[words]}, or remove {there[0]} yourself"
         )
+
+
+def refuse_files_of_run(*paths: Path, but: str = "") -> None:
+    """Refuse to write over what a run keeps in its folder, `but` a file of this name: nothing would be left to read."""
+    for path in paths:
+        folder = path.parent
+        inside = folder.name in (HISTORY, FOLDER) and _is_of_run(folder.parent)
+        if inside or (path.name in (*FILES, *LOCKS) and path.name != but and _is_of_run(folder)):
+            raise OptionError(
+                f"{path} is a file of the run in that folder, which is never replaced: give another --out"
+            )
+
+
+def _is_of_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (CONFIG, *LOCKS))
 
 
 def check_same(folder: Path, settings: Settings, given: Collection[str] = (), *, advice: str = "") -> None:
