@@ -207,6 +207,16 @@ def test_a_model_that_reads_words_is_planned_from_their_number(capsys):
         ("coverage mlp --method fedimportance", "looks at the trained weights, so its choices cannot be foreseen"),
         ("plan mlp --heads some", "heads must be 'within' or 'whole', not 'some'"),
         ("plan mlp --shape 0x3", "--shape must be whole numbers such as 3x32x32, not '0x3'"),
+        (
+            "cost cnn --shape 1x999999x999999",
+            "--shape is 1x999999x999999, 999,998,000,001 numbers: an input may",
+        ),
+        ("coverage cnn --shape 1x99999x99999", "an input may have up to 268,435,456"),
+        (
+            "plan transformer --tokens 99999999999999999999",
+            "--tokens is 99,999,999,999,999,999,999: an input may",
+        ),
+        ("partition digits --kind dirichlet --set alpha=1e308", "alpha must be a positive number of at most 1e+100"),
         ("plan nothing", "unknown model 'nothing'"),
         ("methods more", "unexpected extra argument"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
@@ -11,8 +12,12 @@ from torch import Tensor, nn
 import zoo
 from fedwidth.core.index import Index
 from fedwidth.core.narrow import narrow, skeleton
+from fedwidth.data import from_tensors
 from fedwidth.errors import PlanError
+from fedwidth.experiment import Experiment
+from fedwidth.plan import trace
 from fedwidth.plan.plan import Plan
+from fedwidth.settings import DataSettings, DeviceSettings, Settings
 
 
 def random_index(plan: Plan, capacity: float, seed: int = 0) -> Index:
@@ -192,3 +197,27 @@ def test_impossible_counts_are_refused(counts: dict[str, int], message: str) -> 
     model, plan, _ = zoo.traced("transformer-encoder")
     with pytest.raises(PlanError, match=message):
         skeleton(model, plan, counts)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")  # is slower on processors
+def test_a_projection_as_wide_as_its_state_is_refused_before_a_run_begins() -> None:
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(8, 16, proj_size=6, batch_first=True)
+            self.out = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.rnn(x)[0][:, -1])
+
+    x, y = torch.randn(60, 7, 8), torch.arange(60) % 3
+    plan = trace(Projected(), x[:2])
+    message = "'rnn' would have proj_size 1 and hidden_size 1 in a model this narrow, and PyTorch needs proj_size <"
+    with pytest.raises(PlanError, match=message):
+        skeleton(Projected(), plan, 1 / 16)
+    assert skeleton(Projected(), plan, 1 / 4).rnn.proj_size == 1
+    for capacities in ("1:1 1/4:1", "1:1 1/16:1"):
+        devices = DeviceSettings(capacities, per_round=2)
+        settings = Settings(data=DataSettings(clients=4), devices=devices, engine="serial")
+        with nullcontext() if "1/4" in capacities else pytest.raises(PlanError, match=message):
+            Experiment(settings, model=Projected(), data=from_tensors(x, y, x, y))

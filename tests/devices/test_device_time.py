@@ -1,5 +1,7 @@
 """Time on simulated devices by hand, and who is left out of rounds: the same on every engine."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedwidth.analysis.target import reach
@@ -194,6 +196,13 @@ class TestTarget:
         assert reach(self.lines, 0.8) is None
         seen = [{**line, "global_accuracy": 0.1} for line in self.lines]
         assert reach(seen, 0.6) is None
+
+    def test_what_is_no_number_was_not_measured(self):
+        told = [{**self.lines[0], "validation_accuracy": "0.9"}, *self.lines[1:]]
+        assert reach(told, 0.5) == reach([{**self.lines[0], "validation_accuracy": None}, *self.lines[1:]], 0.5)
+        for unsaid in (None, "5", True):
+            found = reach([{**self.lines[0], "bytes_down": unsaid}, *self.lines[1:]], 0.6)
+            assert found == replace(reach(self.lines, 0.6), sent=None)
 
     def test_without_simulated_time_rounds_and_bytes_remain(self):
         lines = [{key: value for key, value in line.items() if key != "device_seconds"} for line in self.lines]

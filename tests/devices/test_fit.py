@@ -175,6 +175,8 @@ def test_the_command(tmp_path, capsys):
         (("--seconds", "3"), "nothing says how fast it is"),
         (("--upload", "5MB", "--device", "none.toml"), "leave out --upload"),
         (("--device", "none.toml"), "cannot read none.toml"),
+        (("--upload", "5MB", "--batch", "9" * 20), "batches can have up to 1,000,000,000 samples, not 9999"),
+        (("--upload", "5MB", "--shape", "99999999999x99999999999"), "an input may have up to 268,435,456"),
         (("--upload", "5MB", "--optimiser", "lion"), "sgd, adam, adamw"),
     ],
 )

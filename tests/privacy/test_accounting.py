@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedwidth.errors import OptionError
 from fedwidth.privacy import accounting
-from fedwidth.privacy.accounting import gaussian_accountant, noise_for, skellam_accountant
+from fedwidth.privacy.accounting import MAX_EPSILON, gaussian_accountant, noise_for, skellam_accountant
 from fedwidth.privacy.gaussian import gaussian_delta, gaussian_epsilon
 from fedwidth.privacy.renyi import renyi_epsilon, sampled_gaussian, skellam
 
@@ -116,6 +116,16 @@ def test_40_epsilon_never_falls_and_tells_how_many_rounds_a_budget_affords(kind,
     assert accountant.affords(found[7] - 1e-9, 100) == 6
     assert accountant.affords(found[7], 3) == 3
     assert accountant.affords(found[1] / 2, 100) == 0
+
+
+@needs_package
+@pytest.mark.parametrize(("noise", "rounds"), [(1.0, 10**9), (0.05, 10**7)])
+def test_what_promises_nothing_takes_no_memory(noise, rounds):
+    accountant = gaussian_accountant("pld", noise=noise, rate=0.01, delta=1e-5)
+    found = accountant.epsilon(rounds)
+    assert found == renyi_epsilon(sampled_gaussian(0.01, noise), rounds, 1e-5) > MAX_EPSILON
+    assert accountant.epsilon(rounds + 1) >= found
+    assert accountant.epsilon(10) < MAX_EPSILON
 
 
 def test_noise_is_found_by_its_epsilon():

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedwidth.cli.inspect import Json, Keep, Model, Options, Rounding, Shape, Tokens, pairs_of, parse_shape
+from fedwidth.cli.inspect import Json, Keep, Model, Options, Rounding, Shape, Tokens, pairs_of, read_input
 from fedwidth.cli.tables import print_table
 from fedwidth.devices.capacity import parse_capacity
 from fedwidth.errors import OptionError
@@ -79,14 +79,9 @@ def _built(model: str, shape: str, tokens: int, options: list[str] | None, value
     """The model without values, where it can be built so, and what it reads."""
     import torch
 
-    from fedwidth.models import build, example_inputs, needs_shape
+    from fedwidth.models import build
 
-    data_shape = parse_shape(shape)
-    if tokens < 0 or (tokens and shape):
-        raise OptionError("--tokens is the length of one input, instead of --shape")
-    if not (tokens or shape) and needs_shape(model):
-        raise OptionError(f"what model '{model}' reads is not known: give --shape, e.g. 3x32x32, or --tokens, e.g. 20")
-    example = (torch.zeros(2, tokens, dtype=torch.long),) if tokens else example_inputs(model, data_shape=data_shape)
+    data_shape, example = read_input(model, shape, tokens)
     given = {"data_shape": data_shape, **pairs_of(options)}
     if values:
         return build(model, **given), example

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -262,19 +263,12 @@ def _traced(
     rank: int = 0,
     targets: list[str] | None = None,
 ) -> tuple[Any, Plan, Any]:
-    import torch
-
     from fedwidth.adapters import adapt
-    from fedwidth.models import build, example_inputs, needs_shape
+    from fedwidth.models import build
     from fedwidth.plan import trace
 
-    data_shape = parse_shape(shape)
-    if tokens < 0 or (tokens and shape):
-        raise OptionError("--tokens is the length of one input, instead of --shape")
-    if not (tokens or shape) and needs_shape(model):
-        raise OptionError(f"what model '{model}' reads is not known: give --shape, e.g. 3x32x32, or --tokens, e.g. 20")
+    data_shape, example = read_input(model, shape, tokens)
     built = build(model, data_shape=data_shape, **pairs_of(options))
-    example = (torch.zeros(2, tokens, dtype=torch.long),) if tokens else example_inputs(model, data_shape=data_shape)
     if targets and not rank:
         raise OptionError("--target names layers that get an adapter, so --rank must be above 0")
     if rank:
@@ -284,8 +278,30 @@ def _traced(
     return built, trace(built, example, heads=heads, keep=keep or ()), example
 
 
-def parse_shape(text: str) -> tuple[int, ...] | None:
-    """The shape that --shape states; None where it states none."""
+MAX_NUMBERS = 2**28
+"""An example is two inputs of up to so many numbers, which take 2 GiB."""
+
+
+def read_input(model: str, shape: str, tokens: int) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
+    """The shape that --shape states, None where it states none, and an example of what the model reads."""
+    import torch
+
+    from fedwidth.models import example_inputs, needs_shape
+
+    data_shape = _parse_shape(shape)
+    if tokens < 0 or (tokens and shape):
+        raise OptionError("--tokens is the length of one input, instead of --shape")
+    if not (tokens or shape) and needs_shape(model):
+        raise OptionError(f"what model '{model}' reads is not known: give --shape, e.g. 3x32x32, or --tokens, e.g. 20")
+    if (numbers := tokens or math.prod(data_shape or ())) > MAX_NUMBERS:
+        asked = f"--tokens is {tokens:,}" if tokens else f"--shape is {shape}, {numbers:,} numbers"
+        raise OptionError(f"{asked}: an input may have up to {MAX_NUMBERS:,}")
+    if tokens:
+        return data_shape, (torch.zeros(2, tokens, dtype=torch.long),)
+    return data_shape, example_inputs(model, data_shape=data_shape)
+
+
+def _parse_shape(text: str) -> tuple[int, ...] | None:
     if not text:
         return None
     try:

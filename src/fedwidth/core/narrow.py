@@ -7,7 +7,7 @@ The shapes and the integers in a module (head counts, split sizes) depend only o
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -93,10 +93,29 @@ def skeleton(
     for attribute in plan.attributes:
         rewrite = _rewrite_buffer if attribute.buffer else _rewrite
         rewrite(modules, attribute, attribute.at(counts))
-    for module in modules.values():
+    for name, module in modules.items():
         if isinstance(module, nn.RNNBase):
+            _check_projection(name, module)
             module.flatten_parameters()  # cuDNN wants them in one piece
     return small
+
+
+def check_projections(
+    model: nn.Module, plan: Plan, capacities: Iterable[float | Fraction], rounding: str = "floor"
+) -> None:
+    """Refuse capacities at which a recurrent layer could not project what it gives."""
+    if any(isinstance(module, nn.RNNBase) and module.proj_size for module in model.modules()):
+        for capacity in capacities:
+            skeleton(model, plan, capacity, rounding=rounding)
+
+
+def _check_projection(name: str, layer: nn.RNNBase) -> None:
+    if layer.proj_size and layer.proj_size >= layer.hidden_size:
+        raise PlanError(
+            f"the {type(layer).__name__} '{name}' would have proj_size {layer.proj_size} and hidden_size"
+            f" {layer.hidden_size} in a model this narrow, and PyTorch needs proj_size < hidden_size: take wider"
+            " capacities, or keep a width group whole"
+        )
 
 
 def copy_model(model: nn.Module) -> nn.Module:

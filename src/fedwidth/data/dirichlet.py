@@ -22,6 +22,9 @@ from fedwidth.data.records import Data
 from fedwidth.data.shares import Partition
 from fedwidth.errors import DataError, OptionError, unknown, whole_number
 
+MAX_ALPHA = 1e100
+"""The sum of what proportions are drawn from has to stay a number; long before, all of them are equal."""
+
 MAX_DRAWS = 200
 """How often proportions are drawn again that leave a client with too little."""
 
@@ -75,8 +78,8 @@ def dirichlet(
 
 
 def _check_options(alpha: float, min_size: int, small: str, balanced: bool, equal: bool) -> None:
-    if not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
-        raise OptionError(f"alpha must be a positive number, not {alpha!r}")
+    if not isinstance(alpha, int | float) or not 0 < alpha <= MAX_ALPHA:
+        raise OptionError(f"alpha must be a positive number of at most {MAX_ALPHA:g}, not {alpha!r}")
     whole_number("min_size", min_size, least=1)
     if small not in SMALL:
         raise unknown("way with small clients", small, SMALL)

@@ -27,6 +27,8 @@ from fedwidth.settings import PRECISIONS
 MOMENTS = {"sgd": 1, "adam": 2, "adamw": 2}
 """How many moments an optimiser keeps of each weight."""
 TIMED_STEPS = 3
+MAX_BATCH = 10**9
+"""More samples than any device holds: beyond, sizes in bytes are no numbers that PyTorch can count with."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class Costing:
             raise OptionError(f"the optimiser must be one of {', '.join(MOMENTS)}, not '{work.optimiser}'")
         if work.precision not in PRECISIONS:
             raise OptionError(f"the precision must be one of {', '.join(PRECISIONS)}, not '{work.precision}'")
+        if work.batch > MAX_BATCH:
+            raise OptionError(f"batches can have up to {MAX_BATCH:,} samples, not {work.batch}")
         self.model, self.plan, self.example, self.work = model, plan, example_inputs, work
         self.loss, self.measure = loss or cross_entropy, measure
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}

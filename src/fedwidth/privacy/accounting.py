@@ -3,7 +3,8 @@
     pld    privacy loss distributions of `dp-accounting` (the extra `privacy`); without amplification the exact formula
     rdp    Rényi divergences of `dp-accounting`, also of orders that are no whole numbers
 
-Where the package is missing the bound by whole orders serves for both, and is named.
+Where the package is missing the bound by whole orders serves for both, and is named. Where that bound is above
+`MAX_EPSILON` it stands for privacy loss distributions, too, which would take tens of gigabytes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
@@ -28,6 +30,8 @@ BOUND = "Rényi divergences of whole orders"
 STEP = 5e-4
 """How finely losses are told apart. Bounds hold for every step; this one gives epsilon to three digits after the point,
 in a twentieth of a second, which every round of a run takes."""
+MAX_EPSILON = 1e4
+"""An epsilon that promises nothing: distributions of such losses have hundreds of millions of steps."""
 MAX_NOISE = 1e4
 """More than this nobody needs: noise that is asked for by its epsilon is looked for up to here."""
 
@@ -126,13 +130,19 @@ def _by_whole_orders(divergence: Divergence, delta: float, why: str) -> Accounta
 
 
 def _by_pld(noise: float, rate: float, delta: float) -> Callable[[int], float]:
-    """One round's distribution of losses, composed with itself."""
+    """One round's distribution of losses, composed with itself; where that is too wide, the bound by whole orders."""
     from dp_accounting.pld import privacy_loss_distribution
 
     once = privacy_loss_distribution.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=STEP
     )
-    return lambda rounds: float(once.self_compose(rounds).get_epsilon_for_delta(delta))
+    bound = cache(sampled_gaussian(rate, noise))
+
+    def spend(rounds: int) -> float:
+        rough = renyi_epsilon(bound, rounds, delta)
+        return rough if rough > MAX_EPSILON else float(once.self_compose(rounds).get_epsilon_for_delta(delta))
+
+    return spend
 
 
 def _by_rdp(noise: float, rate: float, delta: float) -> Callable[[int], float]:

@@ -31,6 +31,7 @@ from fedwidth.config.method_settings import (
 from fedwidth.config.objective_settings import name_objective
 from fedwidth.config.private_settings import check_privacy, check_robust
 from fedwidth.config.secure_settings import check_secure, warn_of_little
+from fedwidth.core.narrow import check_projections
 from fedwidth.data import Data, Partition
 from fedwidth.data.checks import check_partition
 from fedwidth.devices.capacity import Capacities
@@ -172,7 +173,9 @@ def set_up(
     made.to(device)
     if traits_of(method).family == SLICES and not plan.adapters:
         enrolled = capacities.enrolled(settings.devices.excluded)
-        warn_if_mostly_whole(plan, enrolled, str(method.values.get("rounding", "floor")))
+        rounding = str(method.values.get("rounding", "floor"))
+        warn_if_mostly_whole(plan, enrolled, rounding)
+        check_projections(made, plan, enrolled, rounding)
     if public is None:
         public = public_data(settings, data, partition)
     if public is None and method.public:
