@@ -253,8 +253,12 @@ def test_what_cannot_be_loaded_is_one_clear_line(tmp_path):
     content = bytearray((damaged / MODELS).read_bytes())
     content[-1] ^= 1
     (damaged / MODELS).write_bytes(content)
-    with pytest.raises(StateError, match="damaged"):
+    with pytest.raises(StateError, match=r"damaged.*resume the run \(--resume\), or delete the file, and it is made"):
         fedwidth.load(damaged)
+    Experiment(read_config(damaged / CONFIG)).run(damaged, resume=True)
+    assert (damaged / MODELS).read_bytes() == (finished() / MODELS).read_bytes()
+    (damaged / MODELS).unlink()
+    assert isinstance(fedwidth.load(damaged), torch.nn.Module)
 
 
 @pytest.mark.parametrize("capacity", [None, "1/4", "chosen"])

@@ -22,11 +22,10 @@ from fedwidth.run import checkpoint
 from fedwidth.run.alarm import fall_of
 from fedwidth.run.budget import write_ledger
 from fedwidth.run.clients import rows_of
-from fedwidth.run.folder import MODELS
 from fedwidth.run.metrics import Line, describe_round
 from fedwidth.run.saving import Saver
 from fedwidth.run.summary import describe_score, finite, summarise
-from fedwidth.run.weights.ready_models import write_models
+from fedwidth.run.weights.ready_models import has_models, write_models
 from fedwidth.training.engine import Report
 from fedwidth.training.server.state import Server
 
@@ -174,10 +173,10 @@ class Recorder:
     def _keep_models(self, folder: Path) -> bool:
         """Write what it takes to use the run's models, and leave the global one prepared; whether it was written.
 
-        A run that had ended already keeps what it wrote then.
+        A run that had ended already keeps what it wrote then, where that can be read.
         """
         experiment, server = self.experiment, self.server
-        if self._last is None and (folder / MODELS).exists():
+        if self._last is None and has_models(folder, round=server.round):
             return False
         write_models(folder, experiment, server, self._last or experiment.evaluator.last_round(server))
         return True

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 MAX_WIDTHS = 16
 """A run in which every client has a capacity of its own keeps the models of so many; `load` makes the others."""
+MADE_ANEW = "resume the run (--resume), or delete the file, and it is made anew from the checkpoint"
+"""What to do about a file that cannot be used: nothing in it is lost."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,11 @@ def read_models(folder: Path, *, round: int) -> ReadyModels | None:
             facts = json.loads((file.metadata() or {}).get("fedwidth", "null"))
             flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError) as error:
-        raise StateError(f"{path} is damaged: {error}") from error
+        raise StateError(f"{path} is damaged: {error}; {MADE_ANEW}") from error
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise StateError(f"{path} was written by another version of fedwidth")
+        raise StateError(f"{path} was written by another version of fedwidth: {MADE_ANEW}")
     if facts.get("checksum") != checksum(flat):
-        raise StateError(f"{path} is damaged: its checksum does not fit its content")
+        raise StateError(f"{path} is damaged: its checksum does not fit its content; {MADE_ANEW}")
     if facts["round"] != round:
         return None
     tensors: dict[float, dict[str, Tensor]] = {1.0: {}}
@@ -108,6 +110,14 @@ def read_models(folder: Path, *, round: int) -> ReadyModels | None:
         tensors.setdefault(float(key), {})[own] = tensor
     counts = {float(key): held for key, held in facts["counts"].items()}
     return ReadyModels(facts["round"], facts["data"], counts, tensors, read_plan(facts.get("plan")))
+
+
+def has_models(folder: Path, *, round: int) -> bool:
+    """Whether there is a file of the state after so many rounds that can be read."""
+    try:
+        return read_models(folder, round=round) is not None
+    except StateError:
+        return False
 
 
 def widths_of(experiment: Experiment, last: LastRound) -> list[float]:
