@@ -22,6 +22,8 @@ def import_object(kind: str, name: str) -> Any:
     2.0
     """
     module_name, _, path = name.partition(":")
+    if not path:
+        raise OptionError(f"{kind} '{name}' must be package.module:name, with its name in the module")
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.append(here)  # where `python -m` would look too
     try:

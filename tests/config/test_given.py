@@ -16,7 +16,7 @@ from fedwidth.config.given import as_in_recipe
 from fedwidth.config.schema import keys
 from fedwidth.data import Partition, Shares, from_clients, from_tensors, make_partition
 from fedwidth.data.checks import check_partition
-from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.errors import DataError, FedwidthError, OptionError
 from fedwidth.experiment import Experiment
 from fedwidth.settings import (
     ArchitectureSettings,
@@ -129,6 +129,36 @@ def test_what_is_excluded_and_nobody_has_is_said():
     devices = DeviceSettings("1:1 1/2:1", per_round=2, excluded=[0.26])
     with pytest.warns(UserWarning, match="names 0.26, which no device has: their capacities are 1, 0.5"):
         Experiment(replace(SETTINGS, devices=devices), model=network(), data=DATA)
+
+
+@pytest.mark.parametrize(
+    ("devices", "named"),
+    [
+        (DeviceSettings("1:1 1/2:1", profiles={"1/3": {"*": 0.5}}), "profiles names 1/3"),
+        (DeviceSettings("1:1 1/2:1", rates={"all": 1e9, "1/3": 1e8, "1/2": 1e8}), "rates names 1/3"),
+        (DeviceSettings("1:1 1/2:1", bandwidth={"all": 1e9, "0.3": 1e8}), "bandwidth names 0.3"),
+    ],
+)
+def test_what_is_said_of_devices_that_nobody_has_is_said(devices, named):
+    with pytest.warns(UserWarning, match=f"^devices.{named}, which no device has: their capacities are 1, 0.5$"):
+        Experiment(replace(SETTINGS, devices=replace(devices, per_round=2)), model=network(), data=DATA)
+
+
+def test_tables_may_name_more_capacities_than_there_are_where_each_is_named():
+    profiles, rates = {"1/4": {"*": 0.5}}, {"1": 4e9, "1/2": 2e9, "1/4": 1e9}
+    devices = DeviceSettings("1:1 1/2:1", per_round=2, rates=rates, profiles=profiles)
+    settings = replace(SETTINGS, devices=devices, evaluation=EvaluationSettings(capacities=[0.25]))
+    whole = replace(SETTINGS, devices=DeviceSettings("a1", per_round=2, profiles=profiles))
+    with warnings.catch_warnings(action="error"):
+        for each in (settings, whole):
+            Experiment(each, model=network(), data=DATA)
+
+
+def test_a_client_without_samples_is_named():
+    own = [TensorDataset(X[:size], Y[:size]) for size in (0, 20, 0, 20)]
+    with pytest.raises(DataError, match="^the training data set of client 0, 2 has no samples"):
+        from_clients(own, TensorDataset(X, Y))
+    from_clients(own[1::2], own[:2])  # to test on a client may have none
 
 
 def test_clients_that_have_a_data_set_each_are_not_dealt_anew_in_silence():

@@ -119,7 +119,8 @@ def test_earlier_runs_are_the_same_runs():
         (["objective.metric=mse"], "unknown metric for classification 'mse'"),
         (["objective.better=lower"], "objective.better is for a metric of your own, and objective.metric names none"),
         ([*KINDS["regression"], "objective.metric=mae", "objective.better=lower"], "and mae is not"),
-        (["objective.better=best"], "objective.better must be one of"),
+        (["objective.better=best"], "objective.better must be one of higher, lower, or empty, not"),
+        (["objective.loss=own_objective"], "loss 'own_objective' must be package.module:name, with its name in"),
         ([*KINDS["regression"], "objective.loss=own_objective:not_reduced"], "must be one number, .* not \\[2\\]"),
         ([*KINDS["regression"], "objective.loss=own_objective:constant"], "does not depend on the model's output"),
         (

@@ -1,6 +1,8 @@
 """Local training: every number here is worked out by hand in a comment."""
 
 import math
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from torch import nn
 import fedwidth
 from fedwidth.core.submodel import extract
 from fedwidth.data import from_tensors, load, make_partition
+from fedwidth.errors import OptionError
 from fedwidth.experiment import Experiment
+from fedwidth.methods import Local
 from fedwidth.models import Cnn
 from fedwidth.objectives.losses import cross_entropy
 from fedwidth.randomness import numpy_generator
@@ -40,6 +44,32 @@ def train(trainer, *, client=0, capacity=1.0, round=0):
     sub = extract(fedwidth.state_of(trainer.model), trainer.plan, task.index)
     trained = trainer.train(sub, task, round)
     return {name: tensor.clone() for name, tensor in trained.update.sub.items()}, trained
+
+
+class TestLossOfOnesOwn:
+    @pytest.mark.parametrize(
+        ("loss", "message"),
+        [
+            (lambda plain, logits: None, "must be one number, the mean over the batch, not NoneType"),
+            (lambda plain, logits: 1.0, "must be one number, the mean over the batch, not float"),
+            (lambda plain, logits: logits.square().mean(1), r"must be one number, the mean over the batch, not \[15\]"),
+            (lambda plain, logits: plain[None], r"must be one number, the mean over the batch, not \[1\]"),
+            (lambda plain, logits: plain.detach(), "does not depend on the client's weights, so nothing would be"),
+        ],
+    )
+    @pytest.mark.parametrize("engine", ["serial", "vectorised"])
+    def test_what_is_none_is_one_line(self, loss, message, engine):
+        def of_batch(client, inputs, targets):
+            logits = client.logits(inputs)
+            return loss(client.loss(logits, targets), logits)
+
+        own = replace(fedwidth.method("heterofl"), local=Local(loss=of_batch, steady=True))
+        changes = ["rounds=1", f"engine={engine}", "training.batch_size=15", "data.clients=3", "data.partition=iid"]
+        settings = small(*changes, "data.partition_options={}")
+        with warnings.catch_warnings(action="ignore"), pytest.raises(OptionError, match=message) as caught:
+            Experiment(settings, method=own).run()
+        assert "(Local(loss=…))" in str(caught.value)
+        assert "(round 0, client" in str(caught.value)
 
 
 class TestLearningRate:

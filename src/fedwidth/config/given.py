@@ -18,7 +18,8 @@ from torch import nn
 
 from fedwidth.core.narrow import copy_model
 from fedwidth.data import Data, Partition
-from fedwidth.devices.capacity import Capacities, read_capacity
+from fedwidth.devices.capacity import Capacities, parse_capacity, read_capacity
+from fedwidth.devices.time import EVERYBODY
 from fedwidth.errors import CapacityError, OptionError
 from fedwidth.importing import one_line
 from fedwidth.methods import Method
@@ -105,14 +106,24 @@ def warn_of_dealing(settings: Settings, data: Data) -> None:
         )
 
 
-def warn_of_excluded(settings: Settings, capacities: Capacities) -> None:
-    """Warn where a capacity is left out that no device has, which does nothing."""
-    there = capacities.enrolled()
-    if idle := [f"{value:g}" for value in settings.devices.excluded if value not in there]:
-        has = ", ".join(f"{value:g}" for value in there)
-        warnings.warn(
-            f"devices.excluded names {', '.join(idle)}, which no device has: their capacities are {has}", stacklevel=4
-        )
+def warn_of_idle(settings: Settings, capacities: Capacities) -> None:
+    """Warn where a setting names a capacity that no device has, which does nothing.
+
+    Rates and bandwidths may name more than there are, unless "all" takes the place of what is not named.
+    """
+    devices, there = settings.devices, capacities.enrolled()
+    named = {"excluded": {f"{value:g}": value for value in devices.excluded}}
+    for name in ("rates", "bandwidth"):
+        if EVERYBODY in (table := getattr(devices, name)):
+            named[name] = {text: parse_capacity(text) for text in table if text != EVERYBODY}
+    if there != (1.0,):  # as of yardsticks that give all devices the whole model
+        of = {text: parse_capacity(text) for text in devices.profiles}
+        named["profiles"] = {text: value for text, value in of.items() if value not in settings.evaluation.capacities}
+    has = ", ".join(f"{value:g}" for value in there)
+    for name, values in named.items():
+        if idle := [text for text, value in values.items() if value not in there]:
+            message = f"devices.{name} names {', '.join(idle)}, which no device has: their capacities are {has}"
+            warnings.warn(message, stacklevel=4)
 
 
 def without_name(settings: Settings, **given: Any) -> dict[str, str]:

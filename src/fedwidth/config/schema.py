@@ -61,7 +61,7 @@ class Key:
     def expected(self) -> str:
         """What is allowed, for people."""
         if self.choices:
-            return "one of " + ", ".join(self.choices)
+            return "one of " + ", ".join(filter(None, self.choices)) + (", or empty" if "" in self.choices else "")
         if self.share:
             share = 'above 0 and at most 1, e.g. 0.0625 or "1/16"'
             return f"{KINDS[self.type]}{', each' if self.is_listed else ''} {share}"

@@ -92,6 +92,9 @@ def from_clients(
     `test` is a data set for each client too, or one for all. Options as for `from_dataset`.
     """
     whole, users = _of_clients(train, "training")
+    if empty := torch.nonzero(torch.bincount(users, minlength=len(train)) == 0).flatten().tolist():
+        clients = ", ".join(map(str, empty))
+        raise DataError(f"the training data set of client {clients} has no samples: leave out who has none to train on")
     if isinstance(test, Sequence):
         tests, test_users = _of_clients(test, "test")
         return from_dataset(whole, tests, name=name, cache=cache, train_users=users, test_users=test_users, **options)

@@ -43,14 +43,19 @@ def _check_loss(objective: Objective, output: Any, targets: Any) -> None:
         output = output.detach().requires_grad_(output.is_floating_point())
     with torch.enable_grad():
         loss = _tried(name, lambda: objective.loss(output, targets))
-    if not isinstance(loss, Tensor) or loss.dim():
-        shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise OptionError(f"{name} must be one number, the mean over the batch, not {shape}")
+    check_one_number(name, loss)
     if isinstance(output, Tensor) and not loss.requires_grad:
         raise OptionError(f"{name} does not depend on the model's output, so nothing would be learnt")
     plain = isinstance(output, Tensor) and bool(torch.isfinite(output).all())
     if plain and not torch.isfinite(loss) and int(objective.number(targets)):  # where no target counts there is no mean
         raise OptionError(f"{name} is {loss.item()} on the first samples, so nothing could be learnt")
+
+
+def check_one_number(name: str, loss: Any) -> None:
+    """Refuse a loss that is no tensor of one number; `name` is what it is called."""
+    if not isinstance(loss, Tensor) or loss.dim():
+        shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise OptionError(f"{name} must be one number, the mean over the batch, not {shape}")
 
 
 def _check_metric(objective: Objective, output: Any, targets: Any) -> None:

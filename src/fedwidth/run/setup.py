@@ -19,7 +19,7 @@ from fedwidth.config.architectures import (
 from fedwidth.config.budgets import with_budgets
 from fedwidth.config.build import build_model, check_paths, find_device, load_data, public_data, split_data
 from fedwidth.config.check import check_devices, check_settings, check_validation, check_values
-from fedwidth.config.given import as_in_recipe, check_given, copied, warn_of_dealing, warn_of_excluded, without_name
+from fedwidth.config.given import as_in_recipe, check_given, copied, warn_of_dealing, warn_of_idle, without_name
 from fedwidth.config.method_settings import (
     check_exponent,
     check_norms,
@@ -148,7 +148,7 @@ def set_up(
             settings, made, plan, data=data, partition=partition, method=method, objective=objective
         )
         capacities = _assign_capacities(settings, partition)
-    warn_of_excluded(settings, capacities)
+    warn_of_idle(settings, capacities)
     if models:
         method = replace(method, architectures=given_architectures(models, settings, method, data, objective))
     elif settings.models:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedwidth.errors import OptionError
 from fedwidth.methods import ClientPass
 from fedwidth.objectives import Objective
+from fedwidth.objectives.check import check_one_number
 from fedwidth.training.rule import Rule
 
 TARGETS = "targets"
@@ -88,13 +90,17 @@ class Pass:
 
 
 def loss_of(rule: Rule, client: ClientPass, inputs: Any, targets: Any) -> Tensor:
-    """The loss of a batch, whose targets come `with_rows` where the rule says so."""
+    """The loss of a batch, whose targets come `with_rows` where the rule says so; refuses what is no loss."""
     if rule.local.rows:
         client.rows = {name: rows for name, rows in targets.items() if name != TARGETS}
         targets = targets[TARGETS]
-    if rule.local.loss is not None:
-        return rule.local.loss(client, inputs, targets)
-    return client.loss(client.logits(inputs), targets)
+    if rule.local.loss is None:
+        return client.loss(client.logits(inputs), targets)
+    loss, name = rule.local.loss(client, inputs, targets), f"the loss of {rule.title} (Local(loss=…))"
+    check_one_number(name, loss)
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise OptionError(f"{name} does not depend on the client's weights, so nothing would be learnt")
+    return loss
 
 
 def with_rows(rule: Rule, targets: Any, given: Mapping[str, Tensor], places: Tensor | None = None) -> Any:
