@@ -86,7 +86,7 @@ def test_own_factory(library):
         ("my_models:net", {"widht": 3}, "unknown my_models:net option 'widht' (did you mean 'width'?)"),
         ("no_such_package.zoo:net", {}, "cannot import 'no_such_package.zoo': No module named 'no_such_package'"),
         ("my_models:nett", {}, "model 'my_models:nett': 'my_models' has no 'nett'"),
-        ("my_models:", {}, "'my_models' has no ''"),
+        ("my_models:", {}, "model 'my_models:' must be package.module:name, with its name in the module"),
         (":net", {}, "cannot import ''"),
         ("my_models:number", {}, "'number' is a int, not a function or class"),
         ("my_models:text", {}, "model 'my_models:text' must give a torch.nn.Module, but gave a str"),
