@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from fedwidth.errors import OptionError
 from fedwidth.privacy import accounting
-from fedwidth.privacy.accounting import MAX_EPSILON, gaussian_accountant, noise_for, skellam_accountant
+from fedwidth.privacy.accounting import (
+    FINE_UP_TO,
+    MAX_EPSILON,
+    gaussian_accountant,
+    noise_for,
+    skellam_accountant,
+)
 from fedwidth.privacy.gaussian import gaussian_delta, gaussian_epsilon
 from fedwidth.privacy.renyi import renyi_epsilon, sampled_gaussian, skellam
 
@@ -119,13 +125,25 @@ def test_40_epsilon_never_falls_and_tells_how_many_rounds_a_budget_affords(kind,
 
 
 @needs_package
-@pytest.mark.parametrize(("noise", "rounds"), [(1.0, 10**9), (0.05, 10**7)])
-def test_what_promises_nothing_takes_no_memory(noise, rounds):
+@pytest.mark.parametrize(("noise", "rounds", "above"), [(1.0, 10**9, FINE_UP_TO), (0.05, 10**7, MAX_EPSILON)])
+def test_what_promises_nothing_takes_no_memory(noise, rounds, above):
     accountant = gaussian_accountant("pld", noise=noise, rate=0.01, delta=1e-5)
     found = accountant.epsilon(rounds)
-    assert found == renyi_epsilon(sampled_gaussian(0.01, noise), rounds, 1e-5) > MAX_EPSILON
+    assert found == renyi_epsilon(sampled_gaussian(0.01, noise), rounds, 1e-5) > above
     assert accountant.epsilon(rounds + 1) >= found
-    assert accountant.epsilon(10) < MAX_EPSILON
+    assert accountant.epsilon(10) < FINE_UP_TO
+
+
+@needs_package
+def test_large_losses_are_told_apart_less_finely_and_come_to_the_same():
+    """Little noise for few clients: the bound by whole orders is 156 times too high."""
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    once = from_gaussian_mechanism(0.2, sampling_prob=0.01, value_discretization_interval=0.002)
+    exact = once.self_compose(20_000).get_epsilon_for_delta(1e-5)
+    found = gaussian_accountant("pld", noise=0.2, rate=0.01, delta=1e-5).epsilon(20_000)
+    assert renyi_epsilon(sampled_gaussian(0.01, 0.2), 20_000, 1e-5) > 100 * exact
+    assert exact <= found < 1.001 * exact
 
 
 def test_noise_is_found_by_its_epsilon():

@@ -4,7 +4,7 @@
     rdp    Rényi divergences of `dp-accounting`, also of orders that are no whole numbers
 
 Where the package is missing the bound by whole orders serves for both, and is named. Where that bound is above
-`MAX_EPSILON` it stands for privacy loss distributions, too, which would take tens of gigabytes.
+`FINE_UP_TO` losses are told apart less finely, and above `MAX_EPSILON` it stands for their distribution, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from math import ceil, log2
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +32,14 @@ BOUND = "Rényi divergences of whole orders"
 STEP = 5e-4
 """How finely losses are told apart. Bounds hold for every step; this one gives epsilon to three digits after the point,
 in a twentieth of a second, which every round of a run takes."""
-MAX_EPSILON = 1e4
-"""An epsilon that promises nothing: distributions of such losses have hundreds of millions of steps."""
+FINE_UP_TO = 1e4
+"""The epsilon up to which it does: the distribution of larger losses would have tens of millions of steps and more."""
+COARSEST = 1024
+"""How many times as long a step may be; the package cannot do with steps of hundreds."""
+MAX_EPSILON = COARSEST * FINE_UP_TO
+"""More than this promises nothing, however exactly it is known."""
+MOST_ROUNDS = 10**6
+"""More rounds than this have no distribution of coarse losses: the package takes minutes to see how wide it would be."""
 MAX_NOISE = 1e4
 """More than this nobody needs: noise that is asked for by its epsilon is looked for up to here."""
 
@@ -130,17 +138,23 @@ def _by_whole_orders(divergence: Divergence, delta: float, why: str) -> Accounta
 
 
 def _by_pld(noise: float, rate: float, delta: float) -> Callable[[int], float]:
-    """One round's distribution of losses, composed with itself; where that is too wide, the bound by whole orders."""
+    """One round's distribution of losses, composed with itself: in longer steps the wider it becomes."""
     from dp_accounting.pld import privacy_loss_distribution
 
-    once = privacy_loss_distribution.from_gaussian_mechanism(
-        noise, sampling_prob=rate, value_discretization_interval=STEP
-    )
+    @cache
+    def once(times: int) -> Any:
+        return privacy_loss_distribution.from_gaussian_mechanism(
+            noise, sampling_prob=rate, value_discretization_interval=times * STEP
+        )
+
     bound = cache(sampled_gaussian(rate, noise))
 
     def spend(rounds: int) -> float:
         rough = renyi_epsilon(bound, rounds, delta)
-        return rough if rough > MAX_EPSILON else float(once.self_compose(rounds).get_epsilon_for_delta(delta))
+        if rough > MAX_EPSILON or (rough > FINE_UP_TO and rounds > MOST_ROUNDS):
+            return rough
+        times = 2 ** max(0, ceil(log2(rough / FINE_UP_TO)))
+        return min(rough, float(once(times).self_compose(rounds).get_epsilon_for_delta(delta)))
 
     return spend
 
