@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fedwidth.analysis.comparison import Comparison, Row
-from fedwidth.analysis.yardsticks import EXCLUDE, FULL, SMALLEST, yardsticks
+from fedwidth.analysis.yardsticks import CAPPED, EXCLUDE, FULL, PREFIX, SMALLEST, yardsticks
 from fedwidth.evaluation.widths import CHOSEN
 from small_runs import small
 
@@ -104,6 +104,21 @@ def test_widths_that_answer_together_are_compared_with_the_same_yardsticks_and_c
         " 95 %: −23.0 to +66.0, two seeds).",
     ]
     assert set(compared.together_sentences()) <= set(compared.sentences())
+
+
+def test_the_gain_of_a_yardstick_is_no_question_asked():
+    """Capped is above smallest for all, of which nothing is said; nor is it among what is corrected."""
+    narrow = yardsticks(small("devices.capacities=b1-c1"))[CAPPED]
+    mine = small("devices.capacities=b1-c1")
+    rows = (
+        replace(row("A", 80.0, 84.0, settings=mine), together={1: 90.0, 2: 91.0}),
+        replace(row(f"{PREFIX}{CAPPED}", 70.0, 60.0, settings=narrow), together={1: 85.0, 2: 80.0}),
+        row("S", 50.0, 52.0, settings=yardsticks(mine)[SMALLEST]),
+    )
+    compared = Comparison(rows)
+    assert all([*compared.gains[:2], *compared.gains_together[:2]])
+    assert [gain.difference.of for gain in (compared.gains[0], compared.gains_together[0]) if gain] == [1, 1]
+    assert [len(said) for said in (compared.gain_sentences(), compared.together_sentences())] == [1, 1]
     untested = replace(rows[2], test={}, validation={1: 60.0})
     assert Comparison((replace(rows[0], validation={1: 80.0}), untested)).gains_together == [None, None]
 

@@ -4,6 +4,7 @@ import pytest
 
 from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, compare, correct, holm
 from fedwidth.analysis.student import quantile, share_above, share_within
+from fedwidth.objectives.metric import Measure
 
 SLEEP = (1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4)
 """Hours of sleep gained with one drug over the other (Student 1908, from Cushny and Peebles 1905)."""
@@ -92,6 +93,8 @@ def test_two_seeds_that_differ_by_the_same_number_of_samples_decide_nothing():
     assert (alike.interval, alike.verdict) == (None, OPEN)
     assert alike.sentence("A", "B") == "A is 3.4 points above B (two seeds differ by the same: no interval)."
     assert alike.gain_sentence("A", "B") == "A's gain over B is +3.4 (two seeds differ by the same: no interval)."
+    tiny = Difference((2.0e-6, 2.8e-6), measure=Measure("mse", "mean squared error"))
+    assert tiny.interval is not None, "how small a number is depends on its unit"
     sure = Difference((1.0, 1.1))
     assert [each.of for each in correct([alike, sure])] == [1, 1], "it does not count among comparisons"
     assert correct([alike, sure])[1].p_value == pytest.approx(sure.plain_p_value)

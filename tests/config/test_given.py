@@ -237,6 +237,7 @@ def test_what_is_no_table_is_refused(named, table):
     [
         (DeviceSettings(profiles={"1/4": {1: 0.5}}), "^devices.profiles must be a table that goes by text, not by 1$"),
         (DeviceSettings(rates={None: 1e9}), "^devices.rates must be a table that goes by text, not by None$"),
+        (DeviceSettings(rates={1: 1e9, "1": 2e9}), "^rates names '1' twice, as text and as a number$"),
     ],
 )
 def test_tables_go_by_text_inside_too(devices, message):

@@ -61,6 +61,13 @@ def test_what_is_added_in_two_precisions_is_copied_for_as_long():
     assert (living.bytes, living.peak) == (made.nbytes, made.nbytes + 4 * 1000)
 
 
+def test_one_number_in_another_precision_has_no_copy():
+    half, factor = torch.zeros(1000).bfloat16(), torch.ones(())
+    with Living() as living:
+        made = half * factor
+    assert (living.bytes, living.peak) == (made.nbytes, made.nbytes)
+
+
 def test_an_lstm_in_half_precision_keeps_a_row_of_every_step_in_single_precision():
     steps, samples, inputs, hidden = 20, 30, 40, 50
     kept = 2 * samples * (4 * steps * hidden + (steps + 1) * row(hidden))

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -265,14 +266,18 @@ def test_a_file_may_have_any_name(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["safetensors", "torch"])
-@pytest.mark.parametrize("name", [*FILES, ".lock", "history/round-1.safetensors", "clients/0.safetensors"])
-def test_files_of_a_run_are_not_written_over(name, form, tmp_path):
+@pytest.mark.parametrize(
+    "name", [*FILES, ".lock", "about.json", "history/round-1.safetensors", "clients/0.safetensors"]
+)
+def test_files_of_a_run_are_not_written_over(name, form, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(finished(), folder)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     (folder / name).parent.mkdir(exist_ok=True)
-    with pytest.raises(OptionError, match=f"{name} is a file of the run in that folder, which is never replaced"):
-        export_run(folder, folder / name, form=form, overwrite=True)
+    monkeypatch.chdir((folder / name).parent)
+    for out in (folder / name, Path(name).name):  # as seen from there it has no folder
+        with pytest.raises(OptionError, match=f"{name} is a file of the run in that folder, which is never replaced"):
+            export_run(folder, out, form=form, overwrite=True)
     assert all(path.read_bytes() == content for path, content in before.items())
     shutil.copy(folder / "config.toml", tmp_path)  # as it stands beside a program of one's own
     export_run(folder, tmp_path / "model.safetensors", overwrite=True)

@@ -183,13 +183,15 @@ class Comparison:
         return self._gains_of([row.together if tested else {} for row in self.rows])
 
     def _gains_of(self, scores: Sequence[Accuracies]) -> list[Gain | None]:
-        """The gain of each row with these scores, corrected together."""
+        """The gain of each row with these scores, corrected together; that of a yardstick is no question asked."""
         found = [
             find_gain(own, {kind: self.accuracies(other) for kind, other in mine.items()}, self.metric)
             for own, mine in zip(scores, self.yardsticks, strict=True)
         ]
-        corrected = iter(correct([gain.difference for gain in found if gain]))
-        return [replace(gain, difference=next(corrected)) if gain else None for gain in found]
+        asked = {number: gain for number in self._compared() if (gain := found[number])}
+        for number, difference in zip(asked, correct([gain.difference for gain in asked.values()]), strict=True):
+            found[number] = replace(asked[number], difference=difference)
+        return found
 
     def sentences(self) -> list[str]:
         """All that is said: which row leads, how it stands to the others, what is gained, what yardsticks reach."""
@@ -230,19 +232,14 @@ class Comparison:
 
     def gain_sentences(self) -> list[str]:
         """Whether each gain is decided: a sentence for each, or one for all where they are many; none with one seed."""
-        return _told(
-            [
-                (row.title, gain)
-                for row, gain in zip(self.rows, self.gains, strict=True)
-                if gain and not is_yardstick(row.title)
-            ]
-        )
+        return _told([(self.rows[number].title, gain) for number in self._compared() if (gain := self.gains[number])])
 
     def together_sentences(self) -> list[str]:
         """The same of the gains of widths that answer together."""
         found: dict[str, list[tuple[str, Gain]]] = {}
-        for row, gain in zip(self.rows, self.gains_together, strict=True):
-            if gain:
+        for number in self._compared():
+            if gain := self.gains_together[number]:
+                row = self.rows[number]
                 found.setdefault(row.answering, []).append((row.title, gain))
         return [f"With {how}: {said}" for how, gains in found.items() for said in _told(gains)]
 

@@ -27,8 +27,8 @@ from fedwidth.objectives.metric import ACCURACY, Measure
 CONFIDENCE = 0.95
 MARGIN = 1.0
 """Points within which two accuracies count as equal."""
-SAME = 1e-6
-"""Points within which two differences are the same number: they were computed from shares of the same samples."""
+SAME = 1e-9
+"""The share of themselves by which two differences that are the same number may lie apart: they were rounded."""
 ABOVE, BELOW, EQUAL, OPEN, ONE_SEED = "above", "below", f"equal within ±{MARGIN:g}", "not decided", "one seed"
 
 
@@ -62,7 +62,7 @@ class Difference:
         if len(self.values) != 2:
             return len(self.values) > 2
         first, second = self.values
-        return abs(first - second) > SAME or max(abs(first), abs(second)) <= SAME
+        return not math.isclose(first, second, rel_tol=SAME) or first == 0
 
     @property
     def interval(self) -> tuple[float, float] | None:

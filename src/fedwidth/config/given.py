@@ -204,7 +204,10 @@ def _setting(part: Field[Any], value: Any) -> Any:
     """One setting of a record; text for `devices.capacities` is a mix, and stays. Tables go by text."""
     found = _listed(value)
     if isinstance(found, dict):
-        found = {str(name) if isinstance(name, Real) else name: each for name, each in found.items()}
+        texts = [str(name) if isinstance(name, Real) else name for name in found]
+        if twice := [name for name in texts if texts.count(name) > 1]:
+            raise OptionError(f"{part.name} names '{twice[0]}' twice, as text and as a number")
+        found = dict(zip(texts, found.values(), strict=True))
     if not part.metadata.get("share"):
         return found
     if isinstance(found, list):

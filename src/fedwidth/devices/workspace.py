@@ -87,7 +87,7 @@ def _name(operator: Any) -> str:
 
 def _converted(args: Sequence[Any]) -> int:
     """Bytes of the copies in single precision that a call with tensors of both precisions makes of the others."""
-    floats = [x for x in args if isinstance(x, Tensor) and x.is_floating_point()]
+    floats = [x for x in args if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]  # one number has no copy
     widest = max((x.element_size() for x in floats), default=0)
     return sum(x.numel() * widest for x in floats if x.element_size() < widest)
 

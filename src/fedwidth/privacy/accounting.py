@@ -39,7 +39,7 @@ COARSEST = 1024
 MAX_EPSILON = COARSEST * FINE_UP_TO
 """More than this promises nothing, however exactly it is known."""
 MOST_ROUNDS = 10**6
-"""More rounds than this have no distribution of coarse losses: the package takes minutes to see how wide it would be."""
+"""More rounds than this have no distribution of coarse losses: the package takes minutes to see how wide it is."""
 MAX_NOISE = 1e4
 """More than this nobody needs: noise that is asked for by its epsilon is looked for up to here."""
 

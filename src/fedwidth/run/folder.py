@@ -19,9 +19,10 @@ from fedwidth.config.influence import BUDGET, influences
 from fedwidth.config.read import read_config
 from fedwidth.config.schema import shown
 from fedwidth.errors import OptionError, StateError
+from fedwidth.run.about import NAME as ABOUT
 from fedwidth.run.checkpoint import NAME, rounds_done, write_whole
 from fedwidth.settings import Settings
-from fedwidth.training.client_memory import FOLDER
+from fedwidth.training.client_memory import FOLDER as CLIENTS_FOLDER
 
 CONFIG, TRACKING = "config.toml", "tracking.json"
 LEDGER = "privacy.json"
@@ -133,10 +134,10 @@ def check_left_by_run(folder: Path, words: tuple[str, str, str] = COMMAND) -> No
 
 def refuse_files_of_run(*paths: Path, but: str = "") -> None:
     """Refuse to write over what a run keeps in its folder, `but` a file of this name: nothing would be left to read."""
-    for path in paths:
+    for path in map(Path.absolute, paths):
         folder = path.parent
-        inside = folder.name in (HISTORY, FOLDER) and _is_of_run(folder.parent)
-        if inside or (path.name in (*FILES, *LOCKS) and path.name != but and _is_of_run(folder)):
+        inside = folder.name in (HISTORY, CLIENTS_FOLDER) and _is_of_run(folder.parent)
+        if inside or (path.name in (*FILES, *LOCKS, ABOUT) and path.name != but and _is_of_run(folder)):
             raise OptionError(
                 f"{path} is a file of the run in that folder, which is never replaced: give another --out"
             )
