@@ -75,6 +75,17 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], list[int], int]] = {
         [4, 4, 16, 16],
         2,
     ),
+    "two widths multiplied into a third": (
+        lambda: Wired(
+            lambda self, x: self.out(torch.relu(self.both(self.first(x), self.second(x)))),
+            first=nn.Linear(6, 8),
+            second=nn.Linear(6, 12),
+            both=nn.Bilinear(8, 12, 10),
+            out=nn.Linear(10, 3),
+        ),
+        [8, 10, 12],
+        0,
+    ),
     # three attentions, two feed-forwards, one residual stream
     "encoder and decoder": (
         lambda: Wired(

@@ -50,6 +50,7 @@ class Attribute:
 # Attributes of standard layers that their forward pass does not read, and the tensor dimension each describes.
 DESCRIBED: tuple[tuple[type[nn.Module], dict[str, tuple[str, int]]], ...] = (
     (nn.Linear, {"in_features": ("weight", 1), "out_features": ("weight", 0)}),
+    (nn.Bilinear, {"in1_features": ("weight", 1), "in2_features": ("weight", 2), "out_features": ("weight", 0)}),
     (nn.Embedding, {"num_embeddings": ("weight", 0), "embedding_dim": ("weight", 1)}),
     (nn.modules.batchnorm._NormBase, {"num_features": ("weight", 0)}),
     (nn.modules.batchnorm._NormBase, {"num_features": ("running_mean", 0)}),

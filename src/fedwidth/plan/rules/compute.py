@@ -106,6 +106,20 @@ def linear(recording: Recording, operator: Any, out: Tensor, source: Tensor, wei
         unify(recording.axes(tensor)[0], columns, str(operator))
 
 
+@rule("_trilinear")
+def bilinear(
+    recording: Recording, operator: Any, out: Tensor, left: Tensor, weight: Tensor, right: Tensor, *_: Any
+) -> None:
+    """[n, k] times [m, k, l] times [n, l], summed over k and l: the only form that PyTorch calls it in."""
+    (rows, first), (same_rows, second) = recording.axes(left), recording.axes(right)
+    columns, *inner = recording.axes(weight)
+    for mine, other in ((rows, same_rows), (first, inner[0]), (second, inner[1])):
+        unify(mine, other, str(operator))
+    use_all(rows, columns, first, second)
+    recording.put(out, [rows, columns])
+    recording.tally.multiply(rows, columns, first, second)
+
+
 @rule("mv", "dot", "vdot")
 def vector_product(recording: Recording, operator: Any, out: Tensor, left: Tensor, right: Tensor) -> None:
     """[n, k] @ [k] or [k] @ [k]."""
