@@ -72,6 +72,8 @@ def test_experts_that_no_sample_reaches_are_refused_before_training(monkeypatch)
     monkeypatch.setattr("fedwidth.config.build.LOOKED_THROUGH", 16)
     with pytest.raises(PlanError, match=ONE_LINE):
         experiment()
+    with pytest.raises(PlanError, match=ONE_LINE):  # narrow models are measured though nobody has them
+        experiment("devices.capacities=1:1", "evaluation.capacities=[1, 0.5]")
     kept = experiment("model.keep=first")  # as the line says
     assert list(kept.plan.groups) == ["experts.0.0"]
     assert kept.run().metrics[-1]["round"] == 2
