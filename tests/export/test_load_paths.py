@@ -9,12 +9,12 @@ from safetensors.torch import load_file, save_file
 
 import fedwidth
 import own_paths
-from fedwidth.config.read import read_settings
+from fedwidth.config.read import read_config, read_settings
 from fedwidth.errors import StateError
 from fedwidth.experiment import Experiment
 from fedwidth.export import export_run
 from fedwidth.export.tensors import KEY
-from fedwidth.run.folder import MODELS
+from fedwidth.run.folder import CONFIG, MODELS
 
 RECIPE = """
 rounds = 2
@@ -68,15 +68,17 @@ def test_older_folders_take_the_data_that_are_given(name, tmp_path):
     assert accuracy(fedwidth.load(file), data) == reported["0.25"]
 
 
-def test_an_older_folder_whose_path_is_not_found_again_asks_for_its_data(tmp_path):
-    run, *_ = trained(tmp_path / "run", "Route")
+def test_an_older_folder_whose_path_is_not_found_again_is_to_be_resumed_or_asks_for_its_data(tmp_path):
+    run, data, reported = trained(tmp_path / "run", "Route")
     export_run(run, tmp_path / "new.safetensors", capacity=0.25)
     without_plan(run / MODELS, run / MODELS, "fedwidth")
-    with pytest.raises(StateError, match=r"'experts.0.bias' is \[4\], not \[16\].*fedwidth.load\(…, data=…\)"):
+    with pytest.raises(StateError, match=r"'experts.0.bias' is \[4\], not \[16\].*resume the run \(--resume\).*data=…"):
         fedwidth.load(run, 0.25)
     without_plan(tmp_path / "new.safetensors", tmp_path / "old.safetensors", KEY)
     with pytest.raises(StateError, match=r"'experts.0.bias' is \[4\], not \[16\].*export it again"):
         fedwidth.load(tmp_path / "old.safetensors")
+    Experiment(read_config(run / CONFIG)).run(run, resume=True)
+    assert accuracy(fedwidth.load(run, 0.25), data) == reported["0.25"]
 
 
 def test_a_model_whose_code_has_changed_is_traced_again(tmp_path, monkeypatch):

@@ -44,7 +44,8 @@ from fedwidth.training.skeletons import fill
 
 AGAIN = "give it again, as fedwidth.load(…, model=…), or fedwidth.export.export_run(…, model=…) for a file"
 """How what was given in Python is given again; a command cannot."""
-WITH_DATA = "give its data, as fedwidth.load(…, data=…), or fedwidth.export.export_run(…, data=…) for a file"
+STORED_ANEW = "resume the run (--resume), which stores it, or give its data in Python (data=…)"
+"""How a run that ended in an older version gets its plan."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _take_ready(
         made = _other_part(folder, settings, method, plan, capacity, whole)
         fill_all(made, ready.tensors[capacity], str(folder))
     else:
-        with plan_of_older(ready.plan, given, WITH_DATA):
+        with plan_of_older(ready.plan, given, STORED_ANEW):
             made = skeleton(whole, plan, counts)
             fill_all(made, ready.tensors[capacity], str(folder))
     made = with_buffers(made, plan) if counts is not None else made

@@ -82,7 +82,7 @@ def open_file(path: Path, *, model: nn.Module | None = None) -> nn.Module:
     settings, data = read_settings(recipe["config"]).main, stand_in(recipe["data"])
     objective, known = objective_of(settings.objective, data), read_plan(recipe.get("plan"))
     whole, plan = global_model(settings, data, objective, model, known)
-    with plan_of_older(known, None, "export it again, and give the data of its run where that is older, too"):
+    with plan_of_older(known, None, "resume its run (--resume) where that is older, too, and export it again"):
         made = skeleton(whole, plan, recipe["counts"])
         fill_all(made, tensors, str(path))
     return with_buffers(made, plan).eval()

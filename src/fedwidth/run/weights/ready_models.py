@@ -113,11 +113,12 @@ def read_models(folder: Path, *, round: int) -> ReadyModels | None:
 
 
 def has_models(folder: Path, *, round: int) -> bool:
-    """Whether there is a file of the state after so many rounds that can be read."""
+    """Whether there is a file of the state after so many rounds that can be read and says all that this version does."""
     try:
-        return read_models(folder, round=round) is not None
+        found = read_models(folder, round=round)
     except StateError:
         return False
+    return found is not None and found.plan is not None
 
 
 def widths_of(experiment: Experiment, last: LastRound) -> list[float]:
