@@ -90,6 +90,25 @@ def test_a_pass_leaves_the_model_and_the_random_numbers_as_they_were() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_sparse_parameters_are_told_apart_and_dense_ones_beside_them_are_reckoned_with() -> None:
+    class Spread(nn.Module):
+        """Features that a graph spreads, held sparse, and a graph that nobody uses."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.graph, self.spare = (
+                nn.Parameter(torch.eye(4).to_sparse(), requires_grad=False) for _ in ("graph", "spare")
+            )
+            self.first, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(torch.relu(self.first(torch.sparse.mm(self.graph, x.T).T)))
+
+    model = Spread()
+    assert Pass(model, torch.ones(2, 4), ["graph", "spare", "out.bias"]).reached == {"graph", "out.bias"}
+    assert trace(model, torch.ones(2, 4)).work.saved
+
+
 def test_what_leads_to_experts_is_told_from_what_they_have_inside() -> None:
     class Deep(Experts):
         def __init__(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,6 +22,7 @@ from fedwidth.plan.node import UNREACHED
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.watching.follow import LEAVING
 from fedwidth.plan.watching.recording import tensors_in
+from fedwidth.plan.watching.storage import storage_of
 from fedwidth.randomness import seed_all
 
 AT_ONCE = 16
@@ -51,7 +52,7 @@ class Pass:
         names: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             if name in wanted:
-                names.setdefault(_storage(parameter), []).append(name)
+                names.setdefault(storage_of(parameter) or id(parameter), []).append(name)
         with untouched(model), torch.no_grad(), _Operators(self, names), _Calls(self):
             set_mode(model, training=False)
             seed_all(0)
@@ -103,10 +104,6 @@ def _unnumbered(name: str) -> str:
     return re.sub(r"\d+", "0", name)
 
 
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees which parameters every operator is given, and whether it makes values into numbers or shapes."""
 
@@ -122,8 +119,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         given = list(tensors_in([*args, *kwargs.values()]))
         for tensor in given:
-            if tensor.layout == torch.strided:
-                self.passed.reached.update(self.names.get(_storage(tensor), ()))
+            self.passed.reached.update(self.names.get(storage_of(tensor) or id(tensor), ()))
         plain_index = "index" in str(func) and not any(tensor.dtype == torch.bool for tensor in given)
         self.passed.by_value |= bool(BY_VALUE & set(func.tags)) and not plain_index
         return func(*args, **kwargs)
