@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -25,7 +26,7 @@ from fedwidth.objectives.check import check_objective
 from fedwidth.plan import Plan, trace
 from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.trace import tensors_of
-from fedwidth.plan.watching.reaching import LOOKED_THROUGH, Pass, led_to, telling, unreached
+from fedwidth.plan.watching.reaching import WatchedPass, leading, likely, parting, telling, unreached
 from fedwidth.randomness import torch_seed
 from fedwidth.settings import Settings
 
@@ -174,35 +175,41 @@ def trace_on(model: nn.Module, data: Data, settings: Settings, objective: Object
     Where parameters were not reached and the model goes another way by what it reads, samples that reach them are
     looked for among the first few hundred.
     """
-
-    def batch(numbers: Sequence[int]) -> Any:
-        return moved(data.batch(data.train, torch.tensor(numbers))[0], "cpu")
-
+    batch = _training_inputs(data)
     plan = trace_model(model, moved(data.example(), "cpu"), settings, objective)
-    if not (missing := unreached(plan)):
-        return plan
-    try:
-        more = telling(model, batch, len(data.train), missing)
-    except Exception:  # a model may do anything with samples that it is not trained on yet
-        return plan
+    missing = unreached(plan)
+    more = telling(model, batch, len(data.train), missing) if missing else []
     return trace_model(model, batch([0, 1, *more]), settings, objective) if more else plan
 
 
 def check_paths(model: nn.Module, plan: Plan, data: Data) -> None:
-    """Refuse a model of which no sample has reached some experts: where one does, a narrow model would fail."""
-    missing, leading = led_to(plan)
-    if not missing or not leading:
+    """Refuse a model whose samples go to several experts, some of which none of them has reached: there a narrow model
+    fails. Where all samples go one way, nobody knows whether there is another, and a warning says so.
+    """
+    like = likely(plan)
+    if not leading(plan, like) or not WatchedPass(model, moved(data.example(), "cpu"), like).by_value:
         return
-    inputs = moved(data.example(), "cpu")
-    if not Pass(model, inputs, missing).by_value:
-        return
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    keep, looked = ", ".join(leading), min(LOOKED_THROUGH, len(data.train))
-    raise PlanError(
-        f"the model goes another way by what it reads, and none of the first {looked} training samples reaches"
-        f" '{missing[0]}'{more}: a narrow model would fail where one does; keep whole what leads there (model.keep ="
-        f" '{keep}'), or take it out of the model"
+    alike = {*like, *(name for others in like.values() for name in others)}
+    parted, looked = parting(model, _training_inputs(data), len(data.train), alike)
+    known = {name: others for name, others in like.items() if not parted.isdisjoint(others)}
+    certain = bool(leading(plan, known))
+    first, *others = missing = known if certain else like
+    more = f" and {len(others)} more" if others else ""
+    missed = f"none of the {looked} training samples that were looked at reaches '{first}'{more}"
+    keep = f"(model.keep = '{', '.join(leading(plan, missing))}')"
+    if certain:
+        raise PlanError(
+            f"the model goes another way by what it reads, and {missed}: a narrow model would fail where one does; keep"
+            f" whole what leads there {keep}, or take it out of the model"
+        )
+    warnings.warn(
+        f"{missed}: if others do, a narrow model fails there, unless what leads there is whole {keep}", stacklevel=3
     )
+
+
+def _training_inputs(data: Data) -> Callable[[Sequence[int]], Any]:
+    """The inputs of training samples, by their numbers."""
+    return lambda numbers: moved(data.batch(data.train, torch.tensor(numbers))[0], "cpu")
 
 
 def trace_model(model: nn.Module, example: Any, settings: Settings, objective: Objective) -> Plan:
