@@ -111,12 +111,12 @@ def plan_model(
     objective: Objective | None = None,
     *,
     fill: Callable[[nn.Module], None] = lambda _: None,
-    known: Plan | None = None,
+    stored: Plan | None = None,
 ) -> tuple[nn.Module, Plan]:
     """The model at the width the server holds, with adapters where the settings ask for them, and its plan.
 
     A model whose output does not fit the data is refused. `fill` may write weights into the model of that width. With
-    the `known` plan of the same settings, where it fits the model as it is, nothing is traced.
+    the `stored` plan of the same settings, where it fits the model as it is, nothing is traced.
     """
     objective = objective or objective_of(settings.objective, data)
     if next(model.parameters(), None) is None:
@@ -124,7 +124,7 @@ def plan_model(
     if not any(tensor.requires_grad for tensor in tensors_of(model)[0].values()):
         raise PlanError("the model has nothing to train: requires_grad is False for all of its parameters")
     changes = settings.model.width != 1 or bool(settings.adapter.rank)
-    plan = known.before if changes and known is not None else known
+    plan = stored.before if changes and stored is not None else stored
     if plan is None or not fits_plan(model, plan):
         check_objective(objective, model, data)
         plan = trace_on(model, data, settings, objective)
@@ -136,8 +136,8 @@ def plan_model(
     if settings.adapter.rank:
         model = adapt_model(model, settings)
     if changes:
-        fitting = known is not None and fits_plan(model, known)
-        plan = known if fitting and known is not None else _trace_again(model, data, settings, objective)
+        fitting = stored is not None and fits_plan(model, stored)
+        plan = stored if fitting and stored is not None else _trace_again(model, data, settings, objective)
         plan = replace(plan, before=before)
     return model, with_profiles(plan, settings.devices)
 

@@ -240,18 +240,19 @@ def global_model(
     data: Data,
     objective: Objective,
     model: nn.Module | None = None,
-    known: Plan | None = None,
+    stored: Plan | None = None,
 ) -> tuple[nn.Module, Plan]:
-    """The model that settings name, or the one given, at the width the server holds, and its plan, if it is not known.
+    """The model that settings name, or the one given, at the width the server holds, and its plan: the `stored` one
+    where it fits.
 
-    The plan of older folders and files is not: it is traced, where there are no data on zeros and ones in their place.
+    Older folders and files have none stored: it is traced, where there are no data on zeros and ones in their place.
     """
     given = None if model is None else copied(model)
     if given is None and ":" in settings.model.name:
         find(settings.model.name)  # one that cannot be imported says so, before anything is asked of its data
     try:
         whole = build_model(settings, data, objective) if given is None else given
-        return plan_model(whole, settings, data, objective, known=known)
+        return plan_model(whole, settings, data, objective, stored=stored)
     except FedwidthError as error:
         raise StateError(
             f"the model '{settings.model.name}' that the run names does not fit its data ({error}): if another one was"

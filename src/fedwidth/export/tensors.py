@@ -80,9 +80,9 @@ def open_file(path: Path, *, model: nn.Module | None = None) -> nn.Module:
     if model is None:
         refuse_without(recipe.get("given", {}), "model", str(path))
     settings, data = read_settings(recipe["config"]).main, stand_in(recipe["data"])
-    objective, known = objective_of(settings.objective, data), read_plan(recipe.get("plan"))
-    whole, plan = global_model(settings, data, objective, model, known)
-    with plan_of_older(known, None, "resume its run (--resume) where that is older, too, and export it again"):
+    objective, stored = objective_of(settings.objective, data), read_plan(recipe.get("plan"))
+    whole, plan = global_model(settings, data, objective, model, stored)
+    with plan_of_older(stored, None, "resume its run (--resume) where that is older, too, and export it again"):
         made = skeleton(whole, plan, recipe["counts"])
         fill_all(made, tensors, str(path))
     return with_buffers(made, plan).eval()
