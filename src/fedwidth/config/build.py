@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from typing import Any
 
@@ -214,8 +215,7 @@ def _training_inputs(data: Data) -> Callable[[Sequence[int]], Any]:
 
 def trace_model(model: nn.Module, example: Any, settings: Settings, objective: Objective) -> Plan:
     """The plan of a model, as the settings and the objective say what stays whole."""
-    keep, devices = _listed(settings.model.keep), settings.devices
-    whole = Capacities.parse(devices.capacities).enrolled(devices.excluded) == (1.0,)
+    keep, whole = _listed(settings.model.keep), _all_whole(settings)
 
     def traced(keep: Sequence[str]) -> Plan:
         return trace(model, example, heads=settings.model.heads, output=objective.output, keep=keep, whole=whole)
@@ -225,6 +225,17 @@ def trace_model(model: nn.Module, example: Any, settings: Settings, objective: O
         return plan
     widths = [name for name in plan.groups if name not in plan.rank_groups]
     return traced([*keep, *widths]) if widths else plan
+
+
+def plan_key(settings: Settings) -> str:
+    """What `plan_model` asks the settings for, the data apart, as one text: where it is the same, plans are."""
+    parts = [asdict(part) for part in (settings.model, settings.adapter, settings.objective)]
+    return json.dumps([*parts, settings.devices.profiles, _all_whole(settings)], sort_keys=True)
+
+
+def _all_whole(settings: Settings) -> bool:
+    """Whether every device that takes part holds the whole model, so that one with nothing to slice will do."""
+    return Capacities.parse(settings.devices.capacities).enrolled(settings.devices.excluded) == (1.0,)
 
 
 def _listed(text: str) -> list[str]:
