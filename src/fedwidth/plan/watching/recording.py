@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedwidth.plan.formulas import Constraints, Length
 from fedwidth.plan.node import Node, Unaligned, factors, find, freeze, leaves
 from fedwidth.plan.restructure import unify
+from fedwidth.plan.watching.constants import Constants
 from fedwidth.plan.watching.evidence import Evidence
 from fedwidth.plan.watching.storage import pointer_of, storage_of
 from fedwidth.plan.work import Tally
@@ -41,8 +42,6 @@ class Recording:
         self._alive: list[Tensor] = []
         self._deferred: dict[int, Callable[[], object]] = {}
         self._constants: dict[int, list[tuple[Node, Node]]] = {}
-        self._unwritten: set[int] = set()
-        self._from_constants: list[tuple[Node, int]] = []
         self._protected: dict[int, list[Tensor]] = {}
         self._overwritten: list[tuple[Tensor, Tensor]] = []
         self._held: set[int] = set()
@@ -50,6 +49,7 @@ class Recording:
         self._written: set[tuple[Node, Node]] = set()
         self.constraints = Constraints()
         self.evidence = Evidence()
+        self.constants = Constants(self.shape)
         self.tally = Tally()
         self.unknown: dict[str, int] = {}
         self.vocabularies: list[Node] = []
@@ -115,27 +115,7 @@ class Recording:
         """A tensor of one repeated value: its units have no identity until something is written into it."""
         if pointer := pointer_of(tensor):
             self._constants[pointer] = []
-        self._unwritten.add(storage_of(tensor))
-
-    def multiplied(self, left: Tensor, right: Tensor, inner: Node) -> None:
-        """Units of both were multiplied and summed up: of a constant they say nothing about who else has them."""
-        for one, other in ((left, right), (right, left)):
-            if storage_of(one) in self._unwritten:
-                self._from_constants.append((inner, storage_of(other)))
-
-    def freeze_from_constants(self, axes: Mapping[Tensor, Sequence[Node]]) -> None:
-        """Freeze units of weights that met nothing but constants.
-
-        In a recurrence these are the units of the state, which a second step would have shown to be those it makes.
-        """
-        met: dict[Node, set[int]] = {}
-        for inner, weight in self._from_constants:
-            for leaf in leaves(inner):
-                met.setdefault(leaf, set()).add(weight)
-        for leaf, weights in met.items():
-            having = {storage_of(tensor) for tensor, own in axes.items() if any(leaf in leaves(axis) for axis in own)}
-            if having and having <= weights:
-                freeze(leaf, "multiplied with a constant alone")
+        self.constants.begin(tensor)
 
     def loosen(self, tensor: Tensor, axes: list[Node]) -> list[Node]:
         """Copies of the axes of a part of a constant tensor: as long as those, but not the same units."""
@@ -152,7 +132,7 @@ class Recording:
         """An operator is about to write into this memory."""
         self.axes(tensor)  # what was put off until the tensor is read is due now
         pointer = pointer_of(tensor)
-        self._unwritten.discard(storage_of(tensor))
+        self.constants.end(tensor)
         for copy, axis in self._constants.pop(pointer, ()):
             unify(copy, axis)
         for owner in self._protected.pop(pointer, ()):
@@ -193,7 +173,7 @@ class Recording:
         self._alive.clear()
         self._deferred.clear()
         self._constants.clear()
-        self._unwritten.clear()
+        self.constants.end_pass()
         self._cuts.clear()
         self.evidence.end_pass()
 
@@ -234,7 +214,10 @@ class AxisMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.apply(func, found, out, args, kwargs)
         for tensor in tensors_in(written):
             self.recording.after_write(tensor)
-        self.recording.evidence.follow(func, list(tensors_in(out)), list(tensors_in([*args, *kwargs.values()])))
+        made, given = list(tensors_in(out)), list(tensors_in([*args, *kwargs.values()]))
+        self.recording.evidence.follow(func, made, given)
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            self.recording.constants.follow(made, given)
         return out
 
     def apply(self, func: Any, found: Any, out: Any, args: Any, kwargs: Any) -> None:
