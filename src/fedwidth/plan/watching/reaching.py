@@ -8,6 +8,7 @@ samples may reach, `parting` where their ways are known to part, and `leading` w
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -78,7 +79,8 @@ def telling(
     for numbers in _batches(2, samples):
         if not missing:
             break
-        if not WatchedPass(model, batch(numbers), missing).reached:
+        together = WatchedPass(model, batch(numbers), missing)
+        if not together.reached and not together.failed:
             continue
         for number in numbers:
             if reached := WatchedPass(model, batch([0, number]), missing).reached:
@@ -116,15 +118,16 @@ def parting(
 ) -> tuple[set[str], int]:
     """Those of these parameters that some samples reach and others do not, and how many samples were looked at.
 
-    The first samples are looked at one by one, each of them twice in a batch, as models may want two.
+    The first samples are looked at one by one, each of them twice in a batch, as models may want two. Batches of
+    different sizes are not compared: a model may go another way for the size.
     """
-    reached, looked = list[set[str]](), 0
+    reached, looked = defaultdict[int, list[set[str]]](list), 0
     one_by_one = [[number, number] for number in range(min(samples, AT_ONCE))]
     for numbers in [*one_by_one, *_batches(AT_ONCE, samples)]:
         if not (passed := WatchedPass(model, batch(numbers), names)).failed:
-            reached.append(passed.reached)
+            reached[len(numbers)].append(passed.reached)
             looked += len(set(numbers))
-    parted = {name for name in names if len({name in each for each in reached}) > 1}
+    parted = {name for name in names for alike in reached.values() if len({name in each for each in alike}) > 1}
     return parted, looked
 
 
