@@ -132,7 +132,7 @@ class Begun(nn.Module):
         self.new, self.again, self.both = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(24, 16)
         self.twice, self.convolved = nn.Linear(32, 16), nn.Conv1d(24, 16, 3, padding=1)
         self.norm, self.groups, self.batch = nn.LayerNorm(16), nn.GroupNorm(1, 16), nn.BatchNorm1d(16)
-        self.out = nn.Linear(16, 3)
+        self.crossed, self.out = nn.Bilinear(8, 16, 16), nn.Linear(16, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         state = x.new_zeros(len(x), self.width, *self.shape)
@@ -157,6 +157,7 @@ FORMS: dict[str, Callable[[Begun, Tensor, Tensor], Tensor]] = {
     "stacked": lambda m, step, state: m.new(step) + m.again(torch.stack([state, state], 1)).sum(1),
     "side by side": lambda m, step, state: m.new(step) + m.twice(torch.cat([state, state], 1)),
     "views": lambda m, step, state: m.new(step) + m.again(state[:, None].transpose(0, 1).contiguous()[0]),
+    "crossed with the sample": lambda m, step, state: m.new(step) + m.crossed(step, state),
     "masked": lambda m, step, state: m.new(step) + m.again(state * (step[:, :1] > 0)),
 }
 

@@ -118,6 +118,8 @@ def bilinear(
     use_all(rows, columns, first, second)
     recording.put(out, [rows, columns])
     recording.tally.multiply(rows, columns, first, second)
+    for source in (left, right):
+        recording.constants.meet(source, weight)
 
 
 @rule("mv", "dot", "vdot")
