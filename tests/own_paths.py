@@ -58,10 +58,14 @@ class Stepped(nn.Module):
 
 def kinds(samples=60, later=30):
     """Samples of one kind, and from number `later` on of three."""
-    generator = torch.Generator().manual_seed(0)
-    kind = torch.where(torch.arange(samples) < later, 0, torch.arange(samples) % 3)
-    inputs = torch.randn(samples, 8, generator=generator), kind
-    return from_tensors(inputs, torch.arange(samples) % 3, inputs, torch.arange(samples) % 3)
+    return of_kinds(torch.where(torch.arange(samples) < later, 0, torch.arange(samples) % 3))
+
+
+def of_kinds(kind):
+    """Samples of these kinds, and a class."""
+    inputs = torch.randn(len(kind), 8, generator=torch.Generator().manual_seed(0)), kind
+    targets = torch.arange(len(kind)) % 3
+    return from_tensors(inputs, targets, inputs, targets)
 
 
 class Experts(nn.Module):

@@ -17,7 +17,7 @@ from fedwidth.errors import PlanError
 from fedwidth.experiment import Experiment
 from fedwidth.plan import trace
 from fedwidth.plan.plan import Plan
-from fedwidth.settings import DataSettings, DeviceSettings, Settings
+from fedwidth.settings import DataSettings, DeviceSettings, EvaluationSettings, Settings
 
 
 def random_index(plan: Plan, capacity: float, seed: int = 0) -> Index:
@@ -216,8 +216,8 @@ def test_a_projection_as_wide_as_its_state_is_refused_before_a_run_begins() -> N
     with pytest.raises(PlanError, match=message):
         skeleton(Projected(), plan, 1 / 16)
     assert skeleton(Projected(), plan, 1 / 4).rnn.proj_size == 1
-    for capacities in ("1:1 1/4:1", "1:1 1/16:1"):
-        devices = DeviceSettings(capacities, per_round=2)
-        settings = Settings(data=DataSettings(clients=4), devices=devices, engine="serial")
+    for capacities, measured in (("1:1 1/4:1", 1 / 4), ("1:1 1/16:1", 1), ("1:1", 1 / 16)):
+        devices, evaluation = DeviceSettings(capacities, per_round=2), EvaluationSettings(capacities=[measured])
+        settings = Settings(data=DataSettings(clients=4), devices=devices, engine="serial", evaluation=evaluation)
         with nullcontext() if "1/4" in capacities else pytest.raises(PlanError, match=message):
             Experiment(settings, model=Projected(), data=from_tensors(x, y, x, y))

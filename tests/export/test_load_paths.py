@@ -9,12 +9,13 @@ from safetensors.torch import load_file, save_file
 
 import fedwidth
 import own_paths
-from fedwidth.config.read import read_settings
+from fedwidth.config.read import read_config, read_settings
 from fedwidth.errors import StateError
 from fedwidth.experiment import Experiment
 from fedwidth.export import export_run
 from fedwidth.export.tensors import KEY
-from fedwidth.run.folder import MODELS
+from fedwidth.run.checkpoint import SEAL
+from fedwidth.run.folder import CONFIG, MODELS
 
 RECIPE = """
 rounds = 2
@@ -37,13 +38,18 @@ def accuracy(model, data):
         return float((model(*data.test.inputs).argmax(-1) == data.test.targets).double().mean())
 
 
-def without_plan(source, target, key):
-    """The file as an older version wrote it."""
+def rewrite(source, target, key, change):
+    """The file with other facts."""
     with safe_open(source, "pt") as file:
         metadata = dict(file.metadata())
     facts = json.loads(metadata[key])
-    facts.pop("plan", None)
+    change(facts)
     save_file(load_file(source), target, metadata={**metadata, key: json.dumps(facts)})
+
+
+def without_plan(source, target, key):
+    """The file as an older version wrote it, without a checksum of its facts, too."""
+    rewrite(source, target, key, lambda facts: [facts.pop(name) for name in ("plan", SEAL)])
 
 
 @pytest.mark.parametrize("name", MODELS_OF_PATHS)
@@ -68,15 +74,38 @@ def test_older_folders_take_the_data_that_are_given(name, tmp_path):
     assert accuracy(fedwidth.load(file), data) == reported["0.25"]
 
 
-def test_an_older_folder_whose_path_is_not_found_again_asks_for_its_data(tmp_path):
-    run, *_ = trained(tmp_path / "run", "Route")
+def test_an_older_folder_whose_path_is_not_found_again_is_to_be_resumed_or_asks_for_its_data(tmp_path):
+    run, data, reported = trained(tmp_path / "run", "Route")
     export_run(run, tmp_path / "new.safetensors", capacity=0.25)
     without_plan(run / MODELS, run / MODELS, "fedwidth")
-    with pytest.raises(StateError, match=r"'experts.0.bias' is \[4\], not \[16\].*fedwidth.load\(…, data=…\)"):
+    with pytest.raises(StateError, match=r"'experts.0.bias' is \[4\], not \[16\].*resume the run \(--resume\).*data=…"):
         fedwidth.load(run, 0.25)
     without_plan(tmp_path / "new.safetensors", tmp_path / "old.safetensors", KEY)
     with pytest.raises(StateError, match=r"'experts.0.bias' is \[4\], not \[16\].*export it again"):
         fedwidth.load(tmp_path / "old.safetensors")
+    Experiment(read_config(run / CONFIG)).run(run, resume=True)
+    assert accuracy(fedwidth.load(run, 0.25), data) == reported["0.25"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda facts: facts["plan"]["plan"]["Plan"].update(axes=5),
+        lambda facts: facts["plan"].update(plan={"Plan": {}}),
+        lambda facts: facts["counts"].update({"0.25": {"first": 5}}),
+        lambda facts: facts.pop("counts"),
+        lambda facts: facts.pop("round", facts.pop("rounds", None)),
+    ],
+)
+def test_files_whose_facts_are_damaged_are_named_in_one_line_and_made_anew(change, tmp_path):
+    run, data, reported = trained(tmp_path / "run", "Route")
+    exported, *_ = export_run(run, tmp_path / "file.safetensors", capacity=1)
+    for file, opened, key in ((run / MODELS, run, "fedwidth"), (exported, exported, KEY)):
+        rewrite(file, file, key, change)
+        with pytest.raises(StateError, match=f"^{file} is damaged: its checksum does not fit its content"):
+            fedwidth.load(opened)
+    Experiment(read_config(run / CONFIG)).run(run, resume=True)
+    assert accuracy(fedwidth.load(run, 0.25), data) == reported["0.25"]
 
 
 def test_a_model_whose_code_has_changed_is_traced_again(tmp_path, monkeypatch):

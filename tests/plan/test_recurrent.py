@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -120,3 +121,104 @@ def test_one_step_of_a_recurrence_by_hand_leaves_what_reads_the_state_whole() ->
     index = fedwidth.method("heterofl").select(once, capacity=0.5)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # and no other units, without a word
         fedwidth.narrow(model, once, index)(LONG)
+
+
+class Begun(nn.Module):
+    """A recurrence of one's own over what `read` makes of the sample and of a state that begins as zeros."""
+
+    def __init__(self, read: Callable[[Begun, Tensor, Tensor], Tensor], shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.width, self.read, self.shape = 16, read, shape
+        self.new, self.again, self.both = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(24, 16)
+        self.twice, self.convolved = nn.Linear(32, 16), nn.Conv1d(24, 16, 3, padding=1)
+        self.norm, self.groups, self.batch = nn.LayerNorm(16), nn.GroupNorm(1, 16), nn.BatchNorm1d(16)
+        self.crossed, self.out = nn.Bilinear(8, 16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(len(x), self.width, *self.shape)
+        for step in x.unbind(1):
+            state = torch.tanh(self.read(self, step, state))
+        return self.out(state if not self.shape else state.mean(2))
+
+
+def convolved(model: Begun, step: Tensor, state: Tensor) -> Tensor:
+    return model.convolved(torch.cat([step[..., None].expand(-1, -1, *model.shape), state], 1))
+
+
+FORMS: dict[str, Callable[[Begun, Tensor, Tensor], Tensor]] = {
+    "beside the sample": lambda m, step, state: m.both(torch.cat([step, state], 1)),
+    "beside the sample, by elements": lambda m, step, state: m.both(torch.relu(torch.cat([step, state], 1)) * 0.5),
+    "by elements": lambda m, step, state: m.new(step) + m.again((state * 0.9).to(torch.float64).float()),
+    "by a number that is a tensor": lambda m, step, state: m.new(step) + m.again(state * step.new_tensor(0.9)),
+    "dropped out": lambda m, step, state: m.new(step) + m.again(torch.dropout(state, 0.1, m.training)),
+    "layer norm": lambda m, step, state: m.new(step) + m.again(m.norm(state)),
+    "group norm": lambda m, step, state: m.new(step) + m.again(m.groups(state)),
+    "batch norm": lambda m, step, state: m.new(step) + m.again(m.batch(state)),
+    "stacked": lambda m, step, state: m.new(step) + m.again(torch.stack([state, state], 1)).sum(1),
+    "side by side": lambda m, step, state: m.new(step) + m.twice(torch.cat([state, state], 1)),
+    "views": lambda m, step, state: m.new(step) + m.again(state[:, None].transpose(0, 1).contiguous()[0]),
+    "crossed with the sample": lambda m, step, state: m.new(step) + m.crossed(step, state),
+    "masked": lambda m, step, state: m.new(step) + m.again(state * (step[:, :1] > 0)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_step_of_a_recurrence_leaves_whole_what_reads_the_state_in_other_forms(form: str) -> None:
+    check_begun(Begun(FORMS[form]))
+
+
+def test_one_step_of_a_convolutional_recurrence_leaves_whole_what_reads_the_state() -> None:
+    check_begun(Begun(convolved, shape=(5,)))
+
+
+def check_begun(model: Begun) -> None:
+    """One step shows one group, as two do, and a narrow model is right or ends at the second step."""
+    once, twice = trace(model, LONG[:2, :1]), trace(model, LONG[:2, :2])
+    assert len(once.groups) == len(twice.groups) == 1
+    once.check(model, LONG[:, :1])
+    twice.check(model, LONG)
+    index = fedwidth.method("feddropout").select(once, capacity=0.5, round=0)
+    with pytest.raises(RuntimeError):
+        fedwidth.narrow(model, once, index)(LONG)
+
+
+class Beside(nn.Module):
+    """Attention over a sample, with constants that begin no recurrence."""
+
+    def __init__(self, read: Callable[[Beside, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.width, self.read = 16, read
+        self.first, self.query, self.key, self.value = (nn.Linear(size, 16) for size in (8, 16, 16, 16))
+        self.places, self.norm, self.out = nn.Parameter(torch.randn(4, 16)), nn.LayerNorm(16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.read(self, self.first(x)).mean(1))
+
+    def attend(self, query: Tensor, x: Tensor) -> Tensor:
+        scores = self.query(query) @ self.key(x).transpose(1, 2)
+        return torch.softmax(scores + torch.zeros(scores.shape[1:]), -1) @ self.value(x)
+
+
+BESIDE: dict[str, tuple[Callable[[Beside, Tensor], Tensor], list[str]]] = {
+    "queries that begin as zeros": (
+        lambda m, x: m.attend(m.norm(torch.zeros(len(x), 4, m.width) + m.places), x),
+        ["first", "places", "query", "value"],
+    ),
+    "a class token of zeros": (
+        lambda m, x: m.attend(torch.cat([torch.zeros(len(x), 1, m.width), x], 1), x),
+        ["first", "query", "value"],
+    ),
+    "a mask of ones": (
+        lambda m, x: m.norm(m.value(x * torch.ones(x.shape[:2])[..., None])),
+        ["first", "value"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_constants_that_begin_no_recurrence_cost_no_group(name: str) -> None:
+    read, groups = BESIDE[name]
+    plan = trace(Beside(read), LONG[:2])
+    assert sorted(plan.groups) == groups
+    assert "multiplied with a constant alone" not in [reason for *_, reason in plan.frozen()]
+    plan.check(Beside(read), LONG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,13 @@ from torch import Tensor, nn
 
 from fedwidth.analysis.yardsticks import SMALLEST, yardsticks
 from fedwidth.cli.runs.first_lines import explain_shares
+from fedwidth.config.build import plan_key
 from fedwidth.config.influence import identity
 from fedwidth.errors import PlanError
 from fedwidth.experiment import Experiment
+from fedwidth.run.cache import Cache
 from fedwidth.run.recorder import Result
+from fedwidth.settings import ObjectiveSettings
 from small_runs import small
 
 
@@ -61,6 +65,16 @@ def test_a_model_that_everyone_trains_as_a_whole_needs_nothing_to_slice(engine: 
     assert torch.equal(found.server.state["1.weight"], run("fedavg").server.state["1.weight"])
     with pytest.raises(PlanError, match="nothing to slice: .*model output"):
         Experiment(small(), model=model)
+
+
+def test_runs_whose_devices_hold_all_of_a_model_do_not_hand_its_plan_to_those_that_do_not() -> None:
+    cache = Cache()
+    whole, narrow = (small(f"devices.capacities={mix}", "model.keep=*") for mix in ("a1", "a1-b1"))
+    assert cache.plan(whole) is cache.plan(small("devices.capacities=1", "model.keep=*", "rounds=9"))
+    with pytest.raises(PlanError, match="nothing to slice"):
+        cache.plan(narrow)
+    assert plan_key(whole) != plan_key(narrow) == plan_key(small("devices.capacities=a1-e1", "model.keep=*"))
+    assert plan_key(whole) != plan_key(replace(whole, objective=ObjectiveSettings(name="multi-label")))
 
 
 def test_the_smallest_model_for_all_may_be_too_small_to_slice() -> None:

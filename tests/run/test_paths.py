@@ -60,20 +60,55 @@ def test_parameters_that_nothing_can_reach_stay_whole_as_before():
     assert list(made.plan.groups) == ["first"]
 
 
-ONE_LINE = (
-    r"none of the first 16 training samples reaches 'experts.1.0.weight' and 7 more: a narrow model would fail where"
-    r" one does; keep whole what leads there \(model.keep = 'first'\), or take it out of the model$"
+REFUSED = (
+    r"the model goes another way by what it reads, and none of the 16 training samples that were looked at reaches"
+    r" 'experts.2.0.weight' and 3 more: a narrow model would fail where one does; keep whole what leads there"
+    r" \(model.keep = 'first'\), or take it out of the model$"
 )
+"""Where some samples are known to go to other experts than others."""
 
 
 @WHOLE
 def test_experts_that_no_sample_reaches_are_refused_before_training(monkeypatch):
     monkeypatch.setattr(reaching, "LOOKED_THROUGH", 16)
-    monkeypatch.setattr("fedwidth.config.build.LOOKED_THROUGH", 16)
-    with pytest.raises(PlanError, match=ONE_LINE):
-        experiment()
-    kept = experiment("model.keep=first")  # as the line says
-    assert list(kept.plan.groups) == ["experts.0.0"]
+    data = own_paths.of_kinds(torch.tensor([0, 0, *[0, 1] * 7, *[2] * 44]))
+    with pytest.raises(PlanError, match=REFUSED):
+        experiment(data=data)
+    with pytest.raises(PlanError, match=REFUSED):  # narrow models are measured though nobody has them
+        experiment("devices.capacities=1:1", "evaluation.capacities=[1, 0.5]", data=data)
+    kept = experiment("model.keep=first", data=data)  # as the line says
+    assert list(kept.plan.groups) == ["experts.0.0", "experts.1.0"]
     assert kept.run().metrics[-1]["round"] == 2
     for whole in ("method.name=fedavg", "devices.capacities=1:1"):
-        assert experiment(whole).run().metrics[-1]["round"] == 2
+        assert experiment(whole, data=data).run().metrics[-1]["round"] == 2
+
+
+@WHOLE
+def test_where_all_samples_go_one_way_a_warning_says_what_none_reaches(monkeypatch):
+    monkeypatch.setattr(reaching, "LOOKED_THROUGH", 16)
+    with pytest.warns(
+        UserWarning, match=r"reaches 'experts.1.0.weight' and 7 more: if others do, a narrow model fails"
+    ):
+        experiment()
+
+
+class Guarded(nn.Module):
+    """A model that looks at values, though not to choose its way, and has a layer that it does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.out = nn.Linear(8, 16), nn.Linear(16, 3)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x, kind):
+        if not torch.isfinite(x).all():
+            raise ValueError("a sample is not finite")
+        return self.out(self.layers[1](torch.relu(self.layers[0](self.first(x)))))
+
+
+@WHOLE
+def test_a_model_that_looks_at_values_and_has_a_layer_it_never_uses_trains():
+    with pytest.warns(UserWarning, match=r"none of the 60 .* reaches 'layers.2.weight' and 1 more: if others do"):
+        made = experiment(model=Guarded())
+    assert set(made.plan.groups) == {"first", "layers.0", "layers.1"}
+    assert made.run().metrics[-1]["round"] == 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from typing import Any
 
@@ -25,7 +27,7 @@ from fedwidth.objectives.check import check_objective
 from fedwidth.plan import Plan, trace
 from fedwidth.plan.adapters import find_adapters
 from fedwidth.plan.trace import tensors_of
-from fedwidth.plan.watching.reaching import LOOKED_THROUGH, Pass, led_to, telling, unreached
+from fedwidth.plan.watching.reaching import WatchedPass, leading, likely, parting, telling, unreached
 from fedwidth.randomness import torch_seed
 from fedwidth.settings import Settings
 
@@ -110,12 +112,12 @@ def plan_model(
     objective: Objective | None = None,
     *,
     fill: Callable[[nn.Module], None] = lambda _: None,
-    known: Plan | None = None,
+    stored: Plan | None = None,
 ) -> tuple[nn.Module, Plan]:
     """The model at the width the server holds, with adapters where the settings ask for them, and its plan.
 
     A model whose output does not fit the data is refused. `fill` may write weights into the model of that width. With
-    the `known` plan of the same settings, where it fits the model as it is, nothing is traced.
+    the `stored` plan of the same settings, where it fits the model as it is, nothing is traced.
     """
     objective = objective or objective_of(settings.objective, data)
     if next(model.parameters(), None) is None:
@@ -123,7 +125,7 @@ def plan_model(
     if not any(tensor.requires_grad for tensor in tensors_of(model)[0].values()):
         raise PlanError("the model has nothing to train: requires_grad is False for all of its parameters")
     changes = settings.model.width != 1 or bool(settings.adapter.rank)
-    plan = known.before if changes and known is not None else known
+    plan = stored.before if changes and stored is not None else stored
     if plan is None or not fits_plan(model, plan):
         check_objective(objective, model, data)
         plan = trace_on(model, data, settings, objective)
@@ -135,8 +137,8 @@ def plan_model(
     if settings.adapter.rank:
         model = adapt_model(model, settings)
     if changes:
-        fitting = known is not None and fits_plan(model, known)
-        plan = known if fitting and known is not None else _trace_again(model, data, settings, objective)
+        fitting = stored is not None and fits_plan(model, stored)
+        plan = stored if fitting and stored is not None else _trace_again(model, data, settings, objective)
         plan = replace(plan, before=before)
     return model, with_profiles(plan, settings.devices)
 
@@ -174,41 +176,46 @@ def trace_on(model: nn.Module, data: Data, settings: Settings, objective: Object
     Where parameters were not reached and the model goes another way by what it reads, samples that reach them are
     looked for among the first few hundred.
     """
-
-    def batch(numbers: Sequence[int]) -> Any:
-        return moved(data.batch(data.train, torch.tensor(numbers))[0], "cpu")
-
+    batch = _training_inputs(data)
     plan = trace_model(model, moved(data.example(), "cpu"), settings, objective)
-    if not (missing := unreached(plan)):
-        return plan
-    try:
-        more = telling(model, batch, len(data.train), missing)
-    except Exception:  # a model may do anything with samples that it is not trained on yet
-        return plan
+    missing = unreached(plan)
+    more = telling(model, batch, len(data.train), missing) if missing else []
     return trace_model(model, batch([0, 1, *more]), settings, objective) if more else plan
 
 
 def check_paths(model: nn.Module, plan: Plan, data: Data) -> None:
-    """Refuse a model of which no sample has reached some experts: where one does, a narrow model would fail."""
-    missing, leading = led_to(plan)
-    if not missing or not leading:
+    """Refuse a model whose samples go to several experts, some of which none of them has reached: there a narrow model
+    fails. Where all samples go one way, nobody knows whether there is another, and a warning says so.
+    """
+    like = likely(plan)
+    if not leading(plan, like) or not WatchedPass(model, moved(data.example(), "cpu"), like).by_value:
         return
-    inputs = moved(data.example(), "cpu")
-    if not Pass(model, inputs, missing).by_value:
-        return
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    keep, looked = ", ".join(leading), min(LOOKED_THROUGH, len(data.train))
-    raise PlanError(
-        f"the model goes another way by what it reads, and none of the first {looked} training samples reaches"
-        f" '{missing[0]}'{more}: a narrow model would fail where one does; keep whole what leads there (model.keep ="
-        f" '{keep}'), or take it out of the model"
+    alike = {*like, *(name for others in like.values() for name in others)}
+    parted, looked = parting(model, _training_inputs(data), len(data.train), alike)
+    known = {name: others for name, others in like.items() if not parted.isdisjoint(others)}
+    certain = bool(leading(plan, known))
+    first, *others = missing = known if certain else like
+    more = f" and {len(others)} more" if others else ""
+    missed = f"none of the {looked} training samples that were looked at reaches '{first}'{more}"
+    keep = f"(model.keep = '{', '.join(leading(plan, missing))}')"
+    if certain:
+        raise PlanError(
+            f"the model goes another way by what it reads, and {missed}: a narrow model would fail where one does; keep"
+            f" whole what leads there {keep}, or take it out of the model"
+        )
+    warnings.warn(
+        f"{missed}: if others do, a narrow model fails there, unless what leads there is whole {keep}", stacklevel=3
     )
+
+
+def _training_inputs(data: Data) -> Callable[[Sequence[int]], Any]:
+    """The inputs of training samples, by their numbers."""
+    return lambda numbers: moved(data.batch(data.train, torch.tensor(numbers))[0], "cpu")
 
 
 def trace_model(model: nn.Module, example: Any, settings: Settings, objective: Objective) -> Plan:
     """The plan of a model, as the settings and the objective say what stays whole."""
-    keep, devices = _listed(settings.model.keep), settings.devices
-    whole = Capacities.parse(devices.capacities).enrolled(devices.excluded) == (1.0,)
+    keep, whole = _listed(settings.model.keep), _all_whole(settings)
 
     def traced(keep: Sequence[str]) -> Plan:
         return trace(model, example, heads=settings.model.heads, output=objective.output, keep=keep, whole=whole)
@@ -218,6 +225,17 @@ def trace_model(model: nn.Module, example: Any, settings: Settings, objective: O
         return plan
     widths = [name for name in plan.groups if name not in plan.rank_groups]
     return traced([*keep, *widths]) if widths else plan
+
+
+def plan_key(settings: Settings) -> str:
+    """What `plan_model` asks the settings for, the data apart, as one text: where it is the same, plans are."""
+    parts = [asdict(part) for part in (settings.model, settings.adapter, settings.objective)]
+    return json.dumps([*parts, settings.devices.profiles, _all_whole(settings)], sort_keys=True)
+
+
+def _all_whole(settings: Settings) -> bool:
+    """Whether every device that takes part holds the whole model, so that one with nothing to slice will do."""
+    return Capacities.parse(settings.devices.capacities).enrolled(settings.devices.excluded) == (1.0,)
 
 
 def _listed(text: str) -> list[str]:

@@ -44,7 +44,8 @@ from fedwidth.training.skeletons import fill
 
 AGAIN = "give it again, as fedwidth.load(…, model=…), or fedwidth.export.export_run(…, model=…) for a file"
 """How what was given in Python is given again; a command cannot."""
-WITH_DATA = "give its data, as fedwidth.load(…, data=…), or fedwidth.export.export_run(…, data=…) for a file"
+STORED_ANEW = "resume the run (--resume), which stores it, or give its data in Python (data=…)"
+"""How a run that ended in an older version gets its plan."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _take_ready(
         made = _other_part(folder, settings, method, plan, capacity, whole)
         fill_all(made, ready.tensors[capacity], str(folder))
     else:
-        with plan_of_older(ready.plan, given, WITH_DATA):
+        with plan_of_older(ready.plan, given, STORED_ANEW):
             made = skeleton(whole, plan, counts)
             fill_all(made, ready.tensors[capacity], str(folder))
     made = with_buffers(made, plan) if counts is not None else made
@@ -239,18 +240,19 @@ def global_model(
     data: Data,
     objective: Objective,
     model: nn.Module | None = None,
-    known: Plan | None = None,
+    stored: Plan | None = None,
 ) -> tuple[nn.Module, Plan]:
-    """The model that settings name, or the one given, at the width the server holds, and its plan, if it is not known.
+    """The model that settings name, or the one given, at the width the server holds, and its plan: the `stored` one
+    where it fits.
 
-    The plan of older folders and files is not: it is traced, where there are no data on zeros and ones in their place.
+    Older folders and files have none stored: it is traced, where there are no data on zeros and ones in their place.
     """
     given = None if model is None else copied(model)
     if given is None and ":" in settings.model.name:
         find(settings.model.name)  # one that cannot be imported says so, before anything is asked of its data
     try:
         whole = build_model(settings, data, objective) if given is None else given
-        return plan_model(whole, settings, data, objective, known=known)
+        return plan_model(whole, settings, data, objective, stored=stored)
     except FedwidthError as error:
         raise StateError(
             f"the model '{settings.model.name}' that the run names does not fit its data ({error}): if another one was"

@@ -20,7 +20,7 @@ from fedwidth.data.stand_in import stand_in
 from fedwidth.errors import OptionError, StateError
 from fedwidth.export.load import Taken, fill_all, global_model, model_of, plan_of_older, refuse_without
 from fedwidth.objectives import objective_of
-from fedwidth.run.checkpoint import checksum
+from fedwidth.run.checkpoint import checksum, sealed, unharmed
 from fedwidth.run.weights.ready_models import own_tensors
 from fedwidth.run.weights.stored_plan import plan_as_json, read_plan
 
@@ -59,7 +59,7 @@ def as_bytes(taken: Taken) -> bytes:
         )
     tensors = {name: tensor.contiguous() for name, tensor in own_tensors(taken.model).items()}
     recipe = {**recipe_of(taken), "plan": plan_as_json(taken.plan), "checksum": checksum(tensors)}
-    return save(tensors, metadata={"format": "pt", KEY: json.dumps(recipe)})
+    return save(tensors, metadata={"format": "pt", KEY: json.dumps(sealed(recipe))})
 
 
 def open_file(path: Path, *, model: nn.Module | None = None) -> nn.Module:
@@ -75,14 +75,14 @@ def open_file(path: Path, *, model: nn.Module | None = None) -> nn.Module:
         raise StateError(f"{path} is no file of safetensors, or damaged: {error}") from error
     if not isinstance(recipe, dict) or recipe.get("format") != FORMAT:
         raise StateError(f"{path} was not written by `fedwidth export`: it does not say how to build its model")
-    if recipe.get("checksum") != checksum(tensors):
+    if not unharmed(recipe) or recipe.get("checksum") != checksum(tensors):
         raise StateError(f"{path} is damaged: its checksum does not fit its content")
     if model is None:
         refuse_without(recipe.get("given", {}), "model", str(path))
     settings, data = read_settings(recipe["config"]).main, stand_in(recipe["data"])
-    objective, known = objective_of(settings.objective, data), read_plan(recipe.get("plan"))
-    whole, plan = global_model(settings, data, objective, model, known)
-    with plan_of_older(known, None, "export it again, and give the data of its run where that is older, too"):
+    objective, stored = objective_of(settings.objective, data), read_plan(recipe.get("plan"))
+    whole, plan = global_model(settings, data, objective, model, stored)
+    with plan_of_older(stored, None, "resume its run (--resume) where that is older, too, and export it again"):
         made = skeleton(whole, plan, recipe["counts"])
         fill_all(made, tensors, str(path))
     return with_buffers(made, plan).eval()

@@ -65,7 +65,8 @@ def trace(
         recording.put(tensor, [Node(size) for size in tensor.shape])
     passes = list(Watch(model, recording, output).passes(example_inputs, training=training))
     recording.keep_slots(model.parameters())
-    recording.freeze_from_constants({tensor: recording.axes(tensor) for tensor in tensors.values()})
+    for leaf in recording.constants.alone({tensor: recording.axes(tensor) for tensor in tensors.values()}):
+        freeze(leaf, "multiplied with a constant alone")
     for node in (node for passed in passes for nodes in passed.outputs for node in nodes):
         freeze(node, "model output")
     axes = {name: [find(node) for node in recording.axes(tensor)] for name, tensor in tensors.items()}

@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fedwidth.plan.axis import Axis, groups_of, kept
 from fedwidth.plan.node import Node
+from fedwidth.plan.watching.storage import storage_of
 
 Terms = tuple[tuple[int, tuple[Axis, ...]], ...]
 """A sum of products: a whole number times the sizes of axes."""
@@ -83,18 +84,18 @@ class Tally:
 
     def lay(self, tensor: Tensor, axes: Iterable[Node]) -> None:
         """A tensor was made, and its memory has these axes (unless it is a view of memory that is known)."""
-        if self._storages is not None:
-            self._storages.setdefault(_storage(tensor), (tensor.element_size(), tuple(axes)))
+        if self._storages is not None and (storage := storage_of(tensor)):
+            self._storages.setdefault(storage, (tensor.element_size(), tuple(axes)))
 
     @contextmanager
     def keeping(self, own: Iterable[Tensor]) -> Iterator[None]:
         """Note what autograd keeps of the pass in the body; the model's own tensors do not count."""
-        known = {_storage(tensor) for tensor in own}
+        known = {storage_of(tensor) for tensor in own}
         kept_storages: dict[int, Tensor] = {}  # holds the tensors, so that no memory is freed and used again
         self._storages = {}
 
         def keep(tensor: Tensor) -> Tensor:
-            kept_storages.setdefault(_storage(tensor), tensor)
+            kept_storages.setdefault(storage_of(tensor), tensor)
             return tensor
 
         try:
@@ -120,7 +121,3 @@ class Tally:
             samples=samples,
             trained_samples=trained_samples,
         )
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

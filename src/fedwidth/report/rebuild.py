@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from fedwidth.config.architectures import build_architectures
-from fedwidth.config.build import build_model, plan_model
+from fedwidth.config.build import build_model, plan_key, plan_model
 from fedwidth.config.given import describe_given, given_in
 from fedwidth.config.method_settings import method_of
 from fedwidth.config.schema import build
@@ -105,8 +105,8 @@ class ModelRebuilder:
         return Rebuilt(settings, chosen, *found, takes=takes)
 
     def _model(self, settings: Settings) -> Built:
-        known = asdict(settings)
-        key = json.dumps([known[part] for part in ("model", "models", "adapter", "data", "objective")], sort_keys=True)
+        parts = [asdict(settings.data), *map(asdict, settings.models)]
+        key = json.dumps(parts, sort_keys=True) + plan_key(settings)
         if key not in self._built:
             data = self._load(settings)
             model, plan = plan_model(build_model(settings, data), settings, data)

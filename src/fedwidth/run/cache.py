@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from fedwidth.config.build import build_model, find_device, load_data, plan_model, split_data
+from fedwidth.config.build import build_model, find_device, load_data, plan_key, plan_model, split_data
 from fedwidth.data import Data, Partition
 from fedwidth.experiment import Experiment
 from fedwidth.plan import Plan
@@ -39,7 +39,7 @@ class Cache:
 
     def plan(self, settings: Settings) -> Plan:
         """The plan of the model the settings name."""
-        key = json.dumps([self.source(settings), asdict(settings.model), asdict(settings.adapter)], sort_keys=True)
+        key = self.source(settings) + plan_key(settings)
         if key not in self._plans:
             data = self.data(settings)
             _, self._plans[key] = plan_model(build_model(settings, data), settings, data)

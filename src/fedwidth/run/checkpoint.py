@@ -24,6 +24,7 @@ from fedwidth.training.server.state import Server, by_name
 FORMAT = 2
 """Version 0.1 wrote format 1, which is read too: it has no memory but what FedMinOccurances counted."""
 NAME = "checkpoint.safetensors"
+SEAL = "facts_checksum"
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,7 @@ def write_copy(folder: Path, copy: Copy, *, also: Callable[[], Collection[str]] 
     facts = {**copy.facts, "checksum": checksum(copy.tensors)}
     if copy.clients:
         facts["clients"] = copy.clients.write(folder / FOLDER)
-    facts["facts_checksum"] = _facts_checksum(facts)
-    write_whole(folder / NAME, save(dict(copy.tensors), metadata={"fedwidth": json.dumps(facts)}))
+    write_whole(folder / NAME, save(dict(copy.tensors), metadata={"fedwidth": json.dumps(sealed(facts))}))
     if copy.clients:
         copy.clients.keep_only(folder / FOLDER, before=facts["round"], also=also())
 
@@ -187,16 +187,29 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(facts, dict) or facts.get("format") not in (1, FORMAT):
         found = facts.get("format") if isinstance(facts, dict) else None
         raise StateError(f"{path} was written by another version of fedwidth (format {found}, this one reads {FORMAT})")
-    # Checkpoints of the first days have no checksum of their facts.
-    whole = facts.get("facts_checksum", _facts_checksum(facts)) == _facts_checksum(facts)
-    if not whole or facts.get("checksum") != checksum(tensors) or "round" not in facts:
+    if not unharmed(facts) or facts.get("checksum") != checksum(tensors) or "round" not in facts:
         raise StateError(f"{path} is damaged: its checksum does not fit its content")
     if type(facts["round"]) is not int or facts["round"] < 0:
         raise StateError(f"{path} is damaged: its round is {facts['round']!r}, which is no number of rounds")
     return facts, tensors
 
 
+def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts with a checksum: a flipped digit of the round would go on from another place without a word.
+
+    >>> facts = sealed({"round": 10})
+    >>> unharmed(facts), unharmed({**facts, "round": 90})
+    (True, False)
+    """
+    return {**facts, SEAL: _facts_checksum(facts)}
+
+
+def unharmed(facts: Mapping[str, Any]) -> bool:
+    """Whether facts are what they were sealed as; those of older versions have no checksum."""
+    return SEAL not in facts or facts[SEAL] == _facts_checksum(facts)
+
+
 def _facts_checksum(facts: Mapping[str, Any]) -> int:
-    """CRC-32 of the facts: a flipped digit of the round would go on from another place without a word."""
-    counted = {name: value for name, value in facts.items() if name != "facts_checksum"}
+    """CRC-32 of the facts as JSON has them, whose keys are text."""
+    counted = json.loads(json.dumps({name: value for name, value in facts.items() if name != SEAL}))
     return zlib.crc32(json.dumps(counted, sort_keys=True).encode())

@@ -173,7 +173,7 @@ class Recorder:
     def _keep_models(self, folder: Path) -> bool:
         """Write what it takes to use the run's models, and leave the global one prepared; whether it was written.
 
-        A run that had ended already keeps what it wrote then, where that can be read.
+        A run that had ended already keeps what it wrote then, where that can be read and lacks nothing.
         """
         experiment, server = self.experiment, self.server
         if self._last is None and has_models(folder, round=server.round):

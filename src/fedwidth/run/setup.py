@@ -168,14 +168,16 @@ def set_up(
         architectures=method.architectures,
     )
     check_choice(settings, method, plan, min(method.enrolled))
-    if traits_of(method).family == SLICES and min(method.enrolled) < 1:
-        check_paths(made, plan, data)
+    if traits_of(method).family == SLICES:
+        measured = settings.evaluation.capacities  # also narrow models, whoever has them
+        if min([*method.enrolled, *measured]) < 1:
+            check_paths(made, plan, data)
+        if not plan.adapters:
+            enrolled = capacities.enrolled(settings.devices.excluded)
+            rounding = str(method.values.get("rounding", "floor"))
+            warn_if_mostly_whole(plan, enrolled, rounding)
+            check_projections(made, plan, {*enrolled, *measured}, rounding)
     made.to(device)
-    if traits_of(method).family == SLICES and not plan.adapters:
-        enrolled = capacities.enrolled(settings.devices.excluded)
-        rounding = str(method.values.get("rounding", "floor"))
-        warn_if_mostly_whole(plan, enrolled, rounding)
-        check_projections(made, plan, enrolled, rounding)
     if public is None:
         public = public_data(settings, data, partition)
     if public is None and method.public:

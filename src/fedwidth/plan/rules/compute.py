@@ -26,7 +26,7 @@ def matrix_product(recording: Recording, operator: Any, out: Tensor, left: Tenso
     recording.put(out, [rows, columns])
     recording.tally.multiply(rows, inner, columns)
     recording.evidence.multiplied(out, left, right, inner)
-    recording.multiplied(left, right, inner)
+    recording.constants.meet(left, right)
 
 
 @rule("addmm")
@@ -48,7 +48,7 @@ def batched_product(recording: Recording, operator: Any, out: Tensor, left: Tens
     recording.put(out, [batch, rows, columns])
     recording.tally.multiply(batch, rows, inner, columns)
     recording.evidence.multiplied(out, left, right, inner)
-    recording.multiplied(left, right, inner)
+    recording.constants.meet(left, right)
 
 
 @rule("baddbmm")
@@ -101,7 +101,7 @@ def linear(recording: Recording, operator: Any, out: Tensor, source: Tensor, wei
     use_all(inner, columns)
     recording.put(out, [*outer, columns])
     recording.tally.multiply(*outer, inner, columns)
-    recording.multiplied(source, weight, inner)
+    recording.constants.meet(source, weight)
     for tensor in tensors_in(bias):
         unify(recording.axes(tensor)[0], columns, str(operator))
 
@@ -118,6 +118,8 @@ def bilinear(
     use_all(rows, columns, first, second)
     recording.put(out, [rows, columns])
     recording.tally.multiply(rows, columns, first, second)
+    for source in (left, right):
+        recording.constants.meet(source, weight)
 
 
 @rule("mv", "dot", "vdot")
@@ -129,7 +131,7 @@ def vector_product(recording: Recording, operator: Any, out: Tensor, left: Tenso
     recording.put(out, rows)
     recording.tally.multiply(*rows, inner)
     recording.evidence.multiplied(out, left, right, inner)
-    recording.multiplied(left, right, inner)
+    recording.constants.meet(left, right)
 
 
 @rule("convolution", "_convolution", "convolution_overrideable")
@@ -160,6 +162,7 @@ def convolution(
     result = [*axes[:place], channels, *(Node(n, "spatial size") for n in out.shape[place + 1 :])]
     recording.put(out, result)
     recording.tally.multiply(*(axes if transposed else result), second, *kernel)
+    recording.constants.meet(source, weight)
 
 
 @rule("embedding")

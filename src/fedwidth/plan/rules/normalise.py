@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +13,13 @@ from fedwidth.plan.node import Node, find, use
 from fedwidth.plan.restructure import regroup, unify
 from fedwidth.plan.rules.registry import rule, use_all
 from fedwidth.plan.watching.recording import Recording, tensors_in
+
+
+def _weigh(recording: Recording, out: Any, source: Tensor, weights: Iterable[Tensor]) -> None:
+    """What a norm gives of constants follows from them and its own weights, which meet nothing else."""
+    recording.constants.follow(tensors_in(out), [source])
+    for weight in weights:
+        recording.constants.meet(source, weight)
 
 
 @rule("native_layer_norm", "_fused_rms_norm", "_fused_rms_norm_")
@@ -29,6 +36,7 @@ def layer_norm(
     for tensor in tensors_in(out):
         fits = zip(axes, tensor.shape, strict=True)
         recording.put(tensor, [a if find(a).size == n else Node(n) for a, n in fits])
+    _weigh(recording, out, source, tensors_in(args))
 
 
 @rule("native_group_norm")
@@ -44,6 +52,7 @@ def group_norm(
     recording.put(out[0], axes)
     for tensor in out[1:]:
         recording.put_fixed(tensor, "statistics")
+    _weigh(recording, out, source, tensors_in((weight, bias)))
 
 
 @rule(
@@ -66,3 +75,4 @@ def batch_norm(recording: Recording, operator: Any, out: Any, source: Tensor, *a
             recording.put(tensor, axes[1:2])
         else:
             recording.put_fixed(tensor, "statistics")
+    _weigh(recording, out, source, tensors_in(args))

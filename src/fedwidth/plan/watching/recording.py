@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedwidth.plan.formulas import Constraints, Length
 from fedwidth.plan.node import Node, Unaligned, factors, find, freeze, leaves
 from fedwidth.plan.restructure import unify
+from fedwidth.plan.watching.constants import Constants
 from fedwidth.plan.watching.evidence import Evidence
+from fedwidth.plan.watching.storage import pointer_of, storage_of
 from fedwidth.plan.work import Tally
 
 
@@ -40,8 +42,6 @@ class Recording:
         self._alive: list[Tensor] = []
         self._deferred: dict[int, Callable[[], object]] = {}
         self._constants: dict[int, list[tuple[Node, Node]]] = {}
-        self._unwritten: set[int] = set()
-        self._from_constants: list[tuple[Node, int]] = []
         self._protected: dict[int, list[Tensor]] = {}
         self._overwritten: list[tuple[Tensor, Tensor]] = []
         self._held: set[int] = set()
@@ -49,6 +49,7 @@ class Recording:
         self._written: set[tuple[Node, Node]] = set()
         self.constraints = Constraints()
         self.evidence = Evidence()
+        self.constants = Constants(self.shape)
         self.tally = Tally()
         self.unknown: dict[str, int] = {}
         self.vocabularies: list[Node] = []
@@ -100,45 +101,25 @@ class Recording:
     def protect(self, tensors: Iterable[Tensor]) -> None:
         """Tensors of the caller, to be given back their values if the forward pass overwrites them."""
         for tensor in tensors:
-            if storage := _storage(tensor):
+            if storage := storage_of(tensor):
                 self._held.add(storage)
-            if pointer := _pointer(tensor):
+            if pointer := pointer_of(tensor):
                 self._protected.setdefault(pointer, []).append(tensor)
 
     def cut(self, source: Tensor, part: Node, whole: Node) -> None:
         """Some positions of a dimension are looked at by themselves; of tensors that the caller holds that is noted."""
-        if (storage := _storage(source)) in self._held:
+        if (storage := storage_of(source)) in self._held:
             self._cuts.setdefault(storage, []).append((part, whole))
 
     def constant(self, tensor: Tensor) -> None:
         """A tensor of one repeated value: its units have no identity until something is written into it."""
-        if pointer := _pointer(tensor):
+        if pointer := pointer_of(tensor):
             self._constants[pointer] = []
-        self._unwritten.add(_storage(tensor))
-
-    def multiplied(self, left: Tensor, right: Tensor, inner: Node) -> None:
-        """Units of both were multiplied and summed up: of a constant they say nothing about who else has them."""
-        for one, other in ((left, right), (right, left)):
-            if _storage(one) in self._unwritten:
-                self._from_constants.append((inner, _storage(other)))
-
-    def freeze_from_constants(self, axes: Mapping[Tensor, Sequence[Node]]) -> None:
-        """Freeze units of weights that met nothing but constants.
-
-        In a recurrence these are the units of the state, which a second step would have shown to be those it makes.
-        """
-        met: dict[Node, set[int]] = {}
-        for inner, weight in self._from_constants:
-            for leaf in leaves(inner):
-                met.setdefault(leaf, set()).add(weight)
-        for leaf, weights in met.items():
-            having = {_storage(tensor) for tensor, own in axes.items() if any(leaf in leaves(axis) for axis in own)}
-            if having and having <= weights:
-                freeze(leaf, "multiplied with a constant alone")
+        self.constants.begin(tensor)
 
     def loosen(self, tensor: Tensor, axes: list[Node]) -> list[Node]:
         """Copies of the axes of a part of a constant tensor: as long as those, but not the same units."""
-        pairs = self._constants.get(_pointer(tensor))
+        pairs = self._constants.get(pointer_of(tensor))
         if pairs is None:
             return axes
         copies = [Node(find(axis).size) for axis in axes]
@@ -150,8 +131,8 @@ class Recording:
     def before_write(self, tensor: Tensor) -> None:
         """An operator is about to write into this memory."""
         self.axes(tensor)  # what was put off until the tensor is read is due now
-        pointer = _pointer(tensor)
-        self._unwritten.discard(_storage(tensor))
+        pointer = pointer_of(tensor)
+        self.constants.end(tensor)
         for copy, axis in self._constants.pop(pointer, ()):
             unify(copy, axis)
         for owner in self._protected.pop(pointer, ()):
@@ -159,7 +140,7 @@ class Recording:
 
     def after_write(self, tensor: Tensor) -> None:
         """An operator has written into this memory: note which part of which dimension that was."""
-        cuts = self._cuts.get(_storage(tensor), ())
+        cuts = self._cuts.get(storage_of(tensor), ())
         for written in (set(leaves(factor)) for axis in self.shape(tensor) for factor in factors(axis)):
             self._written.update((find(part), find(whole)) for part, whole in cuts if written <= set(leaves(part)))
 
@@ -192,7 +173,7 @@ class Recording:
         self._alive.clear()
         self._deferred.clear()
         self._constants.clear()
-        self._unwritten.clear()
+        self.constants.end_pass()
         self._cuts.clear()
         self.evidence.end_pass()
 
@@ -205,22 +186,6 @@ class Recording:
         for tensor in outputs:
             if not self.knows(tensor):
                 self.put_fixed(tensor, reason)
-
-
-def _pointer(tensor: Tensor) -> int:
-    """Address of the tensor's memory, 0 where there is none (meta tensors, empty ones)."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
-
-
-def _storage(tensor: Tensor) -> int:
-    """What a tensor shares with all its views, wherever it lies; 0 where there is no such thing (sparse ones)."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
-        return 0
 
 
 class AxisMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -249,7 +214,10 @@ class AxisMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.apply(func, found, out, args, kwargs)
         for tensor in tensors_in(written):
             self.recording.after_write(tensor)
-        self.recording.evidence.follow(func, list(tensors_in(out)), list(tensors_in([*args, *kwargs.values()])))
+        made, given = list(tensors_in(out)), list(tensors_in([*args, *kwargs.values()]))
+        self.recording.evidence.follow(func, made, given)
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            self.recording.constants.follow(made, given)
         return out
 
     def apply(self, func: Any, found: Any, out: Any, args: Any, kwargs: Any) -> None:

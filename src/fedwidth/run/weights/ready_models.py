@@ -31,7 +31,7 @@ from fedwidth.models.spectral_norm import vectors_of
 from fedwidth.models.static_norm import norms_of
 from fedwidth.plan import Plan
 from fedwidth.plan.trace import tensors_of
-from fedwidth.run.checkpoint import checksum
+from fedwidth.run.checkpoint import checksum, sealed, unharmed
 from fedwidth.run.folder import MODELS
 from fedwidth.run.weights.stored_plan import plan_as_json, read_plan
 from fedwidth.training.server.state import Server
@@ -84,7 +84,7 @@ def write_models(folder: Path, experiment: Experiment, server: Server, last: Las
         "plan": plan_as_json(experiment.plan),
         "checksum": checksum(flat),
     }
-    write_whole(folder / MODELS, save(flat, metadata={"fedwidth": json.dumps(facts)}))
+    write_whole(folder / MODELS, save(flat, metadata={"fedwidth": json.dumps(sealed(facts))}))
 
 
 def read_models(folder: Path, *, round: int) -> ReadyModels | None:
@@ -100,7 +100,7 @@ def read_models(folder: Path, *, round: int) -> ReadyModels | None:
         raise StateError(f"{path} is damaged: {error}; {MADE_ANEW}") from error
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise StateError(f"{path} was written by another version of fedwidth: {MADE_ANEW}")
-    if facts.get("checksum") != checksum(flat):
+    if not unharmed(facts) or facts.get("checksum") != checksum(flat):
         raise StateError(f"{path} is damaged: its checksum does not fit its content; {MADE_ANEW}")
     if facts["round"] != round:
         return None
@@ -113,11 +113,12 @@ def read_models(folder: Path, *, round: int) -> ReadyModels | None:
 
 
 def has_models(folder: Path, *, round: int) -> bool:
-    """Whether there is a file of the state after so many rounds that can be read."""
+    """Whether there is a file of the state after so many rounds that can be read and has a plan."""
     try:
-        return read_models(folder, round=round) is not None
+        found = read_models(folder, round=round)
     except StateError:
         return False
+    return found is not None and found.plan is not None
 
 
 def widths_of(experiment: Experiment, last: LastRound) -> list[float]:
