@@ -109,6 +109,14 @@ def test_a_method_that_only_its_program_has_is_not_looked_for_where_nothing_was_
         fedwidth.load(tmp_path / "run", "chosen")
 
 
+@pytest.mark.parametrize("kind", ["regression", "multi-label", "segmentation"])
+def test_a_task_without_classes_for_samples_chooses_no_widths_whatever_the_run_says(kind):
+    folder = finished(*KINDS[kind], "data.validation=0.2", "evaluation.capacities=[1, 0.5]")
+    said = "has chosen no capacities: models answer together with probabilities of classes for each sample or word, which"
+    with pytest.raises(OptionError, match=f"{said} objective {kind} does not have$"):
+        fedwidth.load(folder, "chosen")
+
+
 def test_who_answers_together_is_named():
     with pytest.raises(OptionError, match="no capacity is given: name those whose models answer together"):
         fedwidth.load(finished(), [])
@@ -118,7 +126,7 @@ def test_who_answers_together_is_named():
 
 def test_what_has_no_classes_cannot_answer_together():
     folder = finished(*KINDS["regression"])
-    with pytest.raises(OptionError, match="probabilities of classes, which those of .* do not give"):
+    with pytest.raises(OptionError, match="probabilities of classes for each sample or word, which those of .* do not give"):
         fedwidth.load(folder, [1, 0.5])
     with pytest.raises(
         OptionError, match="only sub-models that are slices answer together, and FedHM hands out others"

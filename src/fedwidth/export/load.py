@@ -28,7 +28,7 @@ from fedwidth.devices.cohorts import Cohorts
 from fedwidth.errors import DataError, FedwidthError, OptionError, StateError
 from fedwidth.evaluation.representative import LastRound, representative_index
 from fedwidth.experiment import Experiment
-from fedwidth.export.wanted import Wanted, refuse_where_whole, settings_of, wanted_widths
+from fedwidth.export.wanted import BY_CLASSES, Wanted, refuse_where_whole, settings_of, wanted_widths
 from fedwidth.methods import Method
 from fedwidth.models.catalogue import find
 from fedwidth.models.together import Together
@@ -125,7 +125,7 @@ def _take_together(
     found = [_take_one(run, capacity, model=model, data=data) for capacity in capacities]
     first, widths = found[0], tuple(each.capacity for each in found)
     if not first.objective.labelled:
-        raise OptionError(f"models answer together with probabilities of classes, which those of {run} do not give")
+        raise OptionError(f"{BY_CLASSES}, which those of {run} do not give")
     if not (method := method_of(first.settings)).slices:
         raise OptionError(f"only sub-models that are slices answer together, and {method.title} hands out others")
     return replace(
