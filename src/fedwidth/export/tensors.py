@@ -84,5 +84,5 @@ def open_file(path: Path, *, model: nn.Module | None = None) -> nn.Module:
     whole, plan = global_model(settings, data, objective, model, known)
     with plan_of_older(known, None, "export it again, and give the data of its run where that is older, too"):
         made = skeleton(whole, plan, recipe["counts"])
-        fill_all(made, tensors, str(path))
+        fill_all(made, tensors, str(path), model)
     return with_buffers(made, plan).eval()
