@@ -12,12 +12,14 @@ from export_runs import finished
 
 import fedwidth
 from fedwidth.cli.entry import run_command
-from fedwidth.data import load
+from fedwidth.data import from_tensors, load
 from fedwidth.errors import OptionError, PlanError, StateError
+from fedwidth.experiment import Experiment
 from fedwidth.export import export_run
 from fedwidth.export.formats import export
 from fedwidth.export.load import take
 from fedwidth.run.folder import FILES
+from small_runs import small
 
 LOADERS = {
     "torch": "program = torch.export.load(file).module()\nanswer = program(inputs)",
@@ -166,6 +168,35 @@ def test_models_of_several_widths_are_one_program_that_answers_as_the_run_measur
         assert f"| parameters | {parameters:,} |" in card
     assert ", width 1 + 1/2 + 1/4" in (tmp_path / "0.pt2.md").read_text()
     assert "1 + 1/2 + 1/4 of the run's model, which answer together, " in (tmp_path / "0.pt2.md").read_text()
+
+
+class Named(torch.nn.Module):
+    """Takes what it is given by name."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.read, self.kind = torch.nn.Linear(4, 8), torch.nn.Embedding(5, 8)
+        self.answer = torch.nn.Linear(8, classes)
+
+    def forward(self, numbers, kind=None):
+        return self.answer(torch.relu(self.read(numbers) + self.kind(kind)))
+
+
+def test_a_torch_program_takes_named_inputs_by_name_in_any_order(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    inputs = {"kind": torch.randint(0, 5, (60,), generator=draw), "numbers": torch.randn(60, 4, generator=draw)}
+    data, model = from_tensors(inputs, torch.arange(60) % 3, inputs, torch.arange(60) % 3), Named(3)
+    Experiment(small("rounds=1", "data.partition=iid", "data.partition_options={}"), model=model, data=data).run(
+        tmp_path / "run"
+    )
+    for batch in (None, 7):
+        written = export_run(tmp_path / "run", tmp_path / f"{batch}.pt2", form="torch", model=model, batch=batch)[0]
+        program, some = torch.export.load(written).module(), {name: each[:7] for name, each in inputs.items()}
+        own = fedwidth.load(tmp_path / "run", model=model)(**some)
+        torch.testing.assert_close(program(**some), own)
+        torch.testing.assert_close(program(**dict(reversed(some.items()))), own)
+        assert "The program takes kind, numbers by name: " in (tmp_path / f"{batch}.pt2.md").read_text()
+    assert len(torch.export.load(tmp_path / "None.pt2").module()(**inputs)) == 60
 
 
 def test_widths_whose_answers_the_run_did_not_measure_together_are_measured_for_the_card(tmp_path):

@@ -44,7 +44,7 @@ class Made:
 
 def as_torch(taken: Taken, batch: int | None) -> Made:
     """The model as a `torch.export` program."""
-    program = _program(taken, batch)
+    program = _program(taken, batch, by_name=True)
     # Example inputs would be stored as a pickle; they are no part of the program.
     program.exported.example_inputs = None
     buffer = io.BytesIO()
@@ -188,13 +188,14 @@ def _beside(out: Path, form: str) -> list[Path]:
     return [out.with_name(name) for name in names]
 
 
-def _program(taken: Taken, batch: int | None) -> Program:
-    return as_program(taken.model, taken.data.example(), taken.objective, batch=batch)
+def _program(taken: Taken, batch: int | None, *, by_name: bool = False) -> Program:
+    return as_program(taken.model, taken.data.example(), taken.objective, batch=batch, by_name=by_name)
 
 
 def _batch_note(program: Program) -> str:
     size = "any number of samples" if program.batch is None else f"{program.batch} sample{'s' * (program.batch > 1)}"
-    return f"The program takes {', '.join(program.names)}: {size} at a time, on the CPU, in single precision."
+    how = " by name" if program.by_name else ""
+    return f"The program takes {', '.join(program.names)}{how}: {size} at a time, on the CPU, in single precision."
 
 
 def _needed(*modules: str, extra: str) -> None:
