@@ -72,7 +72,10 @@ def test_runs_that_hold_other_samples_in_memory_do_not_share_them(files):
         (["data.name=nowhere:at_all"], "data set 'nowhere:at_all': cannot import 'nowhere': No module named"),
         (["data.name=own_data:absent"], "'own_data' has no 'absent'"),
         (["data.name=own_data:SAMPLES"], "'SAMPLES' is a int, not a function or class"),
-        (["data.name=own_data:broken"], "could not be loaded: FileNotFoundError: no such folder: /nowhere"),
+        (
+            ["data.name=own_data:broken"],
+            r"could not be loaded: FileNotFoundError: no such folder: /nowhere \(own_data.py, line 66\)$",
+        ),
         (["data.name=own_data:nothing"], "must return fedwidth.data.Data, or a pair of data sets .* not a list"),
         (["data.options={partt='x'}"], r"unknown option of data set 'own_data:on_disk' 'partt' \(did you mean 'part'"),
         (["data.name=own_data:in_memory", "data.cache=1"], "'own_data:in_memory' returns data in memory"),

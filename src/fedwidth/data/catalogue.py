@@ -16,7 +16,7 @@ from fedwidth.data.sets.stackoverflow import load_stackoverflow
 from fedwidth.data.sets.synthetic import load_synthetic_text
 from fedwidth.data.sets.text import load_text
 from fedwidth.errors import DataError, FedwidthError, OptionError, unknown
-from fedwidth.importing import find_function, one_line
+from fedwidth.importing import find_function, what_failed
 
 SETS: dict[str, Callable[..., Data]] = {
     "digits": load_digits,
@@ -76,7 +76,7 @@ def _own(name: str, loader: Callable[..., Any], arguments: Mapping[str, Any], ca
     except FedwidthError:
         raise
     except Exception as error:  # it may do anything
-        raise DataError(f"data set '{name}' could not be loaded: {type(error).__name__}: {one_line(error)}") from error
+        raise DataError(f"data set '{name}' could not be loaded: {what_failed(error)}") from error
     if isinstance(found, Data):
         if cache is not None and not found.is_lazy:
             raise OptionError(

@@ -11,7 +11,7 @@ from fedwidth.data import Data
 from fedwidth.data.records import moved
 from fedwidth.data.trees import count, describe
 from fedwidth.errors import FedwidthError, OptionError, PlanError
-from fedwidth.importing import one_line
+from fedwidth.importing import what_failed
 from fedwidth.objectives.objective import Objective
 from fedwidth.objectives.output import call
 from fedwidth.plan.isolation import untouched
@@ -29,7 +29,7 @@ def check_objective(objective: Objective, model: nn.Module, data: Data) -> None:
             raise
         except Exception as error:  # a model may do anything
             raise PlanError(
-                f"the model failed on the example inputs {describe(inputs)}: {type(error).__name__}: {one_line(error)}"
+                f"the model failed on the example inputs {describe(inputs)}: {what_failed(error)}"
             ) from error
     output = objective.output(result)
     objective.check(output, targets, data)
@@ -76,4 +76,4 @@ def _tried(name: str, function: Any) -> Any:
     except FedwidthError:
         raise
     except Exception as error:  # a function of the user's own may do anything
-        raise OptionError(f"{name} fails on the first samples: {type(error).__name__}: {one_line(error)}") from error
+        raise OptionError(f"{name} fails on the first samples: {what_failed(error)}") from error
