@@ -110,7 +110,7 @@ def test_earlier_runs_are_the_same_runs():
     [
         (
             [*MLP, "data.name=own_objective:regression"],
-            "targets of data set 'tensors' are .* no class numbers: say what",
+            "targets of data set 'regression' are .* no class numbers: say what",
         ),
         (["objective.name=regresion"], "unknown objective 'regresion' \\(did you mean 'regression'"),
         (["objective.name=nowhere:X"], "objective 'nowhere:X': cannot import 'nowhere'"),
