@@ -295,6 +295,26 @@ def test_a_file_may_have_any_name(tmp_path):
         fedwidth.load(finished() / "config.toml")
 
 
+def test_folders_that_are_not_there_are_made_as_for_runs(tmp_path, capsys):
+    out = tmp_path / "out" / "models" / "a.safetensors"
+    with pytest.raises(OptionError, match="has no model of capacity"):
+        export_run(finished("method.name=fedavg"), out, capacity="1/4")
+    assert not list(tmp_path.iterdir()), "none is made for what is refused"
+    assert command(capsys, finished(), "--out", out)[0] == 0
+    assert isinstance(fedwidth.load(out), torch.nn.Module)
+    code, _, said = command(capsys, finished(), "--out", out / "deeper" / "a.safetensors")
+    assert (code, said.count("\n")) == (2, 1)
+    assert f"but {out} is no folder" in said
+
+
+def test_a_torch_program_says_what_opens_it(tmp_path):
+    written = export_run(finished(), tmp_path / "a.pt2", form="torch")[0]
+    with pytest.raises(
+        StateError, match=r"no file of safetensors.*; torch.export.load\('.*a.pt2'\).module\(\) opens it"
+    ):
+        fedwidth.load(written)
+
+
 @pytest.mark.parametrize("form", ["safetensors", "torch"])
 @pytest.mark.parametrize("name", [*FILES, ".lock", "history/round-1.safetensors", "clients/0.safetensors"])
 def test_files_of_a_run_are_not_written_over(name, form, tmp_path):

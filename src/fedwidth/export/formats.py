@@ -29,7 +29,7 @@ from fedwidth.export.load import Taken
 from fedwidth.export.program import Program, as_program
 from fedwidth.export.tensors import as_bytes, recipe_of
 from fedwidth.export.training_program import training_program
-from fedwidth.files import write_whole
+from fedwidth.files import make_folder_of, write_whole
 from fedwidth.importing import one_line
 from fedwidth.run.folder import refuse_files_of_run
 
@@ -127,8 +127,9 @@ def check_target(out: Path, form: str, *, overwrite: bool) -> None:
         raise unknown("format", form, FORMATS)
     if not out.name:
         raise OptionError(f"--out is {out}, a folder; give the name of a file in it")
-    if not out.parent.is_dir():
-        raise OptionError(f"--out is {out}, but there is no folder {out.parent}")
+    there = next(folder for folder in out.parents if folder.exists())
+    if not there.is_dir():
+        raise OptionError(f"--out is {out}, but {there} is no folder")
     refuse_files_of_run(out, *_beside(out, form))
     for path in (out, *_beside(out, form)):
         if path.exists() and not overwrite:
@@ -156,6 +157,7 @@ def export(
     texts = {out.with_name(f"{out.name}.md"): card(taken, form=form, notes=made.notes)}
     if form == "safetensors":
         texts[out.with_name(f"{out.name}.json")] = json.dumps(recipe_of(taken), indent=2) + "\n"
+    make_folder_of(out)
     for path, text in texts.items():
         write_whole(path, text)
     write_whole(out, made.content)  # last: where the model is, all of it is
@@ -169,6 +171,7 @@ def _export_folder(taken: Taken, out: Path) -> list[Path]:
     if out.is_dir() and any(out.iterdir()) and not (out / RECIPE).is_file():
         raise OptionError(f"--out is {out}, a folder that `fedwidth export` did not write, and so does not replace")
     note = f"`{type(taken.model).__name__}.from_pretrained(FOLDER)` opens it."
+    make_folder_of(out)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as beside:
         made = Path(beside) / "model"
         save_folder(taken.model, made, taken.data.example())
