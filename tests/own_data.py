@@ -62,6 +62,10 @@ def pair() -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(data.train.inputs, data.train.targets), TensorDataset(data.test.inputs, data.test.targets)
 
 
+def with_a_name() -> Data:
+    return replace(in_memory(), name="weather")
+
+
 def broken() -> None:
     raise FileNotFoundError("no such folder: /nowhere")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedwidth.errors import StateError
+from fedwidth.errors import OptionError, StateError
 
 LOCK = ".lock"
 """The name of the empty file by which a folder is locked."""
@@ -70,6 +70,14 @@ def append_line(path: Path, line: str, *, lock: Path) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise StateError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def make_folder_of(path: Path) -> None:
+    """Make the folder that a file is to lie in, and those above it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"cannot write to {path.parent}: {error.strerror or error}") from error
 
 
 def write_whole(path: Path, content: bytes | str) -> None:

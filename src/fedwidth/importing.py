@@ -29,7 +29,7 @@ def import_object(kind: str, name: str) -> Any:
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:  # whatever the user's module raises while it is imported
-        said = f"{kind} '{name}': cannot import '{module_name}': {one_line(error)}"
+        said = f"{kind} '{name}': cannot import '{module_name}': {one_line(error)}{where_failed(error)}"
         raise OptionError(said + _where_to_run(module_name, error)) from error
     for attribute in path.split("."):
         if not hasattr(found, attribute):
@@ -75,8 +75,26 @@ def one_line(error: BaseException) -> str:
 
 
 def what_failed(error: BaseException) -> str:
-    """An exception's type, message and the last line of code that is not PyTorch's own, in one line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(torch.__file__).parent not in Path(frame.filename).parents]
-    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{where}"
+    """An exception's type and message, and where the user's own code raised it, in one line."""
+    said = f": {one_line(error)}" if str(error) else ""
+    return f"{type(error).__name__}{said}{where_failed(error)}"
+
+
+def where_failed(error: BaseException) -> str:
+    """The last line of the user's own code that an exception came through, in brackets; nothing where there is none.
+
+    Where there is none of the user's own, that of another package, but neither of fedwidth nor of PyTorch.
+    """
+    frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    last = {_whose(path): f" ({path.name}, line {line})" for path, line in frames}
+    return last.get("the user's own") or last.get("another package's") or ""
+
+
+def _whose(path: Path) -> str:
+    """Whose code a file holds."""
+    if any(path.is_relative_to(Path(file).parent) for file in (__file__, torch.__file__)):
+        return "fedwidth's or PyTorch's"
+    if {"site-packages", "dist-packages"} & {*path.parts}:
+        return "another package's"
+    in_python = path.is_relative_to(Path(os.__file__).parent) or str(path).startswith("<")
+    return "Python's" if in_python else "the user's own"

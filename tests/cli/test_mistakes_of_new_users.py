@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import invalidate_caches
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
 from fedwidth.cli.entry import run_command
+from fedwidth.config.write import settings_toml
 from fedwidth.core.cost import cost
 from fedwidth.data import from_tensors
 from fedwidth.errors import FedwidthError
@@ -15,7 +19,7 @@ from fedwidth.experiment import Experiment
 from fedwidth.models import build, example_inputs
 from fedwidth.plan import trace
 from fedwidth.settings import Settings
-from small_runs import write_recipe
+from small_runs import small, write_recipe
 
 
 class Words(nn.Module):
@@ -160,6 +164,49 @@ def test_one_line(command, message, tmp_path, capsys, monkeypatch):
     (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
     assert message in said
     assert not (tmp_path / "out").exists()
+
+
+OWN = """from torch import nn
+class Builds(nn.Module):
+    def __init__(self): super().__init__(); self.layer = nn.Liner(64, 10)
+class Answers(nn.Sequential):
+    def __init__(self): super().__init__(nn.Flatten(), nn.Linear(64, 10))
+    def forward(self, x): return super().forward(x.unsqueez(1))
+class Trains(Answers):
+    def forward(self, x): return nn.Sequential.forward(self, x.view(-1, 32) if self.training else x)
+class Narrow(nn.Sequential):
+    def __init__(self): super().__init__(nn.Flatten(), nn.Linear(32, 10))
+def data(): return open("nowhere")
+def deal(data, clients, seed): return 1 / 0
+def loss(output, targets): return output[targets["class"]]
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("model.name=own_code:Builds", "has no attribute 'Liner' (own_code.py, line 3)"),
+        ("model.name=own_code:Answers", "has no attribute 'unsqueez' (own_code.py, line 6)"),
+        ("model.name=own_code:Trains", "(4x32 and 64x10) (own_code.py, line 8)"),
+        ("model.name=own_code:Narrow", "mat1 and mat2 shapes cannot be multiplied (2x64 and 32x10)"),
+        ("data.name=own_code:data", "No such file or directory: 'nowhere' (own_code.py, line 11)"),
+        ("data.partition=own_code:deal", "ZeroDivisionError: division by zero (own_code.py, line 12)"),
+        ("objective.loss=own_code:loss", " (own_code.py, line 13)"),
+        ("model.name=imports_it:Net", "cannot import 'imports_it': division by zero (imports_it.py, line 2)"),
+    ],
+)
+def test_what_code_of_ones_own_raises_says_where(setting, said, tmp_path, capsys, monkeypatch):
+    """But no line of fedwidth or PyTorch."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_code.py").write_text(OWN)
+    (tmp_path / "imports_it.py").write_text("import own_code\n1 / 0\n")
+    monkeypatch.delitem(sys.modules, "own_code", raising=False)
+    invalidate_caches()
+    recipe = small("model.options={}", f"model.name={HERE}:Plain", "data.partition=iid", "data.partition_options={}")
+    (tmp_path / "own.toml").write_text(settings_toml(recipe))
+    assert run_command(["run", "own.toml", "--set", setting, "--out", "out"]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f"{said}\n"), error
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_tokens_can_be_iid_but_not_by_label() -> None:
     data = load("synthetic_text", users=5, per_user=4, words=50)
     assert make_partition(data, "iid", 4, 0).sizes.tolist() == [5] * 4
     for kind in ("labels", "random_labels", "dirichlet"):
-        with pytest.raises(DataError, match="iid or natural"):
+        with pytest.raises(DataError, match="iid, natural or one of your own"):
             make_partition(data, kind, 2, 0)
 
 

@@ -181,7 +181,7 @@ def test_partitions_of_data_that_is_read() -> None:
     partition = make_partition(segmented, "iid", 6, 1)
     assert set(maps.read) <= {0}, "no target is read to share them out"
     assert set(partition.labels[0].tolist()) <= {0, 1, 2}
-    with pytest.raises(DataError, match="no one label a sample"):
+    with pytest.raises(DataError, match="no one label a sample: choose the partition iid, natural or one of your own"):
         make_partition(segmented, "labels", 6, 1)
     with pytest.raises(DataError, match="say how many, classes=…"):
         from_dataset(maps, maps, cache=1)

@@ -29,10 +29,13 @@ from doc_data import use, write_data
 from doc_pages import PAGES, ROOT, SHELLS, Block, blocks_of, commands_of, page_name, prose_of
 from doc_runs import LANGUAGES, MARKS, NO_CODE, SUITES, commands_in, made_small, suite_of, suites_of
 
+import fedwidth
 from fedwidth.cli.entry import run_command
+from fedwidth.core.submodel import state_of
 from fedwidth.devices.budget import read_devices
 from fedwidth.plan.rules import registry
 from fedwidth.reproduce.records import read_all
+from zoo.cases import ZOO
 
 OPTIONAL = ("transformers",)
 """Packages that pages show and fedwidth does without."""
@@ -125,6 +128,19 @@ def test_packages_are_installed_as_the_pages_say(tmp_path):
         assert done.returncode == 0, where
         assert "does not provide the extra" not in done.stdout + done.stderr, where
         assert (folder / "fedwidth" / "__init__.py").exists(), where
+
+
+@pytest.mark.usefixtures("modules")
+def test_the_choice_by_the_state_that_a_page_shows_is_one_for_every_model(tmp_path):
+    """With fused tensors, gates, heads, tied weights, and without biases."""
+    write_modules(ROOT / "docs" / "own-method.md", tmp_path)
+    largest = fedwidth.method("largest:METHOD")
+    for name, case in ZOO.items():
+        model = case.full()
+        plan = fedwidth.trace(model, case.inputs(), output=case.output)
+        index = largest.select(plan, capacity=0.5, state=state_of(model))
+        assert index.counts == plan.counts(0.5), name
+        fedwidth.narrow(model, plan, index)
 
 
 @every_page

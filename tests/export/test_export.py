@@ -13,12 +13,14 @@ from export_runs import finished
 
 import fedwidth
 from fedwidth.cli.entry import run_command
-from fedwidth.data import load
+from fedwidth.data import from_tensors, load
 from fedwidth.errors import OptionError, PlanError, StateError
+from fedwidth.experiment import Experiment
 from fedwidth.export import export_run
 from fedwidth.export.formats import export
 from fedwidth.export.load import take
 from fedwidth.run.folder import FILES
+from small_runs import small
 
 LOADERS = {
     "torch": "program = torch.export.load(file).module()\nanswer = program(inputs)",
@@ -169,6 +171,35 @@ def test_models_of_several_widths_are_one_program_that_answers_as_the_run_measur
     assert "1 + 1/2 + 1/4 of the run's model, which answer together, " in (tmp_path / "0.pt2.md").read_text()
 
 
+class Named(torch.nn.Module):
+    """Takes what it is given by name."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.read, self.kind = torch.nn.Linear(4, 8), torch.nn.Embedding(5, 8)
+        self.answer = torch.nn.Linear(8, classes)
+
+    def forward(self, numbers, kind=None):
+        return self.answer(torch.relu(self.read(numbers) + self.kind(kind)))
+
+
+def test_a_torch_program_takes_named_inputs_by_name_in_any_order(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    inputs = {"kind": torch.randint(0, 5, (60,), generator=draw), "numbers": torch.randn(60, 4, generator=draw)}
+    data, model = from_tensors(inputs, torch.arange(60) % 3, inputs, torch.arange(60) % 3), Named(3)
+    Experiment(small("rounds=1", "data.partition=iid", "data.partition_options={}"), model=model, data=data).run(
+        tmp_path / "run"
+    )
+    for batch in (None, 7):
+        written = export_run(tmp_path / "run", tmp_path / f"{batch}.pt2", form="torch", model=model, batch=batch)[0]
+        program, some = torch.export.load(written).module(), {name: each[:7] for name, each in inputs.items()}
+        own = fedwidth.load(tmp_path / "run", model=model)(**some)
+        torch.testing.assert_close(program(**some), own)
+        torch.testing.assert_close(program(**dict(reversed(some.items()))), own)
+        assert "The program takes kind, numbers by name: " in (tmp_path / f"{batch}.pt2.md").read_text()
+    assert len(torch.export.load(tmp_path / "None.pt2").module()(**inputs)) == 60
+
+
 def test_widths_whose_answers_the_run_did_not_measure_together_are_measured_for_the_card(tmp_path):
     taken = take(finished("method.name=heterofl"), ["1/2", "1/4"])
     export(taken, "torch", tmp_path / "a.pt2")
@@ -263,6 +294,26 @@ def test_a_file_may_have_any_name(tmp_path):
     assert isinstance(fedwidth.load(written), torch.nn.Module)
     with pytest.raises(StateError, match="is no file of safetensors, or damaged"):
         fedwidth.load(finished() / "config.toml")
+
+
+def test_folders_that_are_not_there_are_made_as_for_runs(tmp_path, capsys):
+    out = tmp_path / "out" / "models" / "a.safetensors"
+    with pytest.raises(OptionError, match="has no model of capacity"):
+        export_run(finished("method.name=fedavg"), out, capacity="1/4")
+    assert not list(tmp_path.iterdir()), "none is made for what is refused"
+    assert command(capsys, finished(), "--out", out)[0] == 0
+    assert isinstance(fedwidth.load(out), torch.nn.Module)
+    code, _, said = command(capsys, finished(), "--out", out / "deeper" / "a.safetensors")
+    assert (code, said.count("\n")) == (2, 1)
+    assert f"but {out} is no folder" in said
+
+
+def test_a_torch_program_says_what_opens_it(tmp_path):
+    written = export_run(finished(), tmp_path / "a.pt2", form="torch")[0]
+    with pytest.raises(
+        StateError, match=r"no file of safetensors.*; torch.export.load\('.*a.pt2'\).module\(\) opens it"
+    ):
+        fedwidth.load(written)
 
 
 @pytest.mark.parametrize("form", ["safetensors", "torch"])

@@ -120,4 +120,4 @@ def test_a_run_is_exported_as_a_folder(tmp_path):
     mask = torch.ones_like(words)
     program = torch.export.load(tmp_path / "phone.pt2").module()
     with torch.no_grad():
-        assert torch.allclose(program(words, mask), taken.model(words, mask).logits, atol=1e-5)
+        assert torch.allclose(program(input_ids=words, attention_mask=mask), taken.model(words, mask).logits, atol=1e-5)

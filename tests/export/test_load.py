@@ -109,6 +109,16 @@ def test_a_method_that_only_its_program_has_is_not_looked_for_where_nothing_was_
         fedwidth.load(tmp_path / "run", "chosen")
 
 
+@pytest.mark.parametrize("kind", ["regression", "multi-label", "segmentation"])
+def test_a_task_without_classes_for_samples_chooses_no_widths_whatever_the_run_says(kind):
+    folder = finished(*KINDS[kind], "data.validation=0.2", "evaluation.capacities=[1, 0.5]")
+    said = (
+        "has chosen no capacities: models answer together with probabilities of classes for each sample or word, which"
+    )
+    with pytest.raises(OptionError, match=f"{said} objective {kind} does not have$"):
+        fedwidth.load(folder, "chosen")
+
+
 def test_who_answers_together_is_named():
     with pytest.raises(OptionError, match="no capacity is given: name those whose models answer together"):
         fedwidth.load(finished(), [])
@@ -118,7 +128,9 @@ def test_who_answers_together_is_named():
 
 def test_what_has_no_classes_cannot_answer_together():
     folder = finished(*KINDS["regression"])
-    with pytest.raises(OptionError, match="probabilities of classes, which those of .* do not give"):
+    with pytest.raises(
+        OptionError, match="probabilities of classes for each sample or word, which those of .* do not give"
+    ):
         fedwidth.load(folder, [1, 0.5])
     with pytest.raises(
         OptionError, match="only sub-models that are slices answer together, and FedHM hands out others"
@@ -234,6 +246,31 @@ def test_a_model_that_was_given_in_python_is_given_again(tmp_path):
     assert not torch.equal(own[0].weight, again[0].weight), "the model given is not changed"
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_wrong_model_that_is_given_is_the_one_that_does_not_fit(stored, tmp_path):
+    x, y = torch.randn(60, 6), torch.arange(60) % 3
+    data = from_tensors(x, y, x, y)
+    own = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    settings = read_settings("rounds=1", ["data.clients=3", "devices.per_round=2", "engine=serial"]).main
+    Experiment(settings, model=own, data=data).run(tmp_path / "run")
+    written = export_run(tmp_path / "run", tmp_path / "a.safetensors", model=own)[0]
+    if not stored:
+        (tmp_path / "run" / MODELS).unlink()
+    wider = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
+    with pytest.raises(StateError, match=r"^the model given, a Sequential, is not the one .* differ in '0\.weight'$"):
+        fedwidth.load(tmp_path / "run", model=wider, data=data)
+    with pytest.raises(StateError, match=r"^the model given, a Conv2d, does not fit the data of the run: the model"):
+        fedwidth.load(written, model=nn.Conv2d(1, 3, 3))
+    other = nn.Sequential(nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(StateError, match=r"^the model given, a Sequential, does not fit .*: there '0.bias' is"):
+        fedwidth.load(written, model=other)
+    if stored:
+        with pytest.raises(
+            StateError, match=r"^the model given, a Conv2d, does not fit the data of the run: the model"
+        ):
+            fedwidth.load(tmp_path / "run", model=nn.Conv2d(1, 3, 3))
+
+
 def test_what_cannot_be_loaded_is_one_clear_line(tmp_path):
     with pytest.raises(StateError, match="holds no run"):
         fedwidth.load(tmp_path)
@@ -287,7 +324,7 @@ def test_a_model_that_cannot_be_imported_says_where_to_run(tmp_path, monkeypatch
         fedwidth.load(folder)
     (away / "shapes_of_ours.py").write_text(f"import torch\nimport not_there_either\n\n\n{net}")
     invalidate_caches()
-    with pytest.raises(OptionError, match="cannot import 'shapes_of_ours': No module named 'not_there_either'$"):
+    with pytest.raises(OptionError, match=r"No module named 'not_there_either' \(shapes_of_ours.py, line 2\)$"):
         fedwidth.load(folder)
 
 

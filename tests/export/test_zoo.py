@@ -61,7 +61,9 @@ def test_predictions_are_the_same_in_another_runtime(form, name, tmp_path):
     if form == "torch":
         program = torch.export.load(path).module()
         with torch.no_grad():
-            answers = [program(*each) for each in batches(inputs, batch)]
+            names = list(inputs) if isinstance(inputs, dict) else []
+            for each in batches(inputs, batch):
+                answers.append(program(**dict(zip(names, each, strict=True))) if names else program(*each))
     else:
         options = runtime.SessionOptions()
         options.intra_op_num_threads = 1

@@ -90,7 +90,11 @@ def test_own_factory(library):
         (":net", {}, "cannot import ''"),
         ("my_models:number", {}, "'number' is a int, not a function or class"),
         ("my_models:text", {}, "model 'my_models:text' must give a torch.nn.Module, but gave a str"),
-        ("my_models:broken", {}, "model 'my_models:broken' could not be built: division by zero"),
+        (
+            "my_models:broken",
+            {},
+            "model 'my_models:broken' could not be built: division by zero (test_catalogue.py, line ",
+        ),
         ("my_models:net", {}, "could not be built"),
     ],
 )

@@ -58,6 +58,55 @@ def test_metrics_of_numbers(name):
     assert of("regression", name).measure.higher_is_better == (name == "r2")
 
 
+def test_each_column_of_targets_has_its_own_mean():
+    """By hand: the first column is right but for an error of 1 (1 - 1/2), the second is off by 2 twice (1 - 8/8)."""
+    targets = torch.tensor([[1.0, 100.0], [2.0, 102.0], [3.0, 104.0]])
+    output = torch.tensor([[1.0, 102.0], [2.0, 102.0], [4.0, 102.0]])
+    assert value(of("regression", "r2"), output, targets) == pytest.approx((0.5 + 0.0) / 2)
+
+
+@pytest.mark.parametrize("shape", [(50, 2), (50, 4), (50, 2, 3)])
+def test_several_columns_count_as_they_do_in_scikit_learn(shape):
+    """Noise around different means is no knowledge, in one pass and summed over clients."""
+    metric, targets = of("regression", "r2"), torch.randn(shape, generator=RANDOM)
+    targets = targets + 20 * torch.arange(targets[0].numel()).view(shape[1:])
+    output = targets + torch.randn(shape, generator=RANDOM)
+    expected = known.r2_score(targets.flatten(1).numpy(), output.flatten(1).numpy())
+    counts = metric.counts(output, targets)
+    by_client = torch.stack([counts[:13].sum(0), counts[13:].sum(0)])
+    assert value(metric, output, targets) == pytest.approx(expected, rel=1e-5)
+    assert float(metric.of(by_client.sum(0))) == pytest.approx(expected, rel=1e-5)
+    assert value(metric, targets.mean(0).expand(shape), targets) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("level", [0.0, 0.1, -3e7])
+@pytest.mark.parametrize("off", [0.0, 0.5])
+def test_a_column_whose_targets_are_equal_counts_as_in_scikit_learn(level, off):
+    """1 where it is met and else 0, though the sums of its squares are rounded."""
+    targets = torch.stack([torch.randn(1000, generator=RANDOM), torch.full((1000,), level)], dim=1)
+    output = targets + torch.tensor([0.1, off]) * (1 + abs(level))
+    expected = known.r2_score(targets.double().numpy(), output.double().numpy())
+    assert value(of("regression", "r2"), output, targets) == pytest.approx(expected, rel=1e-5)
+    assert value(of("regression", "r2"), output[:, 1], targets[:, 1]) == float(off == 0)
+
+
+def test_a_column_without_targets_that_count_is_left_out():
+    targets = torch.randn(30, 2, generator=RANDOM)
+    output, alone = targets + torch.randn(30, 2, generator=RANDOM), targets[:, 0].clone()
+    targets[:, 1] = math.nan
+    assert value(of("regression", "r2"), output, targets) == value(of("regression", "r2"), output[:, 0], alone)
+
+
+@pytest.mark.parametrize("samples", [2, 7, 100, 2000])
+def test_one_target_has_the_value_it_always_had(samples):
+    """To the last bit."""
+    targets, output = torch.randn(2, samples, generator=RANDOM)
+    true = targets.double()
+    sums = torch.stack([(output - targets).double().square(), true, true**2, torch.ones(samples).bool()], dim=1).sum(0)
+    error, total, square, number = sums
+    assert value(of("regression", "r2"), output, targets) == float(1 - error / (square - total**2 / number))
+
+
 def test_metrics_of_labels():
     output, targets = torch.randn(30, 4, generator=RANDOM), torch.randint(0, 2, (30, 4), generator=RANDOM)
     found = (output > 0).numpy()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from fedwidth.config.influence import identity
 from fedwidth.config.read import read_config
@@ -109,7 +110,7 @@ def test_earlier_runs_are_the_same_runs():
     [
         (
             [*MLP, "data.name=own_objective:regression"],
-            "targets of data set 'tensors' are .* no class numbers: say what",
+            "targets of data set 'regression' are .* no class numbers: say what",
         ),
         (["objective.name=regresion"], "unknown objective 'regresion' \\(did you mean 'regression'"),
         (["objective.name=nowhere:X"], "objective 'nowhere:X': cannot import 'nowhere'"),
@@ -153,6 +154,14 @@ def test_earlier_runs_are_the_same_runs():
 def test_mistakes_are_said_before_training(changes, message):
     with pytest.raises((OptionError, PlanError, DataError), match=message):
         Experiment(settings(*changes))
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 1), nn.Conv1d(4, 1, 1)])
+def test_inputs_of_numpys_precision_are_told_how_to_become_those_of_the_weights(layer):
+    x = torch.randn(200, 4, 4, dtype=torch.float64)
+    said = r"; inputs are float64, weights float32 unless a model says so: give inputs as \.float\(\)$"
+    with pytest.raises(PlanError, match=said):
+        Experiment(Settings(), model=layer, data=from_tensors(x, x, x, x), objective="regression")
 
 
 def test_targets_that_are_not_what_they_should_be():

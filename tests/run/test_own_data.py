@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 from fedwidth.config.read import read_settings
+from fedwidth.data import from_clients, from_dataset, from_tensors, load
+from fedwidth.data.own import UNNAMED
 from fedwidth.engines import choose_engine
 from fedwidth.errors import DataError, OptionError
 from fedwidth.experiment import Experiment
@@ -20,6 +24,9 @@ devices = { per_round = 3, capacities = "a1-b1" }
 training.batch_size = 16
 evaluation = { every = 2, capacities = [0.5] }
 """
+
+
+X, Y = torch.zeros(4, 3), torch.arange(4) % 2
 
 
 def settings(*changes):
@@ -67,12 +74,25 @@ def test_runs_that_hold_other_samples_in_memory_do_not_share_them(files):
 
 
 @pytest.mark.parametrize(
+    ("function", "name"), [("own_data:in_memory", "in_memory"), ("own_data:with_a_name", "weather")]
+)
+def test_data_that_nobody_has_named_have_the_name_of_their_function(function, name):
+    assert load(function).name == name
+    assert from_tensors(X, Y, X, Y).name in UNNAMED
+    assert from_dataset(TensorDataset(X, Y), TensorDataset(X, Y)).name in UNNAMED
+    assert from_clients([TensorDataset(X, Y)], TensorDataset(X, Y)).name in UNNAMED
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         (["data.name=nowhere:at_all"], "data set 'nowhere:at_all': cannot import 'nowhere': No module named"),
         (["data.name=own_data:absent"], "'own_data' has no 'absent'"),
         (["data.name=own_data:SAMPLES"], "'SAMPLES' is a int, not a function or class"),
-        (["data.name=own_data:broken"], "could not be loaded: FileNotFoundError: no such folder: /nowhere"),
+        (
+            ["data.name=own_data:broken"],
+            r"could not be loaded: FileNotFoundError: no such folder: /nowhere \(own_data.py, line \d+\)$",
+        ),
         (["data.name=own_data:nothing"], "must return fedwidth.data.Data, or a pair of data sets .* not a list"),
         (["data.options={partt='x'}"], r"unknown option of data set 'own_data:on_disk' 'partt' \(did you mean 'part'"),
         (["data.name=own_data:in_memory", "data.cache=1"], "'own_data:in_memory' returns data in memory"),

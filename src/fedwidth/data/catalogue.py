@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedwidth.data.own import from_dataset
+from fedwidth.data.own import UNNAMED, from_dataset
 from fedwidth.data.records import Data
 from fedwidth.data.sets.cifar import load_cifar10, load_cifar100
 from fedwidth.data.sets.digits import load_digits
@@ -16,7 +17,7 @@ from fedwidth.data.sets.stackoverflow import load_stackoverflow
 from fedwidth.data.sets.synthetic import load_synthetic_text
 from fedwidth.data.sets.text import load_text
 from fedwidth.errors import DataError, FedwidthError, OptionError, unknown
-from fedwidth.importing import find_function, one_line
+from fedwidth.importing import find_function, what_failed
 
 SETS: dict[str, Callable[..., Data]] = {
     "digits": load_digits,
@@ -70,22 +71,23 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 def _own(name: str, loader: Callable[..., Any], arguments: Mapping[str, Any], cache: int | None) -> Data:
-    """What a function of the user's own gives."""
+    """What a function of the user's own gives; without a name of its own it has the function's."""
+    title = name.partition(":")[2]
     try:
         found = loader(**arguments)
     except FedwidthError:
         raise
     except Exception as error:  # it may do anything
-        raise DataError(f"data set '{name}' could not be loaded: {type(error).__name__}: {one_line(error)}") from error
+        raise DataError(f"data set '{name}' could not be loaded: {what_failed(error)}") from error
     if isinstance(found, Data):
         if cache is not None and not found.is_lazy:
             raise OptionError(
                 f"data.cache is for data sets that are read as they are needed, but '{name}' returns data in memory"
             )
-        return found
+        return replace(found, name=title) if found.name in UNNAMED else found
     if not isinstance(found, tuple) or len(found) != 2:
         raise DataError(
             f"data set '{name}' must return fedwidth.data.Data, or a pair of data sets to train and to test with, not a"
             f" {type(found).__name__}"
         )
-    return from_dataset(*found, name=name.partition(":")[2], cache=cache)
+    return from_dataset(*found, name=title, cache=cache)

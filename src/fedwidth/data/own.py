@@ -24,6 +24,8 @@ from fedwidth.data.trees import Tree
 from fedwidth.errors import DataError, OptionError, unknown
 
 MEBIBYTE = 2**20
+UNNAMED = ("tensors", "dataset", "clients")
+"""What data are called that nobody has named."""
 
 
 def from_tensors(

@@ -92,14 +92,18 @@ def check_enough(data: Data, clients: int) -> None:
         raise DataError(f"{clients} clients but only {len(data.train)} training samples: some would have no data")
 
 
+WITHOUT_LABELS = "choose the partition iid, natural or one of your own, package.module:function"
+"""What to do where samples have no label to go by."""
+
+
 def labels_of(data: Data) -> tuple[np.ndarray, np.ndarray]:
     """The one label of each training and each test sample; data without is refused."""
 
     def one(targets: Tensor) -> np.ndarray:
         if targets.dim() != 1:
-            raise DataError(f"data set '{data.name}' has no one label a sample: choose the partition iid or natural")
+            raise DataError(f"data set '{data.name}' has no one label a sample: {WITHOUT_LABELS}")
         if int(targets.min()) < 0:
-            raise DataError(f"data set '{data.name}' has samples without a label: choose the partition iid or natural")
+            raise DataError(f"data set '{data.name}' has samples without a label: {WITHOUT_LABELS}")
         return targets.cpu().numpy()
 
     return one(data.train.labels), one(data.test.labels)

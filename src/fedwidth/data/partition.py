@@ -32,7 +32,7 @@ from fedwidth.data.records import Data
 from fedwidth.data.shares import Partition, Shares
 from fedwidth.data.validation import hold_out, in_the_whole, without
 from fedwidth.errors import DataError, FedwidthError, OptionError, unknown, whole_number
-from fedwidth.importing import find_function, one_line
+from fedwidth.importing import find_function, what_failed
 
 
 def iid(data: Data, clients: int, seed: int) -> Partition:
@@ -209,7 +209,7 @@ def _deal(kind: str, data: Data, clients: int | None, seed: int, options: Mappin
     except FedwidthError:
         raise
     except Exception as error:  # it may do anything
-        raise DataError(f"partition '{kind}' could not be made: {type(error).__name__}: {one_line(error)}") from error
+        raise DataError(f"partition '{kind}' could not be made: {what_failed(error)}") from error
     if not isinstance(found, Partition):
         raise DataError(f"partition '{kind}' must return a fedwidth.data.Partition, not a {type(found).__name__}")
     check_partition(found, data)

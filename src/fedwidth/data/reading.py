@@ -18,7 +18,7 @@ from torch import Tensor
 from fedwidth.data.rows import Rows
 from fedwidth.data.trees import Tree, joined, leaves, mapped
 from fedwidth.errors import DataError, FedwidthError, OptionError
-from fedwidth.importing import one_line
+from fedwidth.importing import what_failed
 
 TARGETS = ("labels", "label")
 """The names under which samples that are dictionaries have their target, as Hugging Face's data sets do."""
@@ -110,7 +110,7 @@ class Reader:
             except Exception as error:
                 which = f"sample {some[0]}" if len(some) == 1 else f"one of the samples {min(some)} to {max(some)}"
                 raise DataError(
-                    f"{which} of the {self.which} data set could not be read: {type(error).__name__}: {one_line(error)}"
+                    f"{which} of the {self.which} data set could not be read: {what_failed(error)}"
                 ) from error
         return found
 

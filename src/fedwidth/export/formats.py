@@ -29,7 +29,7 @@ from fedwidth.export.load import Taken
 from fedwidth.export.program import Program, as_program
 from fedwidth.export.tensors import as_bytes, recipe_of
 from fedwidth.export.training_program import training_program
-from fedwidth.files import write_whole
+from fedwidth.files import make_folder_of, write_whole
 from fedwidth.importing import one_line
 from fedwidth.run.folder import refuse_files_of_run
 
@@ -44,7 +44,7 @@ class Made:
 
 def as_torch(taken: Taken, batch: int | None) -> Made:
     """The model as a `torch.export` program."""
-    program = _program(taken, batch)
+    program = _program(taken, batch, by_name=True)
     # Example inputs would be stored as a pickle; they are no part of the program.
     program.exported.example_inputs = None
     buffer = io.BytesIO()
@@ -127,8 +127,9 @@ def check_target(out: Path, form: str, *, overwrite: bool) -> None:
         raise unknown("format", form, FORMATS)
     if not out.name:
         raise OptionError(f"--out is {out}, a folder; give the name of a file in it")
-    if not out.parent.is_dir():
-        raise OptionError(f"--out is {out}, but there is no folder {out.parent}")
+    there = next(folder for folder in out.parents if folder.exists())
+    if not there.is_dir():
+        raise OptionError(f"--out is {out}, but {there} is no folder")
     refuse_files_of_run(out, *_beside(out, form))
     for path in (out, *_beside(out, form)):
         if path.exists() and not overwrite:
@@ -156,6 +157,7 @@ def export(
     texts = {out.with_name(f"{out.name}.md"): card(taken, form=form, notes=made.notes)}
     if form == "safetensors":
         texts[out.with_name(f"{out.name}.json")] = json.dumps(recipe_of(taken), indent=2) + "\n"
+    make_folder_of(out)
     for path, text in texts.items():
         write_whole(path, text)
     write_whole(out, made.content)  # last: where the model is, all of it is
@@ -169,6 +171,7 @@ def _export_folder(taken: Taken, out: Path) -> list[Path]:
     if out.is_dir() and any(out.iterdir()) and not (out / RECIPE).is_file():
         raise OptionError(f"--out is {out}, a folder that `fedwidth export` did not write, and so does not replace")
     note = f"`{type(taken.model).__name__}.from_pretrained(FOLDER)` opens it."
+    make_folder_of(out)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as beside:
         made = Path(beside) / "model"
         save_folder(taken.model, made, taken.data.example())
@@ -188,13 +191,14 @@ def _beside(out: Path, form: str) -> list[Path]:
     return [out.with_name(name) for name in names]
 
 
-def _program(taken: Taken, batch: int | None) -> Program:
-    return as_program(taken.model, taken.data.example(), taken.objective, batch=batch)
+def _program(taken: Taken, batch: int | None, *, by_name: bool = False) -> Program:
+    return as_program(taken.model, taken.data.example(), taken.objective, batch=batch, by_name=by_name)
 
 
 def _batch_note(program: Program) -> str:
     size = "any number of samples" if program.batch is None else f"{program.batch} sample{'s' * (program.batch > 1)}"
-    return f"The program takes {', '.join(program.names)}: {size} at a time, on the CPU, in single precision."
+    how = " by name" if program.by_name else ""
+    return f"The program takes {', '.join(program.names)}{how}: {size} at a time, on the CPU, in single precision."
 
 
 def _needed(*modules: str, extra: str) -> None:

@@ -28,7 +28,7 @@ from fedwidth.devices.cohorts import Cohorts
 from fedwidth.errors import DataError, FedwidthError, OptionError, StateError
 from fedwidth.evaluation.representative import LastRound, representative_index
 from fedwidth.experiment import Experiment
-from fedwidth.export.wanted import Wanted, refuse_where_whole, settings_of, wanted_widths
+from fedwidth.export.wanted import BY_CLASSES, Wanted, refuse_where_whole, settings_of, wanted_widths
 from fedwidth.methods import Method
 from fedwidth.models.catalogue import find
 from fedwidth.models.together import Together
@@ -126,7 +126,7 @@ def _take_together(
     found = [_take_one(run, capacity, model=model, data=data) for capacity in capacities]
     first, widths = found[0], tuple(each.capacity for each in found)
     if not first.objective.labelled:
-        raise OptionError(f"models answer together with probabilities of classes, which those of {run} do not give")
+        raise OptionError(f"{BY_CLASSES}, which those of {run} do not give")
     if not (method := method_of(first.settings)).slices:
         raise OptionError(f"only sub-models that are slices answer together, and {method.title} hands out others")
     return replace(
@@ -166,7 +166,7 @@ def _take_ready(
     objective = objective_of(settings.objective, data)
     whole, plan = global_model(settings, data, objective, model, ready.plan)
     state = checkpoint.read_state(folder / checkpoint.NAME)
-    _check_fit(whole, state, folder)
+    _check_fit(whole, state, folder, model)
     counts: Mapping[str, int] | None = {name: group.size for name, group in plan.groups.items()}
     if capacity == 1:
         made = whole
@@ -195,7 +195,7 @@ def _take_collecting(
             f"{folder} has not stored {wanted} (it was stopped, is of an older version, or no device has this width),"
             f" and batch norm statistics cannot be collected without its data: {error}"
         ) from None
-    _check_fit(experiment.model, checkpoint.read_state(folder / checkpoint.NAME), folder)
+    _check_fit(experiment.model, checkpoint.read_state(folder / checkpoint.NAME), folder, model)
     server, _ = checkpoint.load_server(folder, identity=None, device=experiment.device)
     evaluator = static(experiment.evaluator)
     counts: Mapping[str, int] | None = {name: group.size for name, group in experiment.plan.groups.items()}
@@ -254,6 +254,8 @@ def global_model(
         whole = build_model(settings, data, objective) if given is None else given
         return plan_model(whole, settings, data, objective, stored=stored)
     except FedwidthError as error:
+        if model is not None:
+            raise StateError(f"{given_one(model)} does not fit the data of the run: {error}") from None
         raise StateError(
             f"the model '{settings.model.name}' that the run names does not fit its data ({error}): if another one was"
             f" given in Python, {AGAIN}"
@@ -297,22 +299,34 @@ def _other_part(
     return made
 
 
-def fill_all(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Copy tensors into a module, which must have all of them in the same shapes."""
+def given_one(model: nn.Module) -> str:
+    """A model that was given, as the beginning of a sentence."""
+    return f"the model given, a {type(model).__name__},"
+
+
+def fill_all(module: nn.Module, tensors: Mapping[str, Tensor], source: str, given: nn.Module | None = None) -> None:
+    """Copy tensors into a module, which must have all of them in the same shapes; `given` is the model it is of."""
     own, _ = tensors_of(module)
     for name, tensor in tensors.items():
         if name not in own or own[name].shape != tensor.shape:
             there = f"{list(own[name].shape)}" if name in own else "missing"
-            raise StateError(f"{source} does not fit the model it names: '{name}' is {list(tensor.shape)}, not {there}")
+            how = f"'{name}' is {list(tensor.shape)}, not {there}"
+            if given is not None:
+                raise StateError(f"{given_one(given)} does not fit {source}: there {how}")
+            raise StateError(f"{source} does not fit the model it names: {how}")
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
 
 
-def _check_fit(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:
+def _check_fit(model: nn.Module, state: Mapping[str, Tensor], folder: Path, given: nn.Module | None) -> None:
     own, _ = tensors_of(model)
     for name in {**own, **state}:
         if name not in own or name not in state or own[name].shape != state[name].shape:
+            if given is not None:
+                raise StateError(
+                    f"{given_one(given)} is not the one {folder} was trained with: they differ in '{name}'"
+                )
             raise StateError(
                 f"{folder} was trained with another model than its {CONFIG} names (they differ in '{name}'): if it was"
                 f" given in Python, {AGAIN}"

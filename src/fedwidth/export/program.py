@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from fedwidth.errors import PlanError
 from fedwidth.importing import one_line
 from fedwidth.models.static_norm import settled_statistics
 from fedwidth.objectives import Objective
+from fedwidth.objectives.output import arguments
 
 EXAMPLE_SAMPLES = 3
 """As many samples as no dimension of a usual model has, so that none is taken for the batch."""
@@ -35,6 +37,22 @@ class Answer(nn.Module):
         return self.output(self.model(*inputs))
 
 
+class NamedAnswer(nn.Module):
+    """The same, which takes what it is given by name."""
+
+    def __init__(self, model: nn.Module, output: Callable[[Any], Any], names: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+
+        def forward(**named: Tensor) -> Any:
+            return output(model(**named))
+
+        # With `**named` for its signature, torch.export cannot let the number of samples be any.
+        parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+        forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        self.forward = forward
+
+
 @dataclass(frozen=True)
 class Program:
     """An exported graph, and how many samples it takes at a time."""
@@ -44,32 +62,41 @@ class Program:
     """None: any number."""
     names: tuple[str, ...]
     """What its inputs are called."""
+    by_name: bool = False
+    """Whether they are given by these names, and not in their order."""
 
 
-def as_program(model: nn.Module, example: Tree, objective: Objective, *, batch: int | None = None) -> Program:
+def as_program(
+    model: nn.Module, example: Tree, objective: Objective, *, batch: int | None = None, by_name: bool = False
+) -> Program:
     """The graph of a model in evaluation mode; for batches of any size unless `batch` says one.
 
-    A model that only runs with the batch it was traced with is traced with one sample.
+    A model that only runs with the batch it was traced with is traced with one sample. Inputs that are a dictionary
+    are taken in order, which all runtimes can, or `by_name`, as the model takes them.
     """
     names = tuple(example) if isinstance(example, dict) else ()
-    wrapped = Answer(model, objective.output, names).eval()
+    by_name = by_name and bool(names)
+    wrapped = (NamedAnswer if by_name else Answer)(model, objective.output, names).eval()
     called = names or tuple(f"input_{place}" for place in range(len(leaves(example))))
     failures: list[str] = []
     for size in (batch,) if batch else (None, 1):
         try:
-            given = leaves(_resized(example, size or EXAMPLE_SAMPLES))
-            return Program(_export(wrapped, tuple(given), dynamic=size is None), size, called)
+            given = _resized(example, size or EXAMPLE_SAMPLES)
+            exported = _export(wrapped, given if by_name else tuple(leaves(given)), dynamic=size is None)
+            return Program(exported, size, called, by_name)
         except Exception as error:  # whatever PyTorch finds in a user's model
             failures.append(one_line(error))
     raise PlanError(f"torch.export cannot make a program of a {type(model).__name__}: {failures[-1]}")
 
 
-def _export(model: nn.Module, given: tuple[Tensor, ...], *, dynamic: bool) -> ExportedProgram:
+def _export(model: nn.Module, given: Tree, *, dynamic: bool) -> ExportedProgram:
+    """The graph for inputs that are given in order, or by name."""
     rows = {0: Dim("batch", min=1)}
-    shapes = {"inputs": tuple(rows for _ in given)} if dynamic else None
+    inputs, named = arguments(given)
+    shapes = dict.fromkeys(named, rows) if named else {"inputs": tuple(rows for _ in inputs)}
     with torch.no_grad(), settled_statistics(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.export.export(model, given, dynamic_shapes=shapes, strict=False)
+        return torch.export.export(model, inputs, named, dynamic_shapes=shapes if dynamic else None, strict=False)
 
 
 def _resized(example: Tree, samples: int) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,9 @@ def open_file(path: Path, *, model: nn.Module | None = None) -> nn.Module:
             recipe = json.loads((file.metadata() or {}).get(KEY, "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError) as error:
-        raise StateError(f"{path} is no file of safetensors, or damaged: {error}") from error
+        zipped = f"; torch.export.load('{path}').module() opens it if it is a torch.export program"
+        hint = zipped if zipfile.is_zipfile(path) else ""
+        raise StateError(f"{path} is no file of safetensors, or damaged: {error}{hint}") from error
     if not isinstance(recipe, dict) or recipe.get("format") != FORMAT:
         raise StateError(f"{path} was not written by `fedwidth export`: it does not say how to build its model")
     if not unharmed(recipe) or recipe.get("checksum") != checksum(tensors):
@@ -84,5 +87,5 @@ def open_file(path: Path, *, model: nn.Module | None = None) -> nn.Module:
     whole, plan = global_model(settings, data, objective, model, stored)
     with plan_of_older(stored, None, "resume its run (--resume) where that is older, too, and export it again"):
         made = skeleton(whole, plan, recipe["counts"])
-        fill_all(made, tensors, str(path))
+        fill_all(made, tensors, str(path), model)
     return with_buffers(made, plan).eval()

@@ -18,6 +18,7 @@ from fedwidth.devices.capacity import parse_capacity
 from fedwidth.devices.cohorts import Cohorts
 from fedwidth.errors import OptionError, StateError
 from fedwidth.methods import Method
+from fedwidth.objectives import OBJECTIVES
 from fedwidth.run.folder import CONFIG, find_run_folders, read_metrics, read_summary
 from fedwidth.settings import Settings
 
@@ -25,6 +26,7 @@ Capacity = float | str | Fraction
 Wanted = Capacity | list[Capacity] | tuple[Capacity, ...]
 CHOSEN = "chosen"
 """Stands for the capacities whose models do best together on a run's validation samples."""
+BY_CLASSES = "models answer together with probabilities of classes for each sample or word"
 
 MAX_SHOWN = 3
 """Of a folder that holds several runs, so many are named."""
@@ -86,9 +88,12 @@ def _chosen(folder: Path) -> list[float]:
         settings, lacks = settings_of(folder), f"{folder} has chosen no capacities"
         if not _of_program(folder):
             refuse_where_whole(lacks, method_of(settings))
+        objective = OBJECTIVES.get(settings.objective.name)
+        if objective is not None and not objective.labelled:
+            raise OptionError(f"{lacks}: {BY_CLASSES}, which {objective.title} does not have")
         raise OptionError(
-            f"{lacks}: that takes a run to its end with data.validation above 0, several evaluation.capacities and a"
-            " method that hands out slices"
+            f"{lacks}: that takes a run to its end with data.validation above 0, several evaluation.capacities, a"
+            " method that hands out slices and one class for each sample"
         )
     return list(found)
 

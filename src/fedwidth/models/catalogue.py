@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.errors import FedwidthError, OptionError, unknown
-from fedwidth.importing import import_function, one_line
+from fedwidth.importing import import_function, one_line, where_failed
 from fedwidth.models.cnn import Cnn
 from fedwidth.models.lenet import LeNet
 from fedwidth.models.mlp import Mlp
@@ -62,7 +62,7 @@ def build(
         except FedwidthError:
             raise
         except Exception as error:
-            raise OptionError(f"model '{name}' could not be built: {one_line(error)}") from error
+            raise OptionError(f"model '{name}' could not be built: {one_line(error)}{where_failed(error)}") from error
     if not isinstance(model, nn.Module):
         raise OptionError(f"model '{name}' must give a torch.nn.Module, but gave a {type(model).__name__}")
     return model

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from fedwidth.data import Data
 from fedwidth.data.records import moved
-from fedwidth.data.trees import count, describe
+from fedwidth.data.trees import count, describe, leaves
 from fedwidth.errors import FedwidthError, OptionError, PlanError
-from fedwidth.importing import one_line
+from fedwidth.importing import what_failed
 from fedwidth.objectives.objective import Objective
 from fedwidth.objectives.output import call
 from fedwidth.plan.isolation import untouched
@@ -28,13 +28,18 @@ def check_objective(objective: Objective, model: nn.Module, data: Data) -> None:
         except FedwidthError:
             raise
         except Exception as error:  # a model may do anything
-            raise PlanError(
-                f"the model failed on the example inputs {describe(inputs)}: {type(error).__name__}: {one_line(error)}"
-            ) from error
+            said = f"{what_failed(error)}{_of_double(inputs, error)}"
+            raise PlanError(f"the model failed on the example inputs {describe(inputs)}: {said}") from error
     output = objective.output(result)
     objective.check(output, targets, data)
     _check_loss(objective, output, targets)
     _check_metric(objective, output, targets)
+
+
+def _of_double(inputs: Any, error: Exception) -> str:
+    """What to do where inputs of numpy's or pandas' precision met weights of PyTorch's."""
+    met = "double" in str(error).lower() and any(leaf.dtype == torch.float64 for leaf in leaves(inputs))
+    return "; inputs are float64, weights float32 unless a model says so: give inputs as .float()" if met else ""
 
 
 def _check_loss(objective: Objective, output: Any, targets: Any) -> None:
@@ -76,4 +81,4 @@ def _tried(name: str, function: Any) -> Any:
     except FedwidthError:
         raise
     except Exception as error:  # a function of the user's own may do anything
-        raise OptionError(f"{name} fails on the first samples: {type(error).__name__}: {one_line(error)}") from error
+        raise OptionError(f"{name} fails on the first samples: {what_failed(error)}") from error

@@ -66,21 +66,28 @@ def absolutes(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def moments(output: Tensor, targets: Tensor) -> Tensor:
-    """Squared errors, targets, their squares, and how many, of each sample."""
+    """Squared errors, targets, their squares, and how many, of each column of targets, and how many of all, of each
+    sample."""
     output, targets, valid = aligned(output, targets)
     true = targets.double() * valid
     error = (output - targets).double().square() * valid
-    return torch.stack([part.flatten(1).sum(1) for part in map(_at_least_two, (error, true, true**2, valid))], dim=1)
+    columns = [_at_least_two(part).flatten(1) for part in (error, true, true**2, valid)]
+    return torch.cat([*columns, columns[-1].sum(1, keepdim=True)], dim=1)
 
 
 def determination(sums: Tensor) -> Tensor:
-    """R²: 1 less the squared errors over the squared distances of the targets from their mean.
+    """R², the mean over columns: 1 less the squared errors over the squared distances of targets from their mean.
 
-    >>> determination(torch.tensor([1.0, 6.0, 14.0, 3.0]))
+    As scikit-learn has it, also for a column whose targets are all equal: 1 where they are met, else 0.
+
+    >>> determination(torch.tensor([1.0, 6.0, 14.0, 3.0, 3.0]))
     tensor(0.5000, dtype=torch.float64)
     """
-    error, total, square, number = sums.double().unbind(-1)
-    return 1 - error / (square - total**2 / number)
+    error, total, square, number = sums[..., :-1].double().chunk(4, -1)
+    distance = square - total**2 / number
+    equal = distance <= number * torch.finfo(torch.float64).eps * square  # but for the rounding of their sums
+    found = torch.where(equal, (error == 0).double(), 1 - error / distance)
+    return torch.where(number > 0, found, torch.nan).nanmean(-1)
 
 
 def _per_sample(first: Tensor, second: Tensor) -> Tensor:

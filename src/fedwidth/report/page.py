@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedwidth.errors import OptionError
-from fedwidth.files import write_whole
+from fedwidth.files import make_folder_of, write_whole
 from fedwidth.report.describe import Description, describe
 from fedwidth.report.entries import group_runs
 from fedwidth.report.rebuild import ModelRebuilder
@@ -46,10 +46,7 @@ def write_report(folders: Sequence[Path], out: Path, *, own_models: bool = False
     if not runs:
         raise OptionError("a report needs at least one run folder")
     content = render(describe(group_runs(runs), folders=folders, rebuilder=ModelRebuilder(own_models=own_models)))
-    try:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(f"cannot write to {Path(out).parent}: {error.strerror or error}") from error
+    make_folder_of(Path(out))
     write_whole(Path(out), content.encode("utf-8", "replace"))
     return Path(out)
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedwidth.errors import PlanError
+from fedwidth.importing import where_failed
 from fedwidth.plan.formulas import Held
 from fedwidth.plan.isolation import (
     at_least_two,
@@ -110,7 +111,9 @@ class Watch:
             except Exception as error:
                 recording.end_pass(lasting)
                 mode = " in training mode" if training else ""
-                raise PlanError(f"the model failed on the example inputs{mode}: {error}") from error
+                raise PlanError(
+                    f"the model failed on the example inputs{mode}: {error}{where_failed(error)}"
+                ) from error
             finally:
                 recording.restore()
         outputs = [recording.axes(tensor) for tensor in tensors_in(picked(result, self.output))]
