@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedwidth.cli.entry import run_command
-from fedwidth.config.read import read_settings
+from fedwidth.config.read import read_config, read_settings
 from fedwidth.experiment import Experiment, Stopped
 from small_runs import contents
 
@@ -33,7 +33,7 @@ def command(tmp_path, *words, name="runs", recipe=RECIPE):
 
 @pytest.mark.parametrize(
     "words",
-    [["run"], ["run", "--seeds", "1,2"], ["sweep", "--over", "training.lr=0.1,0.2"]],
+    [["run"], ["run", "--seeds", "1,2"], ["run", "--yardsticks"], ["sweep", "--over", "training.lr=0.1,0.2"]],
 )
 def test_the_same_command_goes_on_with_a_finished_run(words, tmp_path, capsys):
     assert command(tmp_path, *words) == 0
@@ -66,6 +66,27 @@ def test_the_table_shows_what_budgets_come_to(tmp_path, capsys):
     shown = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("width 1")]
     assert shown[0] == MIX
     assert shown[1].startswith("1/2:1 ")
+
+
+def test_yardsticks_are_of_the_devices_that_budgets_come_to(tmp_path, capsys):
+    assert command(tmp_path, "run", "--yardsticks", "--seeds", "1,2") == 0
+    assert "Yardsticks of fedrolex: exclude " in capsys.readouterr().out
+    found = {path.parent.name: read_config(path / "config.toml") for path in (tmp_path / "runs").rglob("seed-2")}
+    mixes = {name: (each.model.width, each.devices.capacities, each.devices.excluded) for name, each in found.items()}
+    assert mixes == {
+        "runs": (1.0, MIX, []),
+        "yardstick--exclude": (1.0, MIX, [7 / 16]),
+        "yardstick--smallest-for-all": (7 / 16, "a1", []),
+        "yardstick--full-for-all": (1.0, "a1", []),
+    }
+    assert not any(found[name].devices.budgets or found[name].devices.profiles for name in found if name != "runs")
+
+
+def test_beside_other_widths_devices_with_the_same_budgets_are_the_same(tmp_path, capsys):
+    assert command(tmp_path, "sweep", "--over", "model.width=1,1/2", "--yardsticks") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (said,) = (line for line in lines if line.startswith("Yardsticks of width 1:"))
+    assert "exclude at width 1/2 " in said
 
 
 def test_a_budget_that_pays_for_no_width_is_said_of_its_run(tmp_path, capsys):
