@@ -147,10 +147,21 @@ def test_methods_are_listed_by_family_with_what_they_ask_of_clients_and_server(c
     assert lines.index("fedrolex") < lines.index("fedavg") < lines.index("flanc") < lines.index("feddf")
 
 
-def test_plan_takes_a_head_policy(capsys):
-    within, whole = (output_of(capsys, "plan", "transformer", "--heads", heads) for heads in ("within", "whole"))
+SMALL_TRANSFORMER = ["transformer", "--set", "layers=1", "--set", "embedding=64", "--set", "hidden=64"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["plan"], ["cost", "--capacities", "1/16"], ["fit", "--upload", "300kB"], ["coverage", "--capacity", "1/16"]],
+)
+def test_commands_about_a_model_take_a_head_policy(arguments, capsys):
+    command, *others = arguments
+    asked = [command, *SMALL_TRANSFORMER, *others]
+    within, whole = (output_of(capsys, *asked, "--heads", heads) for heads in ("within", "whole"))
     assert within != whole
-    assert "width groups" in within
+    assert within == output_of(capsys, *asked)
+    assert run_command([*asked, "--heads", "some"]) == 2
+    assert capsys.readouterr().err == "error: heads must be 'within' or 'whole', not 'some'\n"
 
 
 def test_plan_says_what_a_device_really_has(capsys):

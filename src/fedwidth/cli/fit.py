@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedwidth.cli.inspect import Json, Keep, Model, Options, Rounding, Shape, Tokens, pairs_of, read_input
+from fedwidth.cli.inspect import Heads, Json, Keep, Model, Options, Rounding, Shape, Tokens, pairs_of, read_input
 from fedwidth.cli.tables import print_table
 from fedwidth.devices.capacity import parse_capacity
 from fedwidth.errors import OptionError
@@ -37,6 +37,7 @@ def fit(
     shape: Shape = "",
     tokens: Tokens = 0,
     options: Options = None,
+    heads: Heads = "within",
     keep: Keep = None,
     as_json: Json = False,
 ) -> None:
@@ -67,6 +68,7 @@ def fit(
         rounding=rounding,
         profiles=not uniform,
         measure=measure,
+        heads=heads,
         keep=keep or (),
     )
     if as_json:

@@ -105,6 +105,7 @@ def show_cost(
     shape: Shape = "",
     tokens: Tokens = 0,
     options: Options = None,
+    heads: Heads = "within",
     keep: Keep = None,
     rank: Rank = 0,
     targets: Targets = None,
@@ -113,7 +114,7 @@ def show_cost(
     """Parameters, multiply-adds and bytes of the sub-model of each capacity."""
     from fedwidth.core.cost import average, cost
 
-    built, plan, example = _traced(model, shape, options, tokens=tokens, keep=keep, rank=rank, targets=targets)
+    built, plan, example = _traced(model, shape, options, heads, tokens=tokens, keep=keep, rank=rank, targets=targets)
     texts = [text.strip() for text in capacities.split(",")]
     costs = cost(built, plan, example, [parse_capacity(text) for text in texts], rounding=rounding)
     labels = [*texts, "average"]
@@ -169,6 +170,7 @@ def show_coverage(
     shape: Shape = "",
     tokens: Tokens = 0,
     options: Options = None,
+    heads: Heads = "within",
     method_options: Annotated[
         list[str] | None, typer.Option("--option", help="Option of the method, key=value.")
     ] = None,
@@ -178,7 +180,7 @@ def show_coverage(
     from fedwidth.analysis import coverage as measuring
     from fedwidth.methods import method as find_method
 
-    _, plan, _ = _traced(model, shape, options, tokens=tokens)
+    _, plan, _ = _traced(model, shape, options, heads, tokens=tokens)
     given = pairs_of(method_options)
     check_rounding(rounding)  # also where the method has no use for it
     if "rounding" in find_method(method).options:
@@ -256,7 +258,7 @@ def _traced(
     model: str,
     shape: str,
     options: list[str] | None,
-    heads: str = "within",
+    heads: str,
     *,
     tokens: int = 0,
     keep: list[str] | None = None,
