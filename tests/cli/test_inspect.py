@@ -191,6 +191,15 @@ def test_a_model_that_reads_words_is_planned_from_their_number(capsys):
     assert found["costs"][0]["macs"] > found["costs"][1]["macs"]
 
 
+@pytest.mark.parametrize("command", ["plan", "cost", "coverage", "fit --upload 1MB", "plan --rank 2"])
+def test_where_a_model_cannot_read_one_tensor_the_line_says_where_it_can_be_asked(command, capsys):
+    name, *others = command.split()
+    assert run_command([name, "zoo.own:TwoInputs", "--shape", "4", *others]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "missing 1 required positional argument: 'other'; commands give a model one tensor" in said
+    assert said.endswith("use fedwidth.trace and fedwidth.fit in Python, or devices.budgets in a recipe")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

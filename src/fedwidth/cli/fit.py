@@ -9,7 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from fedwidth.cli.inspect import Heads, Json, Keep, Model, Options, Rounding, Shape, Tokens, pairs_of, read_input
+from fedwidth.cli.inspect import (
+    Heads,
+    Json,
+    Keep,
+    Model,
+    Options,
+    Rounding,
+    Shape,
+    Tokens,
+    naming_other_ways,
+    pairs_of,
+    read_input,
+)
 from fedwidth.cli.tables import print_table
 from fedwidth.devices.capacity import parse_capacity
 from fedwidth.errors import OptionError
@@ -56,21 +68,22 @@ def fit(
     classes = read_devices(device) if device is not None else [DeviceClass.of("device", given)]
     choices = [parse_capacity(text.strip()) for text in capacities.split(",")] if capacities else fitting.CHOICES
     built, example = _built(model, shape, tokens, options, measure)
-    found = fitting.fit(
-        built,
-        example,
-        devices=classes,
-        batch=batch,
-        samples=samples,
-        optimiser=optimiser,
-        precision=precision,
-        choices=choices,
-        rounding=rounding,
-        profiles=not uniform,
-        measure=measure,
-        heads=heads,
-        keep=keep or (),
-    )
+    with naming_other_ways():
+        found = fitting.fit(
+            built,
+            example,
+            devices=classes,
+            batch=batch,
+            samples=samples,
+            optimiser=optimiser,
+            precision=precision,
+            choices=choices,
+            rounding=rounding,
+            profiles=not uniform,
+            measure=measure,
+            heads=heads,
+            keep=keep or (),
+        )
     if as_json:
         print(json.dumps({"model": model, "batch": batch, "devices": [_record(each) for each in found]}, indent=2))
     else:

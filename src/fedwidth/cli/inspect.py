@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,7 +13,7 @@ import typer
 
 from fedwidth.cli.tables import print_table
 from fedwidth.devices.capacity import parse_capacity
-from fedwidth.errors import OptionError
+from fedwidth.errors import OptionError, PlanError
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.units import check_rounding
 
@@ -273,11 +275,26 @@ def _traced(
     built = build(model, data_shape=data_shape, **pairs_of(options))
     if targets and not rank:
         raise OptionError("--target names layers that get an adapter, so --rank must be above 0")
-    if rank:
-        built = adapt(built, rank, targets or ())
-        plan = trace(built, example, heads=heads)
-        keep = [*(keep or ()), *(name for name in plan.groups if name not in plan.rank_groups)]
-    return built, trace(built, example, heads=heads, keep=keep or ()), example
+    with naming_other_ways():
+        if rank:
+            built = adapt(built, rank, targets or ())
+            plan = trace(built, example, heads=heads)
+            keep = [*(keep or ()), *(name for name in plan.groups if name not in plan.rank_groups)]
+        return built, trace(built, example, heads=heads, keep=keep or ()), example
+
+
+@contextmanager
+def naming_other_ways() -> Iterator[None]:
+    """A model that fails on what the command gave it is told of with the ways to give it something else."""
+    try:
+        yield
+    except PlanError as error:
+        if error.__cause__ is None:  # it ran, and something else is wrong with it
+            raise
+        raise PlanError(
+            f"{error}; commands give a model one tensor, which --shape or --tokens says: for several inputs or others"
+            " use fedwidth.trace and fedwidth.fit in Python, or devices.budgets in a recipe"
+        ) from error.__cause__
 
 
 MAX_NUMBERS = 2**28
