@@ -200,6 +200,15 @@ def test_where_a_model_cannot_read_one_tensor_the_line_says_where_it_can_be_aske
     assert said.endswith("use fedwidth.trace and fedwidth.fit in Python, or devices.budgets in a recipe")
 
 
+@pytest.mark.parametrize("command", ["plan", "cost", "coverage", "fit --upload 1MB"])
+def test_what_a_factory_asks_for_is_named_with_how_to_give_it(command, capsys):
+    name, *others = command.split()
+    asked = [name, "zoo.own:with_classes", "--shape", "4", *others]
+    assert run_command(asked) == 2
+    assert capsys.readouterr().err == "error: model 'zoo.own:with_classes' asks for classes: give --set classes=…\n"
+    assert run_command([*asked, "--set", "classes=3"]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

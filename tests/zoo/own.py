@@ -12,6 +12,11 @@ def words() -> MarkedPooling:
     return MarkedPooling(16, 24)
 
 
+def with_classes(classes: int, *, data_shape: tuple[int, ...], **options: int) -> nn.Module:
+    """A model that asks for facts of the data."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(data_shape[0], 8, **options), nn.ReLU(), nn.Linear(8, classes))
+
+
 class TwoInputs(nn.Module):
     """A model that reads two tensors."""
 

@@ -18,8 +18,8 @@ from fedwidth.cli.inspect import (
     Rounding,
     Shape,
     Tokens,
+    arguments_of,
     naming_other_ways,
-    pairs_of,
     read_input,
 )
 from fedwidth.cli.tables import print_table
@@ -97,7 +97,7 @@ def _built(model: str, shape: str, tokens: int, options: list[str] | None, value
     from fedwidth.models import build
 
     data_shape, example = read_input(model, shape, tokens)
-    given = {"data_shape": data_shape, **pairs_of(options)}
+    given = arguments_of(model, data_shape, options)
     if values:
         return build(model, **given), example
     try:

@@ -272,7 +272,7 @@ def _traced(
     from fedwidth.plan import trace
 
     data_shape, example = read_input(model, shape, tokens)
-    built = build(model, data_shape=data_shape, **pairs_of(options))
+    built = build(model, **arguments_of(model, data_shape, options))
     if targets and not rank:
         raise OptionError("--target names layers that get an adapter, so --rank must be above 0")
     with naming_other_ways():
@@ -295,6 +295,17 @@ def naming_other_ways() -> Iterator[None]:
             f"{error}; commands give a model one tensor, which --shape or --tokens says: for several inputs or others"
             " use fedwidth.trace and fedwidth.fit in Python, or devices.budgets in a recipe"
         ) from error.__cause__
+
+
+def arguments_of(model: str, data_shape: tuple[int, ...] | None, options: list[str] | None) -> dict[str, Any]:
+    """What a model is built with: what was given, which must be all that it asks for."""
+    from fedwidth.models.catalogue import lacking
+
+    given = {"data_shape": data_shape, **pairs_of(options)}
+    if missing := lacking(model, given):
+        add = " ".join(f"--set {name}=…" for name in missing)
+        raise OptionError(f"model '{model}' asks for {' and '.join(missing)}: give {add}")
+    return given
 
 
 MAX_NUMBERS = 2**28
