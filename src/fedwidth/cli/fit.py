@@ -128,6 +128,9 @@ def _record(found: Any) -> dict[str, Any]:
 
 
 def _print(found: list[Any]) -> None:
+    from fedwidth.devices.budget import show_megabytes
+    from fedwidth.devices.fit import why_none_fits
+
     rows, profiled = [], []
     for each in found:
         lines = [(str(each.capacity) if each.capacity is not None else "none fits", each.needs)]
@@ -142,11 +145,14 @@ def _print(found: list[Any]) -> None:
                     f"{needs.share:.1%}",
                     f"{needs.memory.total / MEGA:,.0f}",
                     "–" if needs.seconds is None else f"{needs.seconds:,.1f}",
-                    f"{needs.upload / MEGA:,.2f}",
+                    show_megabytes(needs.upload),
                     each.limit or "none",
                 ]
             )
     print_table(["device", "width", "parameters", "memory (MB)", "seconds", "upload (MB)", "limit"], rows)
+    for each in found:
+        if each.capacity is None:
+            print(f"{why_none_fits(each)}; its row shows what that one takes")
     for each in profiled:
         wider = {name: share for name, share in each.profile.items() if share > float(each.capacity)}
         shown = ", ".join(f"{name} = {share:g}" for name, share in wider.items())

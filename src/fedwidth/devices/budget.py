@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -35,6 +36,17 @@ def parse_size(text: str | float, name: str = "a size") -> float:
     if not 0 < number < float("inf"):
         raise OptionError(f"{name} must be above 0, not '{text}'")
     return number * UNITS[unit]
+
+
+def show_megabytes(size: float) -> str:
+    """Bytes in MB, with two digits behind the point or, of little, the first three that say something.
+
+    >>> show_megabytes(4_380_000), show_megabytes(1988), show_megabytes(0)
+    ('4.38', '0.00199', '0.00')
+    """
+    found = size / 1e6
+    digits = 2 - math.floor(math.log10(found)) if 0 < found < 0.1 else 2
+    return f"{found:,.{digits}f}"
 
 
 @dataclass(frozen=True)
