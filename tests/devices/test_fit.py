@@ -188,7 +188,13 @@ def test_where_no_width_fits_the_row_says_that_it_is_of_the_narrowest(capsys):
     [
         ((), "state at least one budget"),
         (("--memory", "lots"), "512MB, 2GB"),
-        (("--memory", "100MB"), "Python and PyTorch alone take"),
+        (("--memory", "100MB"), "has 100 MB of memory, but Python and PyTorch alone take 250 MB (its `base`)\n"),
+        (
+            ("--memory", "512"),
+            "has 512 bytes of memory, but Python and PyTorch alone take 250 MB (its `base`); units are",
+        ),
+        (("--memory", "512"), "; units are B, kB, MB, GB, KiB, MiB, GiB, and without one a size is in bytes\n"),
+        (("--memory", "512Mb/s"), "(units: B, kB, MB, GB, KiB, MiB, GiB), not '512Mb/s'"),
         (("--seconds", "3"), "nothing says how fast it is"),
         (("--upload", "5MB", "--device", "none.toml"), "leave out --upload"),
         (("--device", "none.toml"), "cannot read none.toml"),
