@@ -147,10 +147,21 @@ def test_methods_are_listed_by_family_with_what_they_ask_of_clients_and_server(c
     assert lines.index("fedrolex") < lines.index("fedavg") < lines.index("flanc") < lines.index("feddf")
 
 
-def test_plan_takes_a_head_policy(capsys):
-    within, whole = (output_of(capsys, "plan", "transformer", "--heads", heads) for heads in ("within", "whole"))
+SMALL_TRANSFORMER = ["transformer", "--set", "layers=1", "--set", "embedding=64", "--set", "hidden=64"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["plan"], ["cost", "--capacities", "1/16"], ["fit", "--upload", "300kB"], ["coverage", "--capacity", "1/16"]],
+)
+def test_commands_about_a_model_take_a_head_policy(arguments, capsys):
+    command, *others = arguments
+    asked = [command, *SMALL_TRANSFORMER, *others]
+    within, whole = (output_of(capsys, *asked, "--heads", heads) for heads in ("within", "whole"))
     assert within != whole
-    assert "width groups" in within
+    assert within == output_of(capsys, *asked)
+    assert run_command([*asked, "--heads", "some"]) == 2
+    assert capsys.readouterr().err == "error: heads must be 'within' or 'whole', not 'some'\n"
 
 
 def test_plan_says_what_a_device_really_has(capsys):
@@ -178,6 +189,24 @@ def test_a_model_that_reads_words_is_planned_from_their_number(capsys):
     assert "embedding.weight" in printed
     found = json_of(capsys, "cost", "zoo.own:words", "--tokens", "9", "--capacities", "1,1/2")
     assert found["costs"][0]["macs"] > found["costs"][1]["macs"]
+
+
+@pytest.mark.parametrize("command", ["plan", "cost", "coverage", "fit --upload 1MB", "plan --rank 2"])
+def test_where_a_model_cannot_read_one_tensor_the_line_says_where_it_can_be_asked(command, capsys):
+    name, *others = command.split()
+    assert run_command([name, "zoo.own:TwoInputs", "--shape", "4", *others]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "missing 1 required positional argument: 'other'; commands give a model one tensor" in said
+    assert said.endswith("use fedwidth.trace and fedwidth.fit in Python, or devices.budgets in a recipe")
+
+
+@pytest.mark.parametrize("command", ["plan", "cost", "coverage", "fit --upload 1MB"])
+def test_what_a_factory_asks_for_is_named_with_how_to_give_it(command, capsys):
+    name, *others = command.split()
+    asked = [name, "zoo.own:with_classes", "--shape", "4", *others]
+    assert run_command(asked) == 2
+    assert capsys.readouterr().err == "error: model 'zoo.own:with_classes' asks for classes: give --set classes=…\n"
+    assert run_command([*asked, "--set", "classes=3"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -166,12 +166,35 @@ def test_the_command(tmp_path, capsys):
     assert "tablet" in said
 
 
+def test_little_to_send_is_shown_too(capsys):
+    # 4 (75 n + 10) bytes for n hidden units: one has 340, two have 640
+    words = ("mlp", "--shape", "64", "--set", "hidden=[16]", "--uniform", "--upload")
+    assert "0.000340" in command(capsys, *words, "400")[1]
+    assert "0.000640" in command(capsys, *words, "640B")[1]
+
+
+def test_where_no_width_fits_the_row_says_that_it_is_of_the_narrowest(capsys):
+    code, said, _ = command(capsys, "mlp", "--shape", "64", "--set", "hidden=[16]", "--upload", "0.3kB")
+    assert code == 0
+    assert said.splitlines()[2].split("│")[1].strip() == "none fits"
+    assert said.splitlines()[3:] == [
+        "no width fits device 'device': the narrowest needs 0.000340 MB to send, and 0.000300 can be;"
+        " its row shows what that one takes"
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ((), "state at least one budget"),
         (("--memory", "lots"), "512MB, 2GB"),
-        (("--memory", "100MB"), "Python and PyTorch alone take"),
+        (("--memory", "100MB"), "has 100 MB of memory, but Python and PyTorch alone take 250 MB (its `base`)\n"),
+        (
+            ("--memory", "512"),
+            "has 512 bytes of memory, but Python and PyTorch alone take 250 MB (its `base`); units are",
+        ),
+        (("--memory", "512"), "; units are B, kB, MB, GB, KiB, MiB, GiB, and without one a size is in bytes\n"),
+        (("--memory", "512Mb/s"), "(units: B, kB, MB, GB, KiB, MiB, GiB), not '512Mb/s'"),
         (("--seconds", "3"), "nothing says how fast it is"),
         (("--upload", "5MB", "--device", "none.toml"), "leave out --upload"),
         (("--device", "none.toml"), "cannot read none.toml"),

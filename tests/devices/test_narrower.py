@@ -36,6 +36,14 @@ def test_devices_listed_one_by_one():
     assert with_narrower_server(settings, 0.25).devices.capacities == [1, 1, 0.5]
 
 
+def test_profiles_become_shares_of_the_narrower_server_too():
+    profiles = "devices.profiles={'1/2'={'hidden.1'=0.75},'1/8'={'hidden.1'=0.125,'hidden.3'=0.5}}"
+    settings = small("devices.capacities=1/2:1 1/8:2", profiles)
+    narrower = with_narrower_server(settings, 0.5).devices
+    assert narrower.profiles == {"1/4": {"hidden.1": 0.25, "hidden.3": 1.0}}
+    assert yardsticks(settings)["capped"].devices.profiles == narrower.profiles
+
+
 def test_a_recipe_and_an_experiment_run_what_can_be_written_out():
     changes = ["model.width=1/2", "evaluation.capacities=[1, 0.5, 0.25]", "rounds=2"]
     written = small(*changes[::2], "devices.capacities=a2-b1-c1-d1", "evaluation.capacities=[1, 0.5]")

@@ -9,6 +9,8 @@ The gain of a run is its accuracy less that of the best of the first three. Besi
 server's model of other widths, those widths' exclude and smallest count as well: who may choose the width may choose it
 without a method, too. Where all that take part train the whole
 model, every choice of sub-models is FedAvg, bit for bit; so such runs are FedAvg's, and serve all methods.
+
+Of devices with budgets they are yardsticks of the capacities that these have come to.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ def yardsticks(settings: Settings) -> dict[str, Settings]:
     {'exclude': ('fedavg', 1.0, 'a1-b1-c1-d1-e1'), 'smallest for all': ('fedavg', 0.0625, 'a1'), \
 'full for all': ('fedavg', 1.0, 'a1')}
     """
+    settings = _spent(settings)
     devices, mix = settings.devices, Capacities.parse(settings.devices.capacities)
     enrolled = mix.enrolled(devices.excluded)
     if method_of(settings).holds_all or enrolled == (1.0,):
@@ -66,7 +69,7 @@ def yardsticks(settings: Settings) -> dict[str, Settings]:
         return {FULL: replace(whole, devices=everybody, name=f"{PREFIX}{FULL}", answers="")}
     if enrolled[0] == 1:
         narrow = [value for value in mix.enrolled() if value < 1]
-        found[EXCLUDE] = replace(whole, devices=replace(devices, excluded=narrow))
+        found[EXCLUDE] = replace(whole, devices=replace(devices, excluded=narrow, profiles={}))
     smallest = replace(settings.model, width=settings.model.width * mix.enrolled()[-1])
     found[SMALLEST] = replace(whole, model=smallest, devices=everybody)
     if enrolled[0] == mix.enrolled()[0] < 1:
@@ -120,13 +123,18 @@ def yardstick_keys(settings: Settings) -> dict[str, list[str]]:
 def key_at_width(settings: Settings, width: float) -> str:
     """The key of the run with a server's model of this width, at most its own, beside the same devices.
 
+    Devices with budgets are the same where these are, whatever capacities they come to beside that width.
+
     >>> half = with_narrower_server(Settings(), 1 / 2)
     >>> key_at_width(Settings(), 1 / 2) == key_at_width(half, 1 / 2)
     True
     """
     own = settings.model.width
     made = settings if width == own else with_narrower_server(settings, width / own)
-    return experiment_key(asdict(replace(made, model=replace(made.model, width=width))))
+    devices = made.devices
+    if devices.budgets:
+        devices = replace(devices, capacities=DeviceSettings().capacities, profiles={})
+    return experiment_key(asdict(replace(made, model=replace(made.model, width=width), devices=devices)))
 
 
 def _unbound(settings: Settings) -> Settings:
@@ -162,6 +170,7 @@ def _cap(settings: Settings, widest: float) -> Settings:
 
 def _plain(settings: Settings) -> Settings:
     """The run as one of FedAvg, where all who take part train the whole model and the method changes nothing else."""
+    settings = _spent(settings)
     devices = settings.devices
     mix = Capacities.parse(devices.capacities)
     if mix.enrolled(devices.excluded) != (1.0,):
@@ -176,10 +185,16 @@ def _plain(settings: Settings) -> Settings:
     return replace(settings, method=MethodSettings("fedavg"))
 
 
+def _spent(settings: Settings) -> Settings:
+    """The run without what its devices can spend, which has come to their capacities and profiles."""
+    return replace(settings, devices=replace(settings.devices, budgets={}))
+
+
 def _alike(devices: DeviceSettings) -> DeviceSettings:
-    """The devices as those of one size: which data go to weak ones (`devices.correlate`) has no meaning there."""
+    """The devices as those of one size: nothing tells which are weak (`devices.correlate`), or wider in some groups."""
     plain = DeviceSettings()
-    return _untimed(replace(devices, correlate=plain.correlate, correlate_strength=plain.correlate_strength))
+    alike = replace(devices, correlate=plain.correlate, correlate_strength=plain.correlate_strength, profiles={})
+    return _untimed(alike)
 
 
 def _untimed(devices: DeviceSettings) -> DeviceSettings:

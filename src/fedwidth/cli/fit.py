@@ -9,7 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from fedwidth.cli.inspect import Json, Keep, Model, Options, Rounding, Shape, Tokens, pairs_of, read_input
+from fedwidth.cli.inspect import (
+    Heads,
+    Json,
+    Keep,
+    Model,
+    Options,
+    Rounding,
+    Shape,
+    Tokens,
+    arguments_of,
+    naming_other_ways,
+    read_input,
+)
 from fedwidth.cli.tables import print_table
 from fedwidth.devices.capacity import parse_capacity
 from fedwidth.errors import OptionError
@@ -37,6 +49,7 @@ def fit(
     shape: Shape = "",
     tokens: Tokens = 0,
     options: Options = None,
+    heads: Heads = "within",
     keep: Keep = None,
     as_json: Json = False,
 ) -> None:
@@ -55,20 +68,22 @@ def fit(
     classes = read_devices(device) if device is not None else [DeviceClass.of("device", given)]
     choices = [parse_capacity(text.strip()) for text in capacities.split(",")] if capacities else fitting.CHOICES
     built, example = _built(model, shape, tokens, options, measure)
-    found = fitting.fit(
-        built,
-        example,
-        devices=classes,
-        batch=batch,
-        samples=samples,
-        optimiser=optimiser,
-        precision=precision,
-        choices=choices,
-        rounding=rounding,
-        profiles=not uniform,
-        measure=measure,
-        keep=keep or (),
-    )
+    with naming_other_ways():
+        found = fitting.fit(
+            built,
+            example,
+            devices=classes,
+            batch=batch,
+            samples=samples,
+            optimiser=optimiser,
+            precision=precision,
+            choices=choices,
+            rounding=rounding,
+            profiles=not uniform,
+            measure=measure,
+            heads=heads,
+            keep=keep or (),
+        )
     if as_json:
         print(json.dumps({"model": model, "batch": batch, "devices": [_record(each) for each in found]}, indent=2))
     else:
@@ -82,7 +97,7 @@ def _built(model: str, shape: str, tokens: int, options: list[str] | None, value
     from fedwidth.models import build
 
     data_shape, example = read_input(model, shape, tokens)
-    given = {"data_shape": data_shape, **pairs_of(options)}
+    given = arguments_of(model, data_shape, options)
     if values:
         return build(model, **given), example
     try:
@@ -113,6 +128,9 @@ def _record(found: Any) -> dict[str, Any]:
 
 
 def _print(found: list[Any]) -> None:
+    from fedwidth.devices.budget import show_megabytes
+    from fedwidth.devices.fit import why_none_fits
+
     rows, profiled = [], []
     for each in found:
         lines = [(str(each.capacity) if each.capacity is not None else "none fits", each.needs)]
@@ -127,11 +145,14 @@ def _print(found: list[Any]) -> None:
                     f"{needs.share:.1%}",
                     f"{needs.memory.total / MEGA:,.0f}",
                     "–" if needs.seconds is None else f"{needs.seconds:,.1f}",
-                    f"{needs.upload / MEGA:,.2f}",
+                    show_megabytes(needs.upload),
                     each.limit or "none",
                 ]
             )
     print_table(["device", "width", "parameters", "memory (MB)", "seconds", "upload (MB)", "limit"], rows)
+    for each in found:
+        if each.capacity is None:
+            print(f"{why_none_fits(each)}; its row shows what that one takes")
     for each in profiled:
         wider = {name: share for name, share in each.profile.items() if share > float(each.capacity)}
         shown = ", ".join(f"{name} = {share:g}" for name, share in wider.items())

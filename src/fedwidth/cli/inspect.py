@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,7 +13,7 @@ import typer
 
 from fedwidth.cli.tables import print_table
 from fedwidth.devices.capacity import parse_capacity
-from fedwidth.errors import OptionError
+from fedwidth.errors import OptionError, PlanError
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.units import check_rounding
 
@@ -105,6 +107,7 @@ def show_cost(
     shape: Shape = "",
     tokens: Tokens = 0,
     options: Options = None,
+    heads: Heads = "within",
     keep: Keep = None,
     rank: Rank = 0,
     targets: Targets = None,
@@ -113,7 +116,7 @@ def show_cost(
     """Parameters, multiply-adds and bytes of the sub-model of each capacity."""
     from fedwidth.core.cost import average, cost
 
-    built, plan, example = _traced(model, shape, options, tokens=tokens, keep=keep, rank=rank, targets=targets)
+    built, plan, example = _traced(model, shape, options, heads, tokens=tokens, keep=keep, rank=rank, targets=targets)
     texts = [text.strip() for text in capacities.split(",")]
     costs = cost(built, plan, example, [parse_capacity(text) for text in texts], rounding=rounding)
     labels = [*texts, "average"]
@@ -169,6 +172,7 @@ def show_coverage(
     shape: Shape = "",
     tokens: Tokens = 0,
     options: Options = None,
+    heads: Heads = "within",
     method_options: Annotated[
         list[str] | None, typer.Option("--option", help="Option of the method, key=value.")
     ] = None,
@@ -178,7 +182,7 @@ def show_coverage(
     from fedwidth.analysis import coverage as measuring
     from fedwidth.methods import method as find_method
 
-    _, plan, _ = _traced(model, shape, options, tokens=tokens)
+    _, plan, _ = _traced(model, shape, options, heads, tokens=tokens)
     given = pairs_of(method_options)
     check_rounding(rounding)  # also where the method has no use for it
     if "rounding" in find_method(method).options:
@@ -256,7 +260,7 @@ def _traced(
     model: str,
     shape: str,
     options: list[str] | None,
-    heads: str = "within",
+    heads: str,
     *,
     tokens: int = 0,
     keep: list[str] | None = None,
@@ -268,14 +272,40 @@ def _traced(
     from fedwidth.plan import trace
 
     data_shape, example = read_input(model, shape, tokens)
-    built = build(model, data_shape=data_shape, **pairs_of(options))
+    built = build(model, **arguments_of(model, data_shape, options))
     if targets and not rank:
         raise OptionError("--target names layers that get an adapter, so --rank must be above 0")
-    if rank:
-        built = adapt(built, rank, targets or ())
-        plan = trace(built, example, heads=heads)
-        keep = [*(keep or ()), *(name for name in plan.groups if name not in plan.rank_groups)]
-    return built, trace(built, example, heads=heads, keep=keep or ()), example
+    with naming_other_ways():
+        if rank:
+            built = adapt(built, rank, targets or ())
+            plan = trace(built, example, heads=heads)
+            keep = [*(keep or ()), *(name for name in plan.groups if name not in plan.rank_groups)]
+        return built, trace(built, example, heads=heads, keep=keep or ()), example
+
+
+@contextmanager
+def naming_other_ways() -> Iterator[None]:
+    """A model that fails on what the command gave it is told of with the ways to give it something else."""
+    try:
+        yield
+    except PlanError as error:
+        if error.__cause__ is None:  # it ran, and something else is wrong with it
+            raise
+        raise PlanError(
+            f"{error}; commands give a model one tensor, which --shape or --tokens says: for several inputs or others"
+            " use fedwidth.trace and fedwidth.fit in Python, or devices.budgets in a recipe"
+        ) from error.__cause__
+
+
+def arguments_of(model: str, data_shape: tuple[int, ...] | None, options: list[str] | None) -> dict[str, Any]:
+    """What a model is built with: what was given, which must be all that it asks for."""
+    from fedwidth.models.catalogue import lacking
+
+    given = {"data_shape": data_shape, **pairs_of(options)}
+    if missing := lacking(model, given):
+        add = " ".join(f"--set {name}=…" for name in missing)
+        raise OptionError(f"model '{model}' asks for {' and '.join(missing)}: give {add}")
+    return given
 
 
 MAX_NUMBERS = 2**28

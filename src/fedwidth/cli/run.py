@@ -37,12 +37,13 @@ def run(
     recipes: Annotated[bool, typer.Option("--recipes", help="List the packaged recipes and stop.")] = False,
 ) -> int:
     """Train a recipe, and the runs it compares itself with."""
-    from fedwidth.analysis.yardsticks import missing
     from fedwidth.cli.runs.all_runs import run_all
     from fedwidth.cli.runs.planned_run import PlannedRun, folder_names
+    from fedwidth.cli.runs.resolved import find_yardsticks
     from fedwidth.config.read import read_settings, recipe_names
     from fedwidth.config.write import explain_settings
     from fedwidth.run.about import About
+    from fedwidth.run.cache import Cache
 
     if explain:
         print(explain_settings())
@@ -53,19 +54,28 @@ def run(
     changes = [*with_data(changes, data), *with_engine(engine, ray_address)]
     found = read_settings(recipe or "quickstart", changes, only=only or ())
     folder = out or Path("runs") / (Path(recipe).stem if recipe else "quickstart")
+    numbers, cache = parse_seeds(seeds), Cache()
     wanted = {run.label: (run.settings.name or run.label, run.settings) for run in found.runs}
     if found.yardsticks and not only if yardsticks is None else yardsticks:
         named = {label: settings for label, (_, settings) in wanted.items()}
-        wanted |= {title: (title, settings) for title, settings in missing(named).items()}
+        wanted |= find_yardsticks(named, numbers, cache)
     names = folder_names([*wanted][1:])
     listed = []
     for label, (title, settings) in wanted.items():
         own = folder / "compare" / names[label] if label in names else folder
-        if not seeds:
+        if not numbers:
             listed.append(PlannedRun(label, title, settings, own))
-        for seed in parse_seeds(seeds):
+        for seed in numbers:
             listed.append(PlannedRun(label, title, replace(settings, seed=seed), own / f"seed-{seed}"))
     about = About(found.title)
     return run_all(
-        listed, folder, resume=resume, overwrite=overwrite, track=track, packed=packed, at_a_time=jobs, about=about
+        listed,
+        folder,
+        cache,
+        resume=resume,
+        overwrite=overwrite,
+        track=track,
+        packed=packed,
+        at_a_time=jobs,
+        about=about,
     )

@@ -49,19 +49,21 @@ def sweep(
     track: options.Track = "",
 ) -> int:
     """Train every combination of the given settings, compared with the best, by validation where there is one."""
-    from fedwidth.analysis.yardsticks import missing
     from fedwidth.cli.runs.all_runs import run_all
     from fedwidth.cli.runs.planned_run import PlannedRun, folder_names
+    from fedwidth.cli.runs.resolved import find_yardsticks
     from fedwidth.cli.runs.training import say_aside
     from fedwidth.config.read import read_settings
     from fedwidth.config.recipe import all_with_public
     from fedwidth.run.about import About
+    from fedwidth.run.cache import Cache
 
     if not over:
         raise OptionError("say what to sweep over: --over key=value,value …, e.g. --over method.name=fedrolex,heterofl")
     axes = [_parse_axis(text) for text in over]
     changes = [*with_data(changes, data), *with_engine(engine, ray_address)]
     folder = out or Path("runs") / "sweep"
+    numbers, cache = parse_seeds(seeds), Cache()
     grid = list(product(*(choices for _, choices in axes)))
     keys = [key for key, _ in axes]
     if twice := next((key for key in keys if keys.count(key) > 1), ""):
@@ -83,20 +85,27 @@ def sweep(
     if len(labels) < len(grid):
         raise OptionError("two of the runs are the same: give each value once")
     if yardsticks:
-        named = dict(wanted.values())
-        wanted |= {title: (title, settings) for title, settings in missing(named).items()}
+        wanted |= find_yardsticks(dict(wanted.values()), numbers, cache)
     names = folder_names(wanted)
     listed = [
         PlannedRun(label, name, replace(settings, seed=seed), folder / names[label] / f"seed-{seed}")
         for label, (name, settings) in wanted.items()
-        for seed in parse_seeds(seeds) or [settings.seed]
+        for seed in numbers or [settings.seed]
     ]
     cells = {names[label]: values for label, values in zip(labels, grid, strict=True)}
     about = About(f"{title or 'Sweep'}, over {' and '.join(keys)}", axes, cells)
     if stay:
         say_aside(SAID)
     return run_all(
-        listed, folder, resume=resume, overwrite=overwrite, track=track, packed=packed, at_a_time=jobs, about=about
+        listed,
+        folder,
+        cache,
+        resume=resume,
+        overwrite=overwrite,
+        track=track,
+        packed=packed,
+        at_a_time=jobs,
+        about=about,
     )
 
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from fedwidth.data import Data, Partition
 from fedwidth.devices.budget import DeviceClass
-from fedwidth.devices.capacity import parse_capacity
 from fedwidth.devices.fit import capacity_of, fit_classes
 from fedwidth.devices.needs import Costing, Work
-from fedwidth.errors import CapacityError, OptionError
+from fedwidth.devices.profile import read_profiles
+from fedwidth.errors import OptionError
 from fedwidth.methods import Method
 from fedwidth.objectives import Objective
 from fedwidth.objectives.played import played_loss
@@ -78,19 +78,12 @@ def with_budgets(
 def with_profiles(plan: Plan, devices: DeviceSettings) -> Plan:
     """The plan with the profiles that settings give capacities."""
     profiles: dict[float, dict[str, float]] = {}
-    for text, table in devices.profiles.items():
-        where = f"devices.profiles.'{text}'"
-        try:
-            capacity = parse_capacity(text)
-        except CapacityError:
-            raise OptionError(f"devices.profiles goes by capacity, such as '1/4', not '{text}'") from None
-        if not isinstance(table, Mapping) or capacity == 1:
-            raise OptionError(f"{where} must be a table of shares by group, of a capacity below 1")
+    for text, (capacity, table) in read_profiles(devices).items():
         for pattern, share in table.items():
-            if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-                raise OptionError(f"{where} must give shares above 0 and at most 1, not {share!r} for '{pattern}'")
             named = [name for name in plan.groups if fnmatchcase(name, pattern)]
             if not named:
-                raise OptionError(f"{where} names '{pattern}', which is no width group: {', '.join(plan.groups)}")
-            profiles.setdefault(capacity, {}).update(dict.fromkeys(named, float(share)))
+                raise OptionError(
+                    f"devices.profiles.'{text}' names '{pattern}', which is no width group: {', '.join(plan.groups)}"
+                )
+            profiles.setdefault(capacity, {}).update(dict.fromkeys(named, share))
     return replace(plan, profiles=profiles) if profiles else plan

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -15,7 +16,9 @@ from typing import Any
 from fedwidth.devices.memory import RUNTIME_BASE
 from fedwidth.errors import OptionError, unknown
 
-UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+UNIT_NAMES = ", ".join(UNITS)
+_BYTES = {"": 1} | {unit.upper(): size for unit, size in UNITS.items()}
 _SIZE = re.compile(r"(\d+\.?\d*(?:[eE]\d+)?)\s*([A-Za-z]*)", re.ASCII)
 
 
@@ -29,12 +32,25 @@ def parse_size(text: str | float, name: str = "a size") -> float:
         number, unit = float(text), ""
     else:
         found = _SIZE.fullmatch(str(text).strip())
-        if not found or found[2].upper() not in UNITS:
-            raise OptionError(f"{name} must be a number of bytes such as 512MB, 2GB or 64MiB, not '{text}'")
+        if not found or found[2].upper() not in _BYTES:
+            raise OptionError(
+                f"{name} must be a number of bytes such as 512MB, 2GB or 64MiB (units: {UNIT_NAMES}), not '{text}'"
+            )
         number, unit = float(found[1]), found[2].upper()
     if not 0 < number < float("inf"):
         raise OptionError(f"{name} must be above 0, not '{text}'")
-    return number * UNITS[unit]
+    return number * _BYTES[unit]
+
+
+def show_megabytes(size: float) -> str:
+    """Bytes in MB, with two digits behind the point or, of little, the first three that say something.
+
+    >>> show_megabytes(4_380_000), show_megabytes(1988), show_megabytes(0)
+    ('4.38', '0.00199', '0.00')
+    """
+    found = size / 1e6
+    digits = 2 - math.floor(math.log10(found)) if 0 < found < 0.1 else 2
+    return f"{found:,.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -84,9 +100,12 @@ class DeviceClass:
         if found.memory is None and found.seconds is None and found.upload is None:
             raise OptionError(f"device '{name}' states no budget: give memory, seconds or upload")
         if found.memory is not None and found.memory <= found.base:
+            little = found.memory < 1e6  # as where somebody forgot the unit
+            has = f"{found.memory:,.0f} bytes" if little else f"{found.memory / 1e6:,.0f} MB"
+            hint = f"; units are {UNIT_NAMES}, and without one a size is in bytes" if little else ""
             raise OptionError(
-                f"device '{name}' has {found.memory / 1e6:,.0f} MB of memory, but Python and PyTorch alone take"
-                f" {found.base / 1e6:,.0f} MB (its `base`)"
+                f"device '{name}' has {has} of memory, but Python and PyTorch alone take {found.base / 1e6:,.0f} MB"
+                f" (its `base`){hint}"
             )
         return found
 

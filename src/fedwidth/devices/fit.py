@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedwidth.devices.budget import DeviceClass
+from fedwidth.devices.budget import DeviceClass, show_megabytes
 from fedwidth.devices.needs import Costing, Needs, Work, exceeded
 from fedwidth.devices.profile import widen
 from fedwidth.errors import CapacityError, OptionError, whole_number
@@ -127,11 +127,16 @@ def _fit_one(costing: Costing, device: DeviceClass, choices: list[Fraction], rou
 def capacity_of(found: Fitted) -> Fraction:
     """The capacity of a class; an error where nothing fits."""
     if found.capacity is None:
-        device, needs = found.device, found.needs
-        wants = {
-            "memory": f"{needs.memory.total / 1e6:,.0f} MB of memory, and there are {(device.memory or 0) / 1e6:,.0f}",
-            "seconds": f"{needs.seconds or 0:,.1f} s, and there are {device.seconds or 0:g}",
-            "upload": f"{needs.upload / 1e6:,.2f} MB to send, and {(device.upload or 0) / 1e6:,.2f} can be",
-        }
-        raise CapacityError(f"no width fits device '{device.name}': the narrowest needs {wants[found.limit]}")
+        raise CapacityError(why_none_fits(found))
     return found.capacity
+
+
+def why_none_fits(found: Fitted) -> str:
+    """What the narrowest sub-model needs that a class of devices does not have, in words."""
+    device, needs = found.device, found.needs
+    wants = {
+        "memory": f"{needs.memory.total / 1e6:,.1f} MB of memory, and there are {(device.memory or 0) / 1e6:,.1f}",
+        "seconds": f"{needs.seconds or 0:,.1f} s, and there are {device.seconds or 0:g}",
+        "upload": f"{show_megabytes(needs.upload)} MB to send, and {show_megabytes(device.upload or 0)} can be",
+    }
+    return f"no width fits device '{device.name}': the narrowest needs {wants[found.limit]}"

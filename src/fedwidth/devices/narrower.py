@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from fedwidth.devices.capacity import LETTERS, Capacities
+from fedwidth.devices.profile import read_profiles
 from fedwidth.errors import OptionError
 from fedwidth.settings import Settings
 
@@ -70,6 +71,11 @@ def with_narrower_server(settings: Settings, width: float) -> Settings:
             devices,
             capacities=_mix(written, width) if isinstance(written, str) else [_share(own, width) for own in written],
             excluded=_shares([value for value in devices.excluded if value in there], width),
+            profiles={
+                _fraction(share): {group: _share(own, width) for group, own in profile.items()}
+                for capacity, profile in read_profiles(devices).values()
+                if (share := _share(capacity, width)) < 1
+            },
         ),
         evaluation=replace(evaluation, capacities=_shares(evaluation.capacities, width)),
     )

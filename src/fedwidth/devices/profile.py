@@ -11,11 +11,32 @@ from dataclasses import replace
 from fractions import Fraction
 
 from fedwidth.devices.budget import DeviceClass
+from fedwidth.devices.capacity import parse_capacity
 from fedwidth.devices.needs import MOMENTS, Costing, Needs, exceeded
+from fedwidth.errors import CapacityError, OptionError
+from fedwidth.settings import DeviceSettings
 
 STEP = Fraction(1, 16)
 MAX_MENDS = 4
 """How often a profile is made with less memory, where the arithmetic had promised too much."""
+
+
+def read_profiles(devices: DeviceSettings) -> dict[str, tuple[float, dict[str, float]]]:
+    """The capacities that settings give profiles, as they are written, and the shares of each by group or pattern."""
+    found = {}
+    for text, table in devices.profiles.items():
+        where = f"devices.profiles.'{text}'"
+        try:
+            capacity = parse_capacity(text)
+        except CapacityError:
+            raise OptionError(f"devices.profiles goes by capacity, such as '1/4', not '{text}'") from None
+        if not isinstance(table, Mapping) or capacity == 1:
+            raise OptionError(f"{where} must be a table of shares by group, of a capacity below 1")
+        for pattern, share in table.items():
+            if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+                raise OptionError(f"{where} must give shares above 0 and at most 1, not {share!r} for '{pattern}'")
+        found[text] = capacity, {pattern: float(share) for pattern, share in table.items()}
+    return found
 
 
 def widen(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -115,6 +115,17 @@ def choose_arguments(
             raise unknown(f"{name} option", option, allowed)
     asked = {key: value for key, value in facts.items() if key in parameters and value is not None}
     return {**asked, **options}
+
+
+def lacking(name: str, given: Collection[str]) -> list[str]:
+    """The keyword arguments that the model's factory cannot do without and that are not given."""
+    return [
+        key
+        for key, parameter in accepted(find(name)).items()
+        if key not in given
+        and parameter.default is inspect.Parameter.empty
+        and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
 
 
 def accepted(factory: Factory) -> dict[str, inspect.Parameter]:

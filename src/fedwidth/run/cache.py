@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import warnings
+from dataclasses import asdict, replace
 from typing import Any
 
 from fedwidth.config.build import build_model, find_device, load_data, plan_key, plan_model, split_data
+from fedwidth.config.method_settings import method_of
 from fedwidth.data import Data, Partition
 from fedwidth.experiment import Experiment
 from fedwidth.plan import Plan
@@ -22,6 +24,7 @@ class Cache:
         self._partitions: dict[str, Partition] = {}
         self._plans: dict[str, Plan] = {}
         self._costs: dict[str, Any] = {}
+        self._resolved: dict[str, Settings] = {}
 
     def data(self, settings: Settings) -> Data:
         """The data the settings name."""
@@ -57,6 +60,21 @@ class Cache:
         model = json.dumps([key, *parts], sort_keys=True)
         experiment.costs.known = self._costs.setdefault(model, experiment.costs.known)
         return experiment
+
+    def resolved(self, settings: Settings) -> Settings:
+        """The settings as the run's folder has them: with what only the model can tell, which needs one to be made.
+
+        It tells what capacities and profiles budgets come to, and whether a scaler has anything to scale.
+        """
+        scaled = settings.training.scaler and (settings.adapter.rank or method_of(settings).adapters)
+        if not settings.devices.budgets and not scaled:
+            return settings
+        key = json.dumps(asdict(replace(settings, name="", answers="")), sort_keys=True, default=str)
+        if key not in self._resolved:
+            with warnings.catch_warnings(action="ignore"):  # they are said when it is its turn
+                self._resolved[key] = self.experiment(settings).settings
+        found = self._resolved[key]
+        return replace(settings, devices=found.devices, training=found.training)
 
     @staticmethod
     def source(settings: Settings) -> str:

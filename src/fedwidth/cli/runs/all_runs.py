@@ -12,6 +12,7 @@ from fedwidth.analysis.wording import plural
 from fedwidth.cli.runs.checks import check_engine, check_folders, check_runs
 from fedwidth.cli.runs.planned_run import PlannedRun, progress_titles
 from fedwidth.cli.runs.progress import ProgressDisplay, show_progress
+from fedwidth.cli.runs.resolved import resolve_runs
 from fedwidth.cli.runs.results import compare_runs, print_results, write_results
 from fedwidth.cli.runs.side_by_side import choose_number, run_side_by_side
 from fedwidth.cli.runs.stop import stop_signal
@@ -33,6 +34,7 @@ Pack = tuple[Sequence[int], Sequence[Experiment]]
 def run_all(
     runs: Sequence[PlannedRun],
     folder: Path,
+    cache: Cache,
     *,
     resume: bool,
     overwrite: bool,
@@ -51,7 +53,8 @@ def run_all(
         for run in runs:
             check_for_packing(run.settings)
     check_tracker(track)
-    cache = check_runs(runs)
+    runs = resolve_runs(runs, cache)
+    check_runs(runs, cache)
     packs: list[Pack] = []
     if packed:
         packs, reason = find_packs(runs, cache)

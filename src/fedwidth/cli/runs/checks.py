@@ -11,11 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedwidth.cli.runs.planned_run import PlannedRun
+from fedwidth.cli.runs.resolved import naming
 from fedwidth.config.build import find_device
 from fedwidth.config.method_settings import method_of
 from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.cohorts import Cohorts
-from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.errors import OptionError
 from fedwidth.methods.definition.promises import tried_out
 from fedwidth.methods.lookup.reference import is_shipped
 from fedwidth.run.cache import Cache
@@ -25,12 +26,12 @@ from fedwidth.run.weights.warm_start import read_weights
 from fedwidth.settings import Settings
 
 
-def check_runs(runs: Sequence[PlannedRun]) -> Cache:
+def check_runs(runs: Sequence[PlannedRun], cache: Cache) -> None:
     """Make what the runs need, each distinct data set, partition and plan once, and refuse what cannot work."""
-    cache, several = Cache(), {_kind(run.settings) for run in runs}
+    several = {_kind(run.settings) for run in runs}
     tried: set[str] = set()
     for run in runs:
-        try:
+        with naming(run.label, first=run is runs[0]):
             _check(run.settings, cache)
             shipped = is_shipped(method_of(run.settings))
             wanted = len(several) > 1 or (len(runs) > 1 and not shipped)  # one alone is made at once anyhow
@@ -40,11 +41,6 @@ def check_runs(runs: Sequence[PlannedRun]) -> Cache:
                     experiment = cache.experiment(run.settings)
                     if not shipped:
                         check_own_method(experiment)
-        except FedwidthError as error:
-            if run is runs[0]:
-                raise
-            raise type(error)(f"run '{run.label}': {error}") from error.__cause__
-    return cache
 
 
 def _check(settings: Settings, cache: Cache) -> None:
@@ -53,7 +49,7 @@ def _check(settings: Settings, cache: Cache) -> None:
         read_weights(settings.model.weights)
     clients = len(cache.partition(settings))
     plan, method = cache.plan(settings), method_of(settings)
-    if method.reads or settings.devices.budgets:  # there is neither state nor memory yet, nor what budgets can pay for
+    if method.reads:  # there is neither state nor memory yet
         return
     capacities = Capacities.parse(settings.devices.capacities)
     method = replace(method, enrolled=Cohorts(capacities, clients, settings.devices, settings.seed).enrolled)
