@@ -443,6 +443,11 @@ def test_a_run_that_has_finished_is_not_started_again(folder, tmp_path):
     assert "has finished: 1 of 1 rounds" in said
     recipe.write_text(settings_toml(read_settings(recipe, ["rounds=2"]).main))
     assert finished(folder / "app", ["--run-config", f'out="{tmp_path / "out"}"']) is None
+    budgets = read_settings(recipe, ["rounds=1", "devices.budgets.phone.upload=1GB"]).main
+    recipe.write_text(settings_toml(budgets))
+    Experiment(RunConfig().with_defaults(budgets)).run(tmp_path / "budgets")
+    said = finished(folder / "app", ["--run-config", f'out="{tmp_path / "budgets"}"'])
+    assert said is not None, "its folder has the capacities that budgets came to"
 
 
 def test_everything_that_scripts_write_is_private(made):

@@ -21,6 +21,7 @@ from fedwidth.deployment.access.enrolment import Enrolled, write_enrolled
 from fedwidth.deployment.node.client_app import client_app
 from fedwidth.deployment.run_config import RunConfig
 from fedwidth.deployment.server import serve
+from fedwidth.errors import StateError
 from fedwidth.printable import printable
 from small_runs import same
 
@@ -390,6 +391,28 @@ def test_quarantine_is_kept_over_a_kill(tmp_path):
     result = serve(grid_with(SIX, answer, MANY), SIX, deployment, log=lambda _: None)
     assert ("train", 2) not in asked
     assert result.server.quarantine.until == {2: 13}
+
+
+def test_a_recipe_with_budgets_goes_on_where_it_was_stopped(tmp_path):
+    """Its folder has the capacities that budgets came to, which the recipe does not name."""
+    text = recipe().replace('devices.capacities = "a1-c1"', "devices.budgets = BUDGETS")
+    text = text.replace("BUDGETS", "{ phone = { upload = '1kB' }, board = { upload = '1MB' } }")
+
+    class Killed(BaseException):
+        pass
+
+    def die(line):
+        if line["round"] == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        serve(grid_of(text), text, RunConfig(out=str(tmp_path / "a"), **QUICK), on_round=die, log=lambda _: None)
+    resumed, _ = served(grid_of(text), text, tmp_path / "a")
+    whole, _ = served(grid_of(text), text, tmp_path / "b")
+    assert len(set(whole.metrics[0]["capacities"])) > 1
+    assert same(resumed.server.state, whole.server.state)
+    with pytest.raises(StateError, match="rounds is 3 there and 4 now"):
+        served(grid_of(text), text.replace("rounds = 3", "rounds = 4"), tmp_path / "a")
 
 
 def test_an_alarm_is_said(tmp_path):

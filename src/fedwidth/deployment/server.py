@@ -62,7 +62,6 @@ def serve(
         raise OptionError("run config key 'out' must name a folder for checkpoints and results")
     settings = config.with_defaults(read_settings(recipe).main)
     run = SecureRun.of(settings, config, roster) if settings.secure.enabled else None
-    folder.check_folder(Path(config.out), settings, resume=True, overwrite=False)
     with folder.locked(Path(config.out), LOCK):
         return _serve(grid, settings, config, run, on_round=on_round, log=lambda line: log(printable(line, MAX_LINE)))
 
@@ -82,6 +81,8 @@ def _serve(
         raise OptionError(reason)
     data, partition = load_parts(settings, config.load, None)
     experiment = Experiment(settings, data=data, partition=partition, named=True)
+    # As the folder has them: it takes the model to say what capacities budgets come to.
+    folder.check_folder(Path(config.out), experiment.settings, resume=True, overwrite=False)
     experiment.costs.memory_travels = experiment.costs.frozen_travels = True
 
     enrolment = EnrolmentFolder(Path(config.enrolled), each_file=True) if config.enrolled else None

@@ -27,6 +27,7 @@ from fedwidth.deployment.folder.roster import write_roster
 from fedwidth.deployment.run_config import RunConfig
 from fedwidth.deployment.versions import check_flower
 from fedwidth.errors import FedwidthError, OptionError
+from fedwidth.run.cache import Cache
 from fedwidth.run.checkpoint import rounds_done
 from fedwidth.run.folder import check_same
 
@@ -133,7 +134,7 @@ def finished(app: Path, arguments: Sequence[str]) -> str | None:
         settings = run_config.with_defaults(read_settings(app / PACKAGE / "recipe.toml").main)
         if not (out / "summary.json").exists() or rounds_done(out) < settings.rounds:
             return None
-        check_same(out, settings)
+        check_same(out, Cache().resolved(settings))
     except (FedwidthError, OSError, ValueError, KeyError, TypeError):
         return None  # the run itself says what is wrong
     return f"the run in {out} has finished: {settings.rounds} of {settings.rounds} rounds; see fedwidth report {out}"
