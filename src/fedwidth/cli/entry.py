@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
 import warnings
@@ -92,10 +93,11 @@ def run_command(arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", 1)
     except SystemExit as left:  # no command of ours says this: a model, data set or method of the user's own does
+        if isinstance(left.__context__, BrokenPipeError):  # or Rich, where a table meets a closed pipe
+            return _pipe_closed()
         return _fail(f"the program was ended from within: {what_failed(left)}", 1)
-    except BrokenPipeError:  # `fedwidth … | head` closed the pipe
-        sys.stderr.close()
-        return 1
+    except BrokenPipeError:
+        return _pipe_closed()
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:  # of a path that was given, wherever it is looked at first
             return _fail(f"the name of a file or folder is too long: {error.filename}", 2)
@@ -113,6 +115,12 @@ def _refuse_empty(arguments: list[str]) -> None:
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+def _pipe_closed() -> int:
+    """`fedwidth … | head` has seen enough, and wants no word about it; nor is one left for the interpreter's end."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 — what is left of the output goes there
+    return 1
 
 
 def _fail(message: str, code: int) -> int:
