@@ -385,7 +385,7 @@ class Settings:
     device: str = key("cpu", "cpu or cuda")
     precision: str = key(
         "tf32",
-        "arithmetic of convolutions and matrix products; on a CPU tf32 is float32, and bf16 pays where the CPU has it",
+        "arithmetic of convolutions and matrix products; on a CPU tf32 is float32, and bf16 helps wide layers alone",
         choices=PRECISIONS,
     )
     slots: int = key(10, "clients of one width the cuda engine trains at a time; results do not depend on it", least=1)
