@@ -16,8 +16,7 @@ from torch import Tensor
 from fedwidth.core.architectures import Architectures
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import State
-from fedwidth.errors import ClientError, FedwidthError, OptionError, SelectionError
-from fedwidth.importing import what_failed
+from fedwidth.errors import OptionError, SelectionError
 from fedwidth.methods.definition.local import Memory
 from fedwidth.plan.plan import Plan
 from fedwidth.randomness import numpy_generator
@@ -108,41 +107,6 @@ Choose = Callable[[Plan, Mapping[str, int], Moment], Any]
 
 Units = Callable[[int, int, Moment], Tensor]
 """A function (size of a group, number of units to keep, moment) -> the units to keep."""
-
-
-def failed(error: Exception, at: Moment, reads: Sequence[str]) -> FedwidthError:
-    """What to say of an error that a choice has raised: what it should have said that it reads, or where it failed."""
-    if isinstance(error, (TypeError, AttributeError)) and "'NoneType' object" in str(error) and "state" not in reads:
-        return OptionError(f"{at.method} cannot choose ({error}): {only_if_read('state')}")
-    where = f"round {at.round}, client {at.number}, capacity {float(at.capacity):g}, stage choose"
-    if isinstance(error, FedwidthError):
-        return type(error)(f"{where}: {error}")
-    return ClientError(f"{where}: {what_failed(error)}")
-
-
-def no_choice(choose: Choose, plan: Plan, counts: Mapping[str, int], at: Moment) -> str | None:
-    """Why a function that failed, or that gave no part, is none that chooses for all groups; None where it may be one.
-
-    A function of one group does not say that it is one: it is asked as `per_group` would, to see whether it answers.
-    """
-    title, called = title_of(choose), "is called with (plan, counts, at) for the whole model"
-    if not takes_three(choose):
-        return (
-            f"{at.method} cannot choose: {title} {called}, or wrapped, choose=per_group({title}), with (size, kept, at)"
-            f" for every group, but takes {signature(choose)}"
-        )
-    number, name = max(enumerate(plan.groups), key=lambda group: plan.groups[group[1]].size - counts[group[1]])
-    one_group: Callable[..., Any] = choose
-    try:
-        found = one_group(plan.groups[name].size, counts[name], at.in_group(plan, name, number))
-    except Exception:  # it is anybody's function, and was asked for something else
-        return None
-    if isinstance(found, Index) or not isinstance(found, (Tensor, np.ndarray, Sequence)):
-        return None
-    return (
-        f"{at.method} cannot choose: {title} {called}, but chooses for one group, (size, kept, at): wrap it,"
-        f" choose=per_group({title})"
-    )
 
 
 def takes_three(function: Callable[..., Any]) -> bool:

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from fedwidth.core.architectures import Architectures
 from fedwidth.core.cohort import CohortSum
-from fedwidth.core.index import Index
 from fedwidth.core.submodel import State
 from fedwidth.core.updates import check_made
-from fedwidth.errors import ClientError, OptionError, unknown, whole_number
+from fedwidth.errors import OptionError, unknown, whole_number
+from fedwidth.methods.definition.answering import answer
 from fedwidth.methods.definition.checks import check_sends, checked_cohort, checked_memory, checked_state
-from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment, everything, failed, no_choice, unread
+from fedwidth.methods.definition.choosing import READS, Choose, Cohort, Moment, everything, unread
 from fedwidth.methods.definition.closing import Beginning, Closing
 from fedwidth.methods.definition.local import Local, Memory, Sending
 from fedwidth.methods.definition.options import Option
@@ -214,19 +214,7 @@ class Method:
         if moment.client >= moment.clients:
             raise OptionError(f"client {client} is not one of {clients} clients, counted from 0")
         counts = plan.counts(capacity, self.values.get("rounding", "floor"))
-        try:
-            found = self.choose(plan, counts, moment)
-        except (ClientError, OptionError):
-            raise
-        except Exception as error:  # a choice may be anybody's function
-            if (why := no_choice(self.choose, plan, counts, moment)) is not None:
-                raise OptionError(why) from None
-            raise failed(error, moment, self.reads) from error
-        if not isinstance(found, Index) and not hasattr(found, "key"):
-            why = no_choice(self.choose, plan, counts, moment)
-            what = type(found).__name__
-            raise OptionError(why or f"{self.name} must choose an Index, or a part of another kind, not a {what}")
-        return found
+        return answer(self.choose, plan, counts, moment, self.reads)
 
     def _read(self, what: str, held: Mapping[Any, Any] | None) -> Mapping[Any, Any]:
         """What the choice may look at, or nothing, which says so where it should have said that it looks at it."""
