@@ -125,7 +125,7 @@ class Data:
         return self.batch(self.train, self._first(samples))[1]
 
     def _first(self, samples: int) -> Tensor:
-        return torch.arange(min(samples, len(self.train)))
+        return torch.arange(min(samples, len(self.train)), device="cpu")  # also where a model is made without values
 
     def batch(
         self,
