@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedwidth
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedwidth.deployment.access import authorisation
+from fedwidth.deployment.access import authorisation, signing
 from fedwidth.deployment.access.audit_trail import AuditTrail
 from fedwidth.deployment.access.authorisation import (
     NODE_KEY,
@@ -407,7 +407,7 @@ def test_an_operator_who_comes_too_early_signs_once_more(tmp_path, monkeypatch, 
     """A server that has just started cannot know what the one before it took."""
     make_operator_key(tmp_path / "key")
     slept, seen = [], []
-    monkeypatch.setattr(registration.time, "sleep", slept.append)
+    monkeypatch.setattr(signing.time, "sleep", slept.append)
     context = SimpleNamespace(request=httpx.Request("POST", f"https://server{LIST}", content=b"all"))
 
     def call_next(given):

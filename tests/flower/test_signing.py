@@ -79,6 +79,25 @@ def test_flowers_command_line_sends_through_what_is_signed(sent):
     assert SIGNATURE not in other.headers
 
 
+def test_a_command_that_comes_too_early_is_signed_once_more(monkeypatch):
+    """A run that is started as soon as the server listens: it cannot know yet what the one before it took."""
+    from flwr.supercore.control import ControlHttpClient
+
+    asked, slept = [], []
+
+    def answer(_client, request, **_):
+        asked.append(request.headers[SIGNATURE])
+        refused = httpx.Response(403, json={"detail": f"only operators: {signing.TOO_EARLY}"}, request=request)
+        return refused if len(asked) == 1 else httpx.Response(200, request=request)
+
+    monkeypatch.setattr(httpx.Client, "send", answer)
+    monkeypatch.setattr(signing.time, "sleep", slept.append)
+    sign_requests(Ed25519PrivateKey.generate(), signing.CONTROL)
+    client_of(ControlHttpClient).StartRun(StartRunRequest())
+    assert len(set(asked)) == 2
+    assert slept == [signing.AHEAD_SECONDS]
+
+
 def test_flowers_processes_send_through_what_is_signed(sent):
     from flwr.supercore.runtime import RuntimeHttpClient
 

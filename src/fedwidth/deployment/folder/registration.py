@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from fedwidth.deployment.access.enrolment import pem_of, read_enrolled
-from fedwidth.deployment.access.signing import (
-    AHEAD_SECONDS,
-    OPERATOR_KEY,
-    SIGNATURE,
-    TOO_EARLY,
-    read_key,
-    sign,
-    target_of,
-)
+from fedwidth.deployment.access.signing import OPERATOR_KEY, SIGNATURE, ask, read_key, sign, target_of
 from fedwidth.deployment.folder.app_folder import ENROLLED
 from fedwidth.deployment.folder.setup import Setup, with_port
 from fedwidth.errors import OptionError
@@ -70,12 +60,8 @@ class _SigningInterceptor:
             raise OptionError(str(error)) from None
 
     def intercept(self, context: Any, call_next: Any) -> Any:
-        """Sign a request, again where the server has only just started; Flower calls this around each."""
-        response = self._send(context, call_next)
-        if response.status_code != HTTPStatus.FORBIDDEN or TOO_EARLY not in response.read().decode(errors="replace"):
-            return response
-        time.sleep(AHEAD_SECONDS)
-        return self._send(context, call_next)
+        """Sign a request; Flower calls this around each."""
+        return ask(lambda: self._send(context, call_next))
 
     def _send(self, context: Any, call_next: Any) -> Any:
         request = context.request
