@@ -135,6 +135,18 @@ def test_where_all_have_one_size_it_does_not_matter_what_weak_devices_hold_or_ho
         Experiment(each)
 
 
+def test_profiles_that_a_user_wrote_stay_and_tell_no_yardstick_from_another():
+    """All who take part are whole: runs with the profiles and without them serve alike."""
+    with_profile = small("devices.capacities=a1-b1", "devices.profiles={'1/2'={'hidden.1'=0.75}}")
+    found, plain = yardsticks(with_profile), yardsticks(small("devices.capacities=a1-b1"))
+    assert found[EXCLUDE].devices.profiles == with_profile.devices.profiles
+    assert found.keys() == plain.keys()
+    assert all(yardstick_key(found[kind]) == yardstick_key(plain[kind]) for kind in plain)
+    for each in found.values():
+        check_settings(each)
+        Experiment(each)
+
+
 def test_what_a_method_needs_of_its_training_does_not_bind_its_yardsticks():
     """Where other runs have the same yardsticks without it, they serve; where there are none, it has its own."""
     bound, free = small("method.name=fedgkt", "model.options={hidden=[8, 8]}"), small("model.options={hidden=[8, 8]}")

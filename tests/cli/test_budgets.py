@@ -54,6 +54,28 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path):
     assert contents(tmp_path / "whole") == contents(tmp_path / "stopped")
 
 
+def test_classes_that_come_close_are_resolved_once_and_for_all(tmp_path):
+    """What the first look finds is what the run finds: profiles of the first are no widths of the second."""
+    three = RECIPE.replace("hidden = [8, 4]", "hidden = [32, 16]").replace(
+        "weight = 2, profile = true }", 'profile = true }\nother = { upload = "4077B", profile = true }'
+    )
+    three = three.replace('"1kB"', '"3900B"')
+    first = Experiment(read_settings(three).main).settings
+    assert first.devices.profiles
+    assert Experiment(first).settings == first
+    assert command(tmp_path, "run", recipe=three) == 0
+    assert command(tmp_path, "run", "--resume", recipe=three) == 0
+
+
+def test_no_class_sends_more_than_it_said_because_another_of_its_capacity_has_a_profile(tmp_path):
+    """Of 988 bytes, which the profile of 7/16 takes, the second class has 950."""
+    both = RECIPE.replace("tablet", 'other = { upload = "950B" }\ntablet')
+    devices = Experiment(read_settings(both).main).settings.devices
+    alone = Experiment(read_settings(RECIPE).main).settings.devices
+    assert (devices.capacities, devices.profiles) == ("1:1 7/16:3", {})
+    assert alone.profiles
+
+
 def test_other_budgets_are_another_run(tmp_path, capsys):
     assert command(tmp_path, "run") == 0
     assert command(tmp_path, "run", "--resume", recipe=RECIPE.replace("1kB", "500B")) == 2

@@ -74,6 +74,21 @@ def test_older_folders_take_the_data_that_are_given(name, tmp_path):
     assert accuracy(fedwidth.load(file), data) == reported["0.25"]
 
 
+def test_models_that_an_older_version_sliced_otherwise_stay_as_they_were_trained(tmp_path):
+    run, _, _ = trained(tmp_path / "run", "Route")
+    without_plan(run / MODELS, run / MODELS, "fedwidth")
+
+    def other(facts):
+        for counts in facts["counts"].values():
+            counts["older"] = 1
+
+    rewrite(run / MODELS, run / MODELS, "fedwidth", other)
+    before = (run / MODELS).read_bytes()
+    with pytest.warns(UserWarning, match="an earlier version sliced otherwise, and stays as it is"):
+        Experiment(read_config(run / CONFIG)).run(run, resume=True)
+    assert (run / MODELS).read_bytes() == before
+
+
 def test_an_older_folder_whose_path_is_not_found_again_is_to_be_resumed_or_asks_for_its_data(tmp_path):
     run, data, reported = trained(tmp_path / "run", "Route")
     export_run(run, tmp_path / "new.safetensors", capacity=0.25)

@@ -56,6 +56,7 @@ def yardsticks(settings: Settings) -> dict[str, Settings]:
     {'exclude': ('fedavg', 1.0, 'a1-b1-c1-d1-e1'), 'smallest for all': ('fedavg', 0.0625, 'a1'), \
 'full for all': ('fedavg', 1.0, 'a1')}
     """
+    kept = {} if settings.devices.budgets else settings.devices.profiles  # those of budgets are of widths they fit
     settings = _spent(settings)
     devices, mix = settings.devices, Capacities.parse(settings.devices.capacities)
     enrolled = mix.enrolled(devices.excluded)
@@ -63,13 +64,13 @@ def yardsticks(settings: Settings) -> dict[str, Settings]:
         return {}
     measured = replace(settings.evaluation, capacities=[])
     whole = replace(settings, method=MethodSettings("fedavg"), models=[], evaluation=measured)
-    everybody = _alike(replace(devices, capacities="a1", excluded=[]))
+    everybody = replace(_alike(replace(devices, capacities="a1", excluded=[])), profiles=kept)
     found = {}
     if settings.models:
         return {FULL: replace(whole, devices=everybody, name=f"{PREFIX}{FULL}", answers="")}
     if enrolled[0] == 1:
         narrow = [value for value in mix.enrolled() if value < 1]
-        found[EXCLUDE] = replace(whole, devices=replace(devices, excluded=narrow, profiles={}))
+        found[EXCLUDE] = replace(whole, devices=replace(devices, excluded=narrow, profiles=kept))
     smallest = replace(settings.model, width=settings.model.width * mix.enrolled()[-1])
     found[SMALLEST] = replace(whole, model=smallest, devices=everybody)
     if enrolled[0] == mix.enrolled()[0] < 1:
@@ -178,7 +179,8 @@ def _plain(settings: Settings) -> Settings:
     if len(mix.enrolled()) == 1:
         settings = replace(settings, devices=_alike(replace(devices, capacities="a1", dynamic=False, excluded=[])))
     else:
-        settings = replace(settings, devices=replace(devices, excluded=sorted(devices.excluded, reverse=True)))
+        sizes = replace(devices, excluded=sorted(devices.excluded, reverse=True), profiles={})
+        settings = replace(settings, devices=sizes)
     chosen = method_of(settings)
     if chosen.local or chosen.close or chosen.start:
         return settings

@@ -57,17 +57,23 @@ def with_budgets(
     mean = max(1, round(sum(map(int, partition.sizes)) / len(partition)))
     seen = training.steps * training.batch_size if training.steps else training.epochs * mean
     work = Work(training.batch_size, seen, training.optimiser, settings.precision)
+    if any(wanted for _, wanted in classes.values()):
+        plan = replace(plan, profiles={})  # those that budgets have come to before, in settings that say so
     costing = Costing(model, plan, data.example(), work, loss=played_loss(objective, data, training.batch_size))
     rounding = str(method.values.get("rounding", "floor"))
     weights: dict[Fraction, float] = {}
-    profiles: dict[str, dict[str, float]] = {}
+    of_all: dict[Fraction, list[Mapping[str, float]]] = {}
     for device, wanted in classes.values():
         (found,) = fit_classes(costing, [device], rounding=rounding, profiles=wanted)
         capacity = capacity_of(found)
         weights[capacity] = weights.get(capacity, 0.0) + device.weight
-        if wanted and found.profile:
-            own = profiles.setdefault(str(capacity), dict(found.profile))
-            profiles[str(capacity)] = {name: min(share, found.profile[name]) for name, share in own.items()}
+        of_all.setdefault(capacity, []).append(found.profile or {})
+    # What is wider than the capacity in some groups has to fit all of its classes; without a profile it does not.
+    profiles = {
+        str(capacity): {name: min(one[name] for one in own) for name in own[0]}
+        for capacity, own in of_all.items()
+        if all(own)
+    }
     mix = " ".join(f"{capacity}:{weight:g}" for capacity, weight in sorted(weights.items(), reverse=True))
     if devices.capacities not in (DeviceSettings().capacities, mix):
         raise OptionError(f"devices.budgets come to the capacities '{mix}': leave out devices.capacities")

@@ -65,13 +65,20 @@ def absolutes(output: Tensor, targets: Tensor) -> Tensor:
     return _per_sample((output - targets).double().abs() * valid, valid)
 
 
+ROUNDING = 64 * torch.finfo(torch.float64).eps
+"""The share of sums of squares that rounding them may come to: by less than that targets do not differ."""
+
+
 def moments(output: Tensor, targets: Tensor) -> Tensor:
     """Squared errors, targets, their squares, and how many, of each column of targets, and how many of all, of each
-    sample."""
+    sample. Targets of more dimensions, as those of pixels, are one column.
+    """
     output, targets, valid = aligned(output, targets)
     true = targets.double() * valid
     error = (output - targets).double().square() * valid
-    columns = [_at_least_two(part).flatten(1) for part in (error, true, true**2, valid)]
+    columns = [_at_least_two(part) for part in (error, true, true**2, valid)]
+    if targets.dim() > 2:
+        columns = [part.flatten(1).sum(1, keepdim=True) for part in columns]
     return torch.cat([*columns, columns[-1].sum(1, keepdim=True)], dim=1)
 
 
@@ -85,7 +92,7 @@ def determination(sums: Tensor) -> Tensor:
     """
     error, total, square, number = sums[..., :-1].double().chunk(4, -1)
     distance = square - total**2 / number
-    equal = distance <= number * torch.finfo(torch.float64).eps * square  # but for the rounding of their sums
+    equal = distance <= ROUNDING * square
     found = torch.where(equal, (error == 0).double(), 1 - error / distance)
     return torch.where(number > 0, found, torch.nan).nanmean(-1)
 

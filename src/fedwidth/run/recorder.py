@@ -22,10 +22,11 @@ from fedwidth.run import checkpoint
 from fedwidth.run.alarm import fall_of
 from fedwidth.run.budget import write_ledger
 from fedwidth.run.clients import rows_of
+from fedwidth.run.folder import MODELS
 from fedwidth.run.metrics import Line, describe_round
 from fedwidth.run.saving import Saver
 from fedwidth.run.summary import describe_score, finite, summarise
-from fedwidth.run.weights.ready_models import has_models, write_models
+from fedwidth.run.weights.ready_models import add_plan, readable_models, write_models
 from fedwidth.training.engine import Report
 from fedwidth.training.server.state import Server
 
@@ -176,7 +177,13 @@ class Recorder:
         A run that had ended already keeps what it wrote then, where that can be read and lacks nothing.
         """
         experiment, server = self.experiment, self.server
-        if self._last is None and has_models(folder, round=server.round):
+        if self._last is None and (ready := readable_models(folder, round=server.round)) is not None:
+            if ready.plan is None and not add_plan(folder, ready, experiment.plan):
+                warnings.warn(
+                    f"{folder / MODELS} has models that an earlier version sliced otherwise, and stays as it is: that"
+                    " version of fedwidth can load them",
+                    stacklevel=3,
+                )
             return False
         write_models(folder, experiment, server, self._last or experiment.evaluator.last_round(server))
         return True

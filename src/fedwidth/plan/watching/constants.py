@@ -51,8 +51,8 @@ class Constants:
         for tensor in out:
             if all(storage_of(source) in self._whole for source in sources):
                 self.begin(tensor)
-            elif parts:
-                self._parts.setdefault(storage_of(tensor), set()).update(parts)
+            elif parts and (storage := storage_of(tensor)):
+                self._parts.setdefault(storage, set()).update(parts)
 
     def meet(self, one: Tensor, other: Tensor) -> None:
         """Units of both were multiplied."""
@@ -61,7 +61,9 @@ class Constants:
                 self._met += [(leaf, storage_of(weight)) for leaf in found & self._leaves(weight)]
 
     def alone(self, axes: Mapping[Tensor, Sequence[Node]]) -> Iterator[Node]:
-        """Units of these weights that met nothing but constants."""
+        """Units whose every tensor among these weights met a constant: what they are given else has units that a
+        further tensor made, which met none.
+        """
         met: dict[Node, set[int]] = {}
         for node, weight in self._met:
             for leaf in leaves(node):

@@ -64,24 +64,50 @@ class ReadyModels:
 
 def write_models(folder: Path, experiment: Experiment, server: Server, last: LastRound) -> None:
     """Write the file for the server's state; `last` says which sub-models stand for the widths."""
-    evaluator, tensors, counts = static(experiment.evaluator), {}, {}
+    evaluator = static(experiment.evaluator)
+    tensors: dict[float, Mapping[str, Tensor]] = {}
+    counts: dict[float, Mapping[str, int] | None] = {}
     evaluator.prepare(experiment.model, server.state)
-    tensors["1"] = statistics_of(experiment.model)
+    tensors[1.0] = statistics_of(experiment.model)
     for capacity in widths_of(experiment, last):
         part = part_of(experiment, capacity, last)
         if part is None or part.is_whole:
             continue
         made = ready_part(experiment, evaluator, part, server.state_at(capacity))
-        key = f"{capacity!r}"
-        tensors[key] = own_tensors(made)
-        counts[key] = dict(part.counts) if isinstance(part, Index) else None
-    flat = {f"{key}/{name}": t.cpu().contiguous() for key, held in tensors.items() for name, t in held.items()}
+        tensors[capacity] = own_tensors(made)
+        counts[capacity] = dict(part.counts) if isinstance(part, Index) else None
+    _write(folder, ReadyModels(server.round, facts_of(experiment.data), counts, tensors, experiment.plan))
+
+
+def add_plan(folder: Path, ready: ReadyModels, plan: Plan) -> bool:
+    """Write the plan into a file that lacks it; whether these sub-models are slices of it.
+
+    An earlier version may have sliced the model otherwise: then the file stays as it is.
+    """
+    for capacity, counts in ready.counts.items():
+        if counts is None:
+            continue
+        if counts.keys() != plan.groups.keys():
+            return False
+        shapes, tensors = plan.narrow_shapes(counts), ready.tensors[capacity]
+        if any(name in shapes and shapes[name] != tensor.shape for name, tensor in tensors.items()):
+            return False
+    _write(folder, replace(ready, plan=plan))
+    return True
+
+
+def _write(folder: Path, ready: ReadyModels) -> None:
+    flat = {
+        f"{1 if capacity == 1 else capacity}/{name}": tensor.cpu().contiguous()
+        for capacity, held in ready.tensors.items()
+        for name, tensor in held.items()
+    }
     facts = {
         "format": FORMAT,
-        "round": server.round,
-        "data": facts_of(experiment.data),
-        "counts": counts,
-        "plan": plan_as_json(experiment.plan),
+        "round": ready.round,
+        "data": ready.data,
+        "counts": {str(capacity): counts for capacity, counts in ready.counts.items()},
+        "plan": None if ready.plan is None else plan_as_json(ready.plan),
         "checksum": checksum(flat),
     }
     write_whole(folder / MODELS, save(flat, metadata={"fedwidth": json.dumps(sealed(facts))}))
@@ -112,13 +138,12 @@ def read_models(folder: Path, *, round: int) -> ReadyModels | None:
     return ReadyModels(facts["round"], facts["data"], counts, tensors, read_plan(facts.get("plan")))
 
 
-def has_models(folder: Path, *, round: int) -> bool:
-    """Whether there is a file of the state after so many rounds that can be read and has a plan."""
+def readable_models(folder: Path, *, round: int) -> ReadyModels | None:
+    """The same; None where the file cannot be read, too."""
     try:
-        found = read_models(folder, round=round)
+        return read_models(folder, round=round)
     except StateError:
-        return False
-    return found is not None and found.plan is not None
+        return None
 
 
 def widths_of(experiment: Experiment, last: LastRound) -> list[float]:
