@@ -229,6 +229,10 @@ class TrainingSettings:
     augment: bool = key(True, "random crop and flip where the data set defines them")
 
 
+MIN_HOLDERS = 3
+"""Clients that must hold an element for a robust sum: of fewer values nobody can say which one is wrong."""
+
+
 @dataclass(frozen=True)
 class ServerSettings:
     """How updates become the new global model."""

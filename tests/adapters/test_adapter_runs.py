@@ -16,6 +16,7 @@ from fedwidth.cli.entry import app
 from fedwidth.core.cost import cost
 from fedwidth.errors import FedwidthError, FellBack, OptionError
 from fedwidth.experiment import Experiment, Stopped
+from fedwidth.export import export_run
 from fedwidth.settings import (
     AdapterSettings,
     DataSettings,
@@ -253,6 +254,23 @@ def test_a_run_is_loaded_and_exported_with_adapters_merged_or_apart(tmp_path):
             found = fedwidth.load(out)
         assert any("lora_A" in name for name in found.state_dict()) == (way != "merged")
         torch.testing.assert_close(found.eval()(inputs), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("flora", {"outside": "drop"}), ("fedit", {"average": "stack"}), ("fedrolex", {"average": "residual"})],
+)
+def test_adapters_whose_model_was_trained_too_are_not_written_apart_from_it(method, more, tmp_path):
+    Experiment(settings(method, **more)).run(tmp_path / "run")
+    with pytest.raises(OptionError, match="also trained what lies under its adapters .* export them merged"):
+        export_run(tmp_path / "run", tmp_path / "apart", adapters="apart")
+    assert not (tmp_path / "apart").exists()
+    inputs = fedwidth.data.load("digits").example()
+    merged, *_ = export_run(tmp_path / "run", tmp_path / "merged.safetensors", adapters="merged")
+    wanted = fedwidth.load(tmp_path / "run")(inputs)
+    found = fedwidth.load(merged)
+    assert not any("lora_A" in name for name in found.state_dict())
+    torch.testing.assert_close(found(inputs), wanted, rtol=1e-4, atol=1e-5)
 
 
 def final_in(folder):

@@ -411,6 +411,12 @@ class TestOutputFolder:
         assert not (tmp_path / "one" / "config.toml").exists()
         assert not (tmp_path / "one" / "checkpoint.safetensors").exists()
 
+    @pytest.mark.parametrize("words", [["run", "--seeds", "1"], ["sweep", "--over", "training.lr=0.1"]])
+    def test_one_run_in_a_folder_of_runs_is_replaced_like_several(self, recipe, words, tmp_path):
+        for more in ([], ["--overwrite"]):
+            assert run_command([words[0], recipe, *words[1:], "--out", "few", *more]) == 0
+        assert not (tmp_path / "few" / "config.toml").exists()
+
     def test_a_run_that_explodes_leaves_its_last_good_checkpoint(self, recipe, capsys, tmp_path):
         changes = ["training.lr=0.1", "training.schedule=multistep", "training.milestones=[2]", "training.decay=1e30"]
         assert run_command(["run", recipe, "--out", "out", *sets(*changes, "training.clip=0")]) == 2
@@ -491,6 +497,28 @@ class TestRun:
         said = [line for line in capsys.readouterr().err.splitlines() if "no device holds" in line]
         assert len(said) == (width is not None)
         assert all(f"as wide as the widest device (width {width}) is better; --yardsticks" in line for line in said)
+
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            (
+                ["secure.enabled=true"],
+                "secure.min_clients is 8, and of the 9 clients of a round about 3 hold as much as",
+            ),
+            (["secure.min_clients=3"], "what [secure] says has no effect: secure.enabled is false"),
+            (["privacy.clip=0.1"], "what [privacy] says has no effect: privacy.noise is 0"),
+            (["adapter.rank=2"], "the model is frozen with new weights, of which adapters learn little"),
+            (["secure.enabled=true", "secure.min_clients=3"], None),
+        ],
+    )
+    def test_settings_that_do_little_are_said(self, changes, said, recipe, capsys):
+        many = ("rounds=1", "data.clients=12", "devices.per_round=9", "devices.capacities=a1-b1-c1")
+        assert run_command(["run", recipe, "--out", "out", *sets(*many, *changes)]) == 0
+        told = [
+            line for line in capsys.readouterr().err.splitlines() if line.startswith(("secure.", "what [", "the mod"))
+        ]
+        assert [line for line in told if said is None or not line.startswith(said)] == []
+        assert len(told) == (said is not None)
 
     def test_progress_on_a_terminal(self, recipe, monkeypatch, capsys):
         monkeypatch.setenv("FORCE_COLOR", "1")  # rich then writes as to a terminal

@@ -76,6 +76,14 @@ def test_four_factors_weigh_what_their_softmax_says():
     assert shares == pytest.approx([0.704931, 0.259330, 0.035096, 0.000643], abs=1e-6)
 
 
+def test_what_weighs_less_than_any_number_counts_for_nothing():
+    """At a temperature of 0.001 the whole model weighs e^1000 times as much as the half."""
+    whole = (1.0, Index.whole(PLAN), {"1.weight": torch.full((2, 2), 7.0)})
+    cold = fedwidth.method("fedhm", weights="rank", temperature=0.001)
+    torch.testing.assert_close(closed(cold, [whole, HALF]), torch.full((2, 2), 7.0))
+    torch.testing.assert_close(closed(cold, [HALF]), torch.full((2, 2), 9.0))
+
+
 def test_without_a_whole_client_the_server_joins():
     """W_B = [[2, 0], [1.414214, 0]] and the server's nines, alike and by softmax of -2 and -1."""
     alike = closed(FEDHM, [HALF])

@@ -135,6 +135,11 @@ def test_what_promises_nothing_takes_no_memory(noise, rounds, above):
 
 
 @needs_package
+def test_a_delta_that_allows_everything_costs_nothing():
+    assert gaussian_accountant("pld", noise=1.1, rate=0.5, delta=0.5).epsilon(1) == 0
+
+
+@needs_package
 def test_large_losses_are_told_apart_less_finely_and_come_to_the_same():
     """Little noise for few clients: the bound by whole orders is 156 times too high."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism

@@ -160,6 +160,7 @@ def test_clipping_and_screening_come_before():
         (["server.robust_share=0.5"], "server.robust_share must be above 0 and below 0.5, not 0.5"),
         (["server.robust=trimmed", "server.robust_share=0"], "server.robust_share must be above 0"),
         (["server.robust_bound=0"], "server.robust_bound must be above 0"),
+        (["server.robust=median", "devices.per_round=2"], "devices.per_round is 2, .* fewer than 3 clients hold stays"),
         (["server.robust=median", "server.weighting=samples"], "server.weighting must be equal with server.robust"),
         (["server.robust=median", "server.holders_exponent=0"], "server.holders_exponent must be 1 with server.robust"),
         (["server.robust=norm-bounded", "server.clip=2"], "server.clip must be 0 with server.robust = norm-bounded"),

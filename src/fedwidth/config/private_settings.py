@@ -10,7 +10,7 @@ from fedwidth.errors import OptionError
 from fedwidth.methods import Method
 from fedwidth.methods.lookup.single_updates import why_not_private, why_not_robust
 from fedwidth.privacy.accounting import check_accounting
-from fedwidth.settings import Settings
+from fedwidth.settings import MIN_HOLDERS, Settings
 
 MAX_NOISE = 32.0
 """With secure sums: how many times as large as the largest change of a weight the noise may be."""
@@ -97,6 +97,11 @@ def check_robust(settings: Settings, method: Method) -> None:
         return
     if (reason := why_not_robust(method)) is not None:
         raise OptionError(f"{method.title} has no robust sums: {reason}")
+    if settings.devices.per_round < MIN_HOLDERS:
+        raise OptionError(
+            f"devices.per_round is {settings.devices.per_round}, but with server.robust what fewer than {MIN_HOLDERS}"
+            " clients hold stays as it is: nothing would ever change"
+        )
     if settings.secure.enabled:
         raise OptionError("server.robust must be none with secure.enabled: the server sees no single update")
     if server.weighting != "equal":

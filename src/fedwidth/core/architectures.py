@@ -7,7 +7,7 @@ answers for both, and what it gives, a `Held`, says the rest: its first tensors,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedwidth.core.cost import Cost, cost_of
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import State, extract, state_of
+from fedwidth.errors import OptionError
 from fedwidth.plan.plan import Plan
 from fedwidth.plan.trace import tensors_of
 
@@ -59,6 +60,12 @@ def held_at(architectures: Architectures, capacity: float | Fraction) -> Held:
     """The model that clients of this capacity hold."""
     found = architectures.get(float(capacity))
     return Held(float(capacity)) if found is None else Held(1.0, found)
+
+
+def none_of(held: Held, enrolled: Sequence[float]) -> OptionError:
+    """That there is no such model, and which there are."""
+    there = f" ({', '.join(f'{width:g}' for width in enrolled)})" if enrolled else ""
+    return OptionError(f"there is a model for each enrolled width{there}, and none of {held.label}")
 
 
 @dataclass(frozen=True)

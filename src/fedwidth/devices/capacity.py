@@ -92,6 +92,16 @@ class Capacities:
         there = (value for value, weight in zip(self.values, self.weights, strict=True) if weight > 0)
         return tuple(sorted((value for value in there if value not in excluded), reverse=True))
 
+    def share_of_widest(self, excluded: Sequence[float] = ()) -> float:
+        """The share of the clients who take part that have the largest capacity among them.
+
+        >>> Capacities.parse("a1-b1-e3").share_of_widest(), Capacities.parse("a1-b1-e3").share_of_widest([1.0])
+        (0.2, 0.25)
+        """
+        weights = dict(zip(self.values, self.weights, strict=True))
+        there = self.enrolled(excluded)
+        return float(weights[there[0]] / sum(weights[value] for value in there))
+
     def of_client(self, client: int, clients: int, *, round: int, seed: int, dynamic: bool) -> float:
         """The capacity of one client in one round.
 

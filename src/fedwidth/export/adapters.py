@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedwidth.adapters import merge, save
+from fedwidth.adapters.averages import MOVE_FROZEN
 from fedwidth.config.build import trace_model
+from fedwidth.config.method_settings import method_of
 from fedwidth.errors import OptionError, unknown
 from fedwidth.export.load import Taken
 from fedwidth.plan.adapters import find_adapters
@@ -38,6 +40,12 @@ def merged(taken: Taken) -> Taken:
 def write_apart(taken: Taken, out: Path) -> list[Path]:
     """Write the adapters alone into a folder that `peft` and `fedwidth.adapters.load` open."""
     _check(taken)
+    method = method_of(taken.settings)
+    if method.moves_frozen or taken.settings.adapter.average in MOVE_FROZEN:
+        raise OptionError(
+            f"{taken.folder} also trained what lies under its adapters ({method.title}, adapter.average ="
+            f" '{taken.settings.adapter.average}'): apart from it they are another model; export them merged"
+        )
     save(taken.model, out)
     return sorted(out.iterdir())
 

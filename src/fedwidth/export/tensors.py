@@ -14,6 +14,7 @@ from torch import nn
 
 import fedwidth
 from fedwidth.config.given import check_kinds
+from fedwidth.config.method_settings import method_of
 from fedwidth.config.read import read_settings
 from fedwidth.config.write import settings_toml
 from fedwidth.core.narrow import skeleton, with_buffers
@@ -24,6 +25,7 @@ from fedwidth.objectives import objective_of
 from fedwidth.run.checkpoint import checksum, sealed, unharmed
 from fedwidth.run.weights.ready_models import own_tensors
 from fedwidth.run.weights.stored_plan import plan_as_json, read_plan
+from fedwidth.settings import LocalSettings, MethodSettings
 
 KEY, FORMAT = "fedwidth.model", 1
 
@@ -32,6 +34,10 @@ def recipe_of(taken: Taken) -> dict[str, Any]:
     """How to build the model, as JSON has it; `open_file` needs nothing else but the tensors and the plan."""
     settings, (name, options) = taken.settings, model_of(taken)
     here = replace(settings, data=replace(settings.data, root=""), model=replace(settings.model, weights="", fresh=""))
+    if (
+        not settings.adapter.rank and method_of(settings).adapters
+    ):  # they are merged, and its method would make some anew
+        here = replace(here, method=MethodSettings("fedavg"), local=LocalSettings())
     return {
         "format": FORMAT,
         "fedwidth": fedwidth.__version__,

@@ -109,7 +109,8 @@ def close(closing: Closing) -> dict[str, Tensor]:
         weights = {name: weight * scale(factor) for name, weight in cohort.weight.items()}
         return CohortSum.of(cohort.index, cohort.mean, weights, cohort.clients)
 
-    sums = [scaled(cohort, factor) for cohort, factor in zip(closing.sums, factors.values(), strict=True)]
+    pairs = zip(closing.sums, factors.values(), strict=True)
+    sums = [scaled(cohort, factor) for cohort, factor in pairs if scale(factor)]  # some weigh less than any number
     if all(factor > 1 for factor in factors.values()):
         clients = sum(cohort.clients for cohort in closing.sums)
         own = sum(cohort.total_weight for cohort in closing.sums) / clients  # what a client weighs on average

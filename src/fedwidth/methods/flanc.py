@@ -55,7 +55,7 @@ def widths_of(enrolled: Sequence[float]) -> list[float]:
     if widths[-1] != 1:
         raise OptionError(
             f"flanc has no model that is wider than the widest device, which has {widths[-1]:g}: give a device capacity"
-            " 1, or set model.width to the widest"
+            f" 1, or set model.width={widths[-1]:g} and devices.relative_to=model"
         )
     return widths
 

@@ -153,7 +153,7 @@ def _by_pld(noise: float, rate: float, delta: float) -> Callable[[int], float]:
         rough = renyi_epsilon(bound, rounds, delta)
         if rough > MAX_EPSILON or (rough > FINE_UP_TO and rounds > MOST_ROUNDS):
             return rough
-        times = 2 ** max(0, ceil(log2(rough / FINE_UP_TO)))
+        times = 2 ** ceil(log2(rough / FINE_UP_TO)) if rough > FINE_UP_TO else 1
         return min(rough, float(once(times).self_compose(rounds).get_epsilon_for_delta(delta)))
 
     return spend

@@ -74,14 +74,15 @@ def run_all(
         about.write(folder)
 
     with ExitStack() as stack:
-        if len(runs) > 1:
+        inside = any(run.folder != folder for run in runs)
+        if inside:
             stack.enter_context(locked(folder, GROUP_LOCK))
             if overwrite:  # all at once: the folder of the main run holds those of the others
                 for each in (folder, *(run.folder for run in runs)):
                     clear_folder(each)
         stop = stack.enter_context(stop_signal())
         display = stack.enter_context(show_progress(progress_titles(runs), [run.settings.rounds for run in runs]))
-        options = RunOptions(resume, overwrite and len(runs) == 1, track, once(begin), each_text_once(say_aside))
+        options = RunOptions(resume, overwrite and not inside, track, once(begin), each_text_once(say_aside))
         try:
             summaries = _train_all(runs, packs, cache, options, display, at_a_time=at_a_time, stop=stop)
         except Stopped as stopped:

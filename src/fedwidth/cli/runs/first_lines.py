@@ -9,6 +9,7 @@ from fedwidth.experiment import Experiment
 from fedwidth.methods import Task
 from fedwidth.plan.shares import Share, ratio
 from fedwidth.plan.table import share_lines
+from fedwidth.settings import PrivacySettings, SecureSettings
 
 
 def explain_shares(experiment: Experiment) -> str:
@@ -67,6 +68,27 @@ def explain_server_width(experiment: Experiment) -> str:
         "no device holds the whole of the server's model: with most methods one as wide as the widest device"
         f" (width {width:g}) is better; --yardsticks compares them"
     )
+
+
+def explain_what_is_idle(experiment: Experiment) -> list[str]:
+    """What of the settings will do little or nothing, in words: a line for each."""
+    settings, secure, devices = experiment.settings, experiment.settings.secure, experiment.settings.devices
+    found = []
+    if not secure.enabled and secure != SecureSettings():
+        found.append("what [secure] says has no effect: secure.enabled is false")
+    if not settings.privacy.noise and settings.privacy != PrivacySettings():
+        found.append("what [privacy] says has no effect: privacy.noise is 0")
+    widest = devices.per_round * experiment.capacities.share_of_widest(devices.excluded)
+    if secure.enabled and widest < secure.min_clients:
+        found.append(
+            f"secure.min_clients is {secure.min_clients}, and of the {devices.per_round} clients of a round about"
+            f" {widest:.2g} hold as much as the widest device: what only such devices hold stays closed in most rounds,"
+            " and as it is"
+        )
+    own = ":" in settings.model.name  # which may come with trained weights
+    if settings.adapter.rank and not settings.model.weights and not own:
+        found.append("the model is frozen with new weights, of which adapters learn little: model.weights names others")
+    return found
 
 
 def largest_own_model(experiment: Experiment) -> int:

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedwidth.cli.runs.first_lines import explain_memory, explain_server_width, explain_shares, explain_unfit
+from fedwidth.cli.runs.first_lines import (
+    explain_memory,
+    explain_server_width,
+    explain_shares,
+    explain_unfit,
+    explain_what_is_idle,
+)
 from fedwidth.cli.runs.planned_run import PlannedRun
 from fedwidth.cli.runs.progress import ProgressDisplay
 from fedwidth.engines import choose_engine
@@ -127,8 +133,9 @@ def run_in_turn(
 
 
 def tell_devices(experiment: Experiment, say: Callable[[str], None]) -> None:
-    """Say what the devices have of the model, and where none of them has all of it, that too."""
-    for text in filter(None, (explain_shares(experiment), explain_server_width(experiment))):
+    """Say what the devices have of the model, where none of them has all of it, that too, and what will do little."""
+    told = explain_shares(experiment), explain_server_width(experiment), *explain_what_is_idle(experiment)
+    for text in filter(None, told):
         say(text)
 
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fedwidth.core.answers import AnswerSum
-from fedwidth.core.architectures import Held, held_at
+from fedwidth.core.architectures import Held, held_at, none_of
 from fedwidth.core.index import Index
 from fedwidth.core.submodel import extract
-from fedwidth.errors import OptionError
 from fedwidth.methods.definition import Beginning, Memory, Moment, named, under
 from fedwidth.methods.shared.width_models import all_held
 from fedwidth.plan.plan import Plan
@@ -57,7 +56,7 @@ def own_model(plan: Plan, counts: Counts, at: Moment) -> OwnModel:
     held = held_at(at.architectures, at.capacity)
     first = under(at.memory, f"{FIRST}.{held.label}")
     if not first:
-        raise OptionError(f"there is a model for each enrolled width, and none of {held.label}")
+        raise none_of(held, at.enrolled)
     if held.architecture is not None:
         counts = held.index(plan).counts
     return OwnModel(at.number, held, dict(counts), first, at.own)

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from fedwidth.core.aggregation import finalise
-from fedwidth.core.architectures import Architectures, Held, held_at
+from fedwidth.core.architectures import Architectures, Held, held_at, none_of
 from fedwidth.core.cohort import CohortSum
 from fedwidth.core.index import Index
 from fedwidth.core.part import WidthPart
 from fedwidth.core.submodel import extract, put
 from fedwidth.core.updates import Update
-from fedwidth.errors import OptionError
 from fedwidth.methods.definition import Beginning, Closing, Memory, Moment, named, under
 from fedwidth.plan.plan import Plan
 
@@ -64,7 +63,7 @@ def remembered_of(at: Moment, held: Held) -> dict[str, Tensor]:
     """The tensors of a model in the method's memory, which must have it."""
     tensors = under(at.memory, kept_as(held))
     if not tensors:
-        raise OptionError(f"there is a model for each enrolled width, and none of {held.label}")
+        raise none_of(held, at.enrolled)
     return tensors
 
 

@@ -23,10 +23,9 @@ from fedwidth.core.running_mean import accumulable
 from fedwidth.core.submodel import State, put
 from fedwidth.methods import Task
 from fedwidth.plan.plan import Plan
-from fedwidth.settings import ServerSettings
+from fedwidth.settings import MIN_HOLDERS, ServerSettings
 from fedwidth.training.server.clipping import clip_updates
 
-MIN_HOLDERS = 3
 CHUNK = 1 << 24
 """Values that are put in order at a time."""
 
