@@ -130,7 +130,7 @@ def train(run, engine, rounds=20, **settings):
     return server.state, losses, [str(w.message) for w in said]
 
 
-TURNS = {"flexlora": 1e-5, "fedgkt": 1e-9}
+TURNS = {"flexlora": 1e-4, "fedgkt": 1e-9}
 """Singular vectors of values that are close turn by a rounding over their distance, in every round. FedGKT's server
 trains with Adam, which makes more of a rounding than SGD."""
 
