@@ -63,7 +63,7 @@ def held_at(architectures: Architectures, capacity: float | Fraction) -> Held:
 
 
 def none_of(held: Held, enrolled: Sequence[float]) -> OptionError:
-    """That there is no such model, and which there are."""
+    """The error that no device holds such a model, with the widths that devices have."""
     there = f" ({', '.join(f'{width:g}' for width in enrolled)})" if enrolled else ""
     return OptionError(f"there is a model for each enrolled width{there}, and none of {held.label}")
 

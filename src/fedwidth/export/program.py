@@ -24,7 +24,7 @@ EXAMPLE_SAMPLES = 3
 
 
 class Answer(nn.Module):
-    """A model that returns what counts of its output, and takes what it is given by name in order."""
+    """A model that returns what counts of its output, and takes its inputs in order, those with names too."""
 
     def __init__(self, model: nn.Module, output: Callable[[Any], Any], names: Sequence[str] = ()) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Answer(nn.Module):
 
 
 class NamedAnswer(nn.Module):
-    """The same, which takes what it is given by name."""
+    """A model that returns what counts of its output, and takes its inputs by their names."""
 
     def __init__(self, model: nn.Module, output: Callable[[Any], Any], names: Sequence[str]) -> None:
         super().__init__()

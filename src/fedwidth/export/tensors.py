@@ -34,9 +34,8 @@ def recipe_of(taken: Taken) -> dict[str, Any]:
     """How to build the model, as JSON has it; `open_file` needs nothing else but the tensors and the plan."""
     settings, (name, options) = taken.settings, model_of(taken)
     here = replace(settings, data=replace(settings.data, root=""), model=replace(settings.model, weights="", fresh=""))
-    if (
-        not settings.adapter.rank and method_of(settings).adapters
-    ):  # they are merged, and its method would make some anew
+    # Where adapters are merged, a method that is defined for them would make some anew.
+    if not settings.adapter.rank and method_of(settings).adapters:
         here = replace(here, method=MethodSettings("fedavg"), local=LocalSettings())
     return {
         "format": FORMAT,

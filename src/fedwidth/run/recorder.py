@@ -174,7 +174,7 @@ class Recorder:
     def _keep_models(self, folder: Path) -> bool:
         """Write what it takes to use the run's models, and leave the global one prepared; whether it was written.
 
-        A run that had ended already keeps what it wrote then, where that can be read and lacks nothing.
+        A run that had ended already keeps what it wrote then, where that can be read, and adds the plan if it lacks it.
         """
         experiment, server = self.experiment, self.server
         if self._last is None and (ready := readable_models(folder, round=server.round)) is not None:

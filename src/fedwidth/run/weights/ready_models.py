@@ -76,7 +76,7 @@ def write_models(folder: Path, experiment: Experiment, server: Server, last: Las
         made = ready_part(experiment, evaluator, part, server.state_at(capacity))
         tensors[capacity] = own_tensors(made)
         counts[capacity] = dict(part.counts) if isinstance(part, Index) else None
-    _write(folder, ReadyModels(server.round, facts_of(experiment.data), counts, tensors, experiment.plan))
+    _write(folder, ReadyModels(server.round, facts_of(experiment.data), counts, tensors), experiment.plan)
 
 
 def add_plan(folder: Path, ready: ReadyModels, plan: Plan) -> bool:
@@ -92,11 +92,11 @@ def add_plan(folder: Path, ready: ReadyModels, plan: Plan) -> bool:
         shapes, tensors = plan.narrow_shapes(counts), ready.tensors[capacity]
         if any(name in shapes and shapes[name] != tensor.shape for name, tensor in tensors.items()):
             return False
-    _write(folder, replace(ready, plan=plan))
+    _write(folder, ready, plan)
     return True
 
 
-def _write(folder: Path, ready: ReadyModels) -> None:
+def _write(folder: Path, ready: ReadyModels, plan: Plan) -> None:
     flat = {
         f"{1 if capacity == 1 else capacity}/{name}": tensor.cpu().contiguous()
         for capacity, held in ready.tensors.items()
@@ -107,7 +107,7 @@ def _write(folder: Path, ready: ReadyModels) -> None:
         "round": ready.round,
         "data": ready.data,
         "counts": {str(capacity): counts for capacity, counts in ready.counts.items()},
-        "plan": None if ready.plan is None else plan_as_json(ready.plan),
+        "plan": plan_as_json(plan),
         "checksum": checksum(flat),
     }
     write_whole(folder / MODELS, save(flat, metadata={"fedwidth": json.dumps(sealed(facts))}))
@@ -139,7 +139,7 @@ def read_models(folder: Path, *, round: int) -> ReadyModels | None:
 
 
 def readable_models(folder: Path, *, round: int) -> ReadyModels | None:
-    """The same; None where the file cannot be read, too."""
+    """What the file says of the state after so many rounds; None where there is none, or it cannot be read."""
     try:
         return read_models(folder, round=round)
     except StateError:
