@@ -15,6 +15,8 @@ from reproduction.benchmark.standings import (
     ANY_WIDTH,
     CAPS,
     MIXES,
+    NARROWER,
+    NARROWER_TITLES,
     ONLY_HALF,
     ONLY_QUARTER,
     YARDSTICKS,
@@ -32,6 +34,7 @@ from reproduction.benchmark.tables import (
     device_table,
     gain_table,
     mix_table,
+    server_width_table,
     worst_share,
     yardstick_table,
 )
@@ -53,6 +56,7 @@ PAGES = (
 )
 """The pages in docs/ that have such marks."""
 YARDSTICK_TITLES = {
+    ONE_WIDTH: "only devices that can hold it",
     "exclude": "*exclude*",
     "smallest": "*smallest for all*",
     "quarter": "*smallest for all*",
@@ -78,6 +82,9 @@ def write_benchmark(page: str, records: Sequence[Record]) -> str:
         "together": partial(of_parts, accuracy=together_accuracy),
         "any_width": any_width_text,
         "any_width_chosen": partial(any_width_text, accuracy=chosen_accuracy),
+        "narrower": narrower_text,
+        "narrower_chosen": partial(narrower_text, accuracy=chosen_accuracy),
+        "server_widths": server_widths_text,
         "details": details_text,
     }
 
@@ -108,7 +115,7 @@ def tuning_text(name: str, records: Sequence[Record], titles: dict[str, str]) ->
 def widths_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
     """Trials with server models of other widths."""
     trials, tuned = (find_trials(f"benchmark/{name}-{kind}", records) for kind in ("server-width", "tuning"))
-    return width_table(trials, tuned, titles | {ONE_WIDTH: "only devices that can hold it"})
+    return width_table(trials, tuned, titles)
 
 
 def yardsticks_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
@@ -150,8 +157,25 @@ def any_width_text(
 ) -> str:
     """What every method gained over one model of any width, in the mixes in which other widths were run."""
     runs = Standings.of(name, records).runs
-    mixes = {mix: MIXES[mix] for mix, bars in ANY_WIDTH.items() if runs.keys() & {bars[ONLY_HALF], bars[ONLY_QUARTER]}}
+    mixes = {
+        mix: MIXES[mix]
+        for mix in NARROWER
+        if {ANY_WIDTH[mix][kind] for kind in (ONLY_HALF, ONLY_QUARTER)} & runs.keys()
+    }
     return gains_text(name, records, titles, mixes=mixes, accuracy=accuracy, bars=ANY_WIDTH, with_ranks=False)
+
+
+def narrower_text(
+    name: str, records: Sequence[Record], titles: dict[str, str], *, accuracy: Accuracy = late_accuracy
+) -> str:
+    """What methods with a server's model of 1/2 or 1/4 gained over one model of any width."""
+    return gains_text(name, records, titles, mixes=NARROWER_TITLES, accuracy=accuracy, bars=ANY_WIDTH, with_ranks=False)
+
+
+def server_widths_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:
+    """What was reached by the width of the server's model, with a method and without one."""
+    standings = Standings.of(name, records)
+    return server_width_table(standings, titles) if standings.runs else NOTHING
 
 
 def details_text(name: str, records: Sequence[Record], titles: dict[str, str]) -> str:

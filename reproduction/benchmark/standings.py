@@ -43,6 +43,16 @@ ANY_WIDTH["no-full-width"] = YARDSTICKS["no-full-width"] | {
 }
 """The same with server's models of 1/2 and of 1/4 that only devices train that can hold them: the best that a mix can
 reach with one model of these widths and no method."""
+NARROWER = {
+    "five-sizes": {"1/2": "five-sizes-half", "1/4": "five-sizes-quarter"},
+    "weak-classes": {"1/2": "weak-classes-half", "1/4": "weak-classes-quarter"},
+    "no-full-width": {"1/2": CAP, "1/4": "no-full-width-quarter"},
+}
+"""The columns in which the devices of a mix train a server's model of these widths, narrower ones parts of it."""
+NARROWER_TITLES = {
+    column: f"{MIXES[mix]}, a server's model of {width}" for mix, of in NARROWER.items() for width, column in of.items()
+}
+ANY_WIDTH |= {column: ANY_WIDTH[mix] for mix, of in NARROWER.items() for column in of.values()}
 
 Runs = dict[int, Record]
 """Runs of one experiment, by seed."""

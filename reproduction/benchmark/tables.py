@@ -13,14 +13,19 @@ from fedwidth.analysis.yardsticks import EXCLUDE, FULL, SMALLEST, TO_BEAT
 from fedwidth.reproduce.records import Record
 from reproduction.benchmark.standings import (
     ANY_WIDTH,
+    CAP,
     CAPS,
     LAST_EVALUATIONS,
     MIXES,
+    NARROWER,
+    ONLY_HALF,
+    ONLY_QUARTER,
     YARDSTICKS,
     Standings,
     best_part,
     late_accuracy,
 )
+from reproduction.benchmark.tuning import ONE_WIDTH
 from reproduction.markdown import make_table
 
 NOT_RUN = "–"
@@ -82,6 +87,29 @@ def accuracy_table(standings: Standings, titles: Titles) -> str:
     found = standings.runs
     cells = [[title, *(_accuracy(found[own]) if own in found else NOT_RUN for own in labels)] for title, labels in rows]
     return make_table(["", *mixes.values()], cells)
+
+
+def server_width_table(standings: Standings, titles: Titles) -> str:
+    """What one model of each width reached that only devices train that can hold it, and what methods reached that give
+    the narrower devices parts of it: for each mix, by the width of the server's model, the best of each row in bold."""
+    added = [column for of in NARROWER.values() for column in of.values() if column != CAP]
+    methods = dict.fromkeys(method for column in added for method in standings.methods(column))
+    rows = []
+    for mix, of in NARROWER.items():
+        alone = [ANY_WIDTH[mix].get(kind, "") for kind in (EXCLUDE, ONLY_HALF, ONLY_QUARTER, SMALLEST)]
+        rows.append([MIXES[mix], titles[ONE_WIDTH], *_best_in_bold(standings, alone)])
+        for method in methods:
+            own = [f"{method}/{column}" for column in (mix, *of.values())]
+            rows.append(["", titles[method], *_best_in_bold(standings, own), ""])
+    return make_table(["devices", "who trains", "1", "1/2", "1/4", "1/16"], rows)
+
+
+def _best_in_bold(standings: Standings, labels: Sequence[str]) -> list[str]:
+    """The accuracies of these runs, the highest mean in bold."""
+    means = {label: mean(standings.accuracies(label).values()) for label in labels if label in standings.runs}
+    best = max(means, key=means.__getitem__, default=None)
+    texts = [_accuracy(standings.runs[label]) if label in means else NOT_RUN for label in labels]
+    return [f"**{text}**" if label == best else text for label, text in zip(labels, texts, strict=True)]
 
 
 def _gain(difference: Difference, *, at_most: bool) -> str:

@@ -11,6 +11,7 @@ from reproduction.benchmark.standings import (
     ANY_WIDTH,
     CAP,
     MIXES,
+    NARROWER_TITLES,
     YARDSTICKS,
     Standings,
     chosen_accuracy,
@@ -26,6 +27,7 @@ from reproduction.benchmark.tables import (
     gain_table,
     mean_ranks,
     mix_table,
+    server_width_table,
     worst_share,
 )
 from reproduction.benchmark.tuning import find_best, find_trials, training_of, tuning_table, width_table
@@ -146,6 +148,35 @@ def test_the_harder_bar_has_models_of_other_widths_that_only_devices_train_which
     complete = Standings.of("set", [*runs, *alone], bars=ANY_WIDTH)
     assert not complete.lacks("one", "no-full-width")
     assert complete.gain("one", "no-full-width").difference.values == pytest.approx((1.0, 2.0))
+
+
+def test_what_was_reached_by_the_width_of_the_servers_model():
+    alone = {"exclude/five-sizes": 0.70, "only-half/five-sizes": 0.79, "only-quarter/five-sizes": 0.78, "smallest": 0.6}
+    runs = [
+        *(each for label, value in alone.items() for each in reached(label, value, recipe="benchmark/set-yardsticks")),
+        *reached("one/five-sizes", 0.75),
+        *reached("one/five-sizes-half", 0.81),
+        *reached("two/five-sizes", 0.74),  # has no run with a narrower model, but where nobody has full width
+        *reached("two/capped", 0.5),
+        *reached("one/capped", 0.6),
+    ]
+    lines = server_width_table(Standings.of("set", runs), TITLES).splitlines()
+    assert lines[0] == "| devices | who trains | 1 | 1/2 | 1/4 | 1/16 |"
+    assert lines[2:4] == [
+        "| five sizes | only devices that can hold it | 70.0 | **79.0** | 78.0 | 60.0 |",
+        "|  | One | 75.0 | **81.0** | – |  |",
+    ]
+    assert lines[6:] == [
+        "| no full width | only devices that can hold it | – | – | – | **60.0** |",
+        "|  | One | – | **60.0** | – |  |",
+    ]
+    # With a narrower model of the server's, too, a method has to beat one model of any width.
+    titled = {column: column for column in ("five-sizes-half", "capped")}
+    gains = gain_table(Standings.of("set", runs, bars=ANY_WIDTH), TITLES, titled, with_ranks=False)
+    assert gains.splitlines()[2:] == [
+        "| One | +2.0, one seed | ≤ 0.0, one seed |",
+        "| Two | – | ≤ −10.0, one seed |",
+    ]
 
 
 def test_tables_put_the_best_first():
@@ -420,7 +451,7 @@ def test_the_jobs_of_another_data_set_stand_behind_its_trials(tmp_path):
 @pytest.mark.parametrize("name", [name for name in SETS if f"benchmark/{name}" in recipe_names()])
 def test_the_recipes_have_the_runs_that_the_tables_look_for(name):
     methods = read_settings(f"benchmark/{name}").runs
-    assert {each.label.partition("/")[2] for each in methods} == {*MIXES, CAP}
+    assert {each.label.partition("/")[2] for each in methods} == {*MIXES, *NARROWER_TITLES}
     yardsticks = {each.label for each in read_settings(f"benchmark/{name}-yardsticks").runs}
     assert yardsticks == {
         label for bars in (YARDSTICKS, ANY_WIDTH) for of_mix in bars.values() for label in of_mix.values()
