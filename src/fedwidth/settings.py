@@ -188,6 +188,9 @@ class DeviceSettings:
     excluded: list[float] = key(
         [], "capacities whose clients are left out of every round they are drawn for", share=True
     )
+    whole_only: bool = key(
+        False, "leave out the clients that cannot hold the whole of the server's model, as if `excluded` named them"
+    )
     correlate: str = key(
         "none",
         "what the weakest devices hold, where capacities are fixed: no matter what, some classes alone, fewest or most"

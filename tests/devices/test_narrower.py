@@ -119,3 +119,34 @@ def test_sizes_that_nobody_has_may_stand_anywhere():
 def test_other_words_are_refused():
     with pytest.raises(OptionError, match='devices.relative_to must be one of server, model, not "phone"'):
         small("devices.relative_to=phone")
+
+
+def test_only_devices_that_hold_the_whole_of_the_servers_model_train():
+    """As if those that cannot were named, in a recipe and in an experiment, whatever the server's width."""
+    whole = small("devices.capacities=a1-b1-c1", "devices.whole_only=true")
+    assert whole == small("devices.capacities=a1-b1-c1", "devices.excluded=[0.5, 0.25]")
+    narrower = small("devices.capacities=a1-b1-c1", "devices.whole_only=true", "model.width=1/2", OF_MODEL)
+    assert (narrower.devices.capacities, narrower.devices.excluded) == ("a2-b1", [0.5])
+    unread = replace(whole, devices=replace(whole.devices, excluded=[], whole_only=True))
+    one, other = Experiment(replace(unread, rounds=2)), Experiment(replace(whole, rounds=2))
+    assert one.settings == other.settings
+    assert one.identity == other.identity
+    assert same(one.run().server.state, other.run().server.state)
+
+
+def test_what_is_left_out_besides_stays_so():
+    devices = small("devices.capacities=1:1 1/2:1 1/4:0", "devices.whole_only=true", "devices.excluded=[0.25]").devices
+    assert devices.excluded == [0.5, 0.25], "of 1/4 there is nobody, but it was named"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["devices.capacities=b1-c1"], "leaves nobody: the widest device holds 0.5 of the server's model"),
+        (["devices.budgets={phone={memory='512MB'}}"], "not by budgets: leave one out"),
+        (["models=[{name='mlp', capacities=[0.5]}]", "method.name=dsfl"], "not by models: leave one out"),
+    ],
+)
+def test_where_nobody_can_be_told_to_hold_the_whole_it_is_refused(changes, words):
+    with pytest.raises(OptionError, match=words):
+        read_settings("quickstart", ["devices.whole_only=true", *changes], main=True)

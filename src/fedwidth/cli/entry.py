@@ -45,7 +45,7 @@ def _main(
 
 
 def _add_commands() -> None:
-    from fedwidth.cli import deploy, export, fit, inspect, privacy, reproduce, run, sweep, view
+    from fedwidth.cli import deploy, export, fit, inspect, privacy, reproduce, run, sweep, together, view
 
     app.command("run")(run.run)
     app.command("sweep")(sweep.sweep)
@@ -60,6 +60,7 @@ def _add_commands() -> None:
     app.command("privacy")(privacy.privacy)
     app.command("fit")(fit.fit)
     app.command("export")(export.export_model)
+    app.command("together")(together.answer_together)
     app.add_typer(deploy.app, name="deploy")
 
 

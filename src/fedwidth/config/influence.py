@@ -51,6 +51,7 @@ ADDED = (
         "evaluation.capacities_every",
         "evaluation.draws",
         "devices.relative_to",
+        "devices.whole_only",
         "devices.correlate",
         "devices.correlate_strength",
     ),

@@ -54,6 +54,31 @@ def as_shares_of_server(settings: Settings, *, ranks: bool = False, models: bool
     return with_narrower_server(whole, width)
 
 
+def without_narrower_devices(settings: Settings, *, models: bool = False) -> Settings:
+    """The settings with the capacities among `devices.excluded` that cannot hold the whole of the server's model, where
+    only those that can are to train.
+
+    >>> s = Settings()
+    >>> found = without_narrower_devices(replace(s, devices=replace(s.devices, capacities="a3-b1-c1", whole_only=True)))
+    >>> found.devices.excluded
+    [0.5, 0.25]
+    """
+    devices = settings.devices
+    if not devices.whole_only:
+        return settings
+    for key, other in (("budgets", devices.budgets), ("models", models or settings.models)):
+        if other:
+            raise OptionError(f"devices.whole_only goes by devices.capacities, not by {key}: leave one out")
+    there = Capacities.parse(devices.capacities).enrolled()
+    if 1.0 not in there:
+        raise OptionError(
+            f"devices.whole_only leaves nobody: the widest device holds {there[0]:g} of the server's model; make that"
+            " narrower (model.width, with devices.relative_to = model), or let narrower devices train"
+        )
+    left_out = sorted({value for value in there if value < 1} | set(devices.excluded), reverse=True)
+    return replace(settings, devices=replace(devices, excluded=left_out, whole_only=False))
+
+
 def with_narrower_server(settings: Settings, width: float) -> Settings:
     """The run with a server's model of this share of its width, and the same devices.
 
