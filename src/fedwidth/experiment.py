@@ -187,6 +187,11 @@ class Experiment:
                 "devices.rates, bandwidth, deadline and dropout are for simulated devices, and these are real:"
                 " leave them out"
             )
+        if cohort is not None and self.settings.devices.excluded:
+            raise OptionError(
+                "devices.excluded and whole_only are for simulated devices, and these are real: leave them out, and let"
+                " none join that is not to train"
+            )
         if cohort is not None and self.budget is not None and not self.settings.secure.enabled:
             raise OptionError(
                 "privacy.noise is for simulated devices, and these are real: they come when they like, which no draw"

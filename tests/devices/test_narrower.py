@@ -128,10 +128,25 @@ def test_only_devices_that_hold_the_whole_of_the_servers_model_train():
     narrower = small("devices.capacities=a1-b1-c1", "devices.whole_only=true", "model.width=1/2", OF_MODEL)
     assert (narrower.devices.capacities, narrower.devices.excluded) == ("a2-b1", [0.5])
     unread = replace(whole, devices=replace(whole.devices, excluded=[], whole_only=True))
-    one, other = Experiment(replace(unread, rounds=2)), Experiment(replace(whole, rounds=2))
+    one, other = Experiment(unread), Experiment(whole)
     assert one.settings == other.settings
     assert one.identity == other.identity
-    assert same(one.run().server.state, other.run().server.state)
+    assert {capacity for round in range(5) for _, capacity in one.cohort(round)} == {1.0}
+
+
+def test_who_is_left_out_needs_no_rate():
+    """In Python as in a recipe, where it is settled who trains before rates are looked at."""
+    settings = small("devices.capacities=a1-b1")
+    devices = replace(settings.devices, whole_only=True, rates={"1": 4e9})
+    assert Experiment(replace(settings, devices=devices)).settings.devices.excluded == [0.5]
+    with pytest.raises(OptionError, match="devices.rates gives nothing for capacity 1"):
+        Experiment(replace(settings, devices=replace(devices, rates={"1/2": 4e9})))
+
+
+def test_real_devices_are_not_left_out_by_settings():
+    asked = Experiment(small("devices.capacities=a1-b1", "devices.whole_only=true"))
+    with pytest.raises(OptionError, match="devices.excluded and whole_only are for simulated devices"):
+        asked.run(cohort=lambda _: [(0, 1.0), (1, 0.5)])
 
 
 def test_what_is_left_out_besides_stays_so():
@@ -143,8 +158,9 @@ def test_what_is_left_out_besides_stays_so():
     ("changes", "words"),
     [
         (["devices.capacities=b1-c1"], "leaves nobody: the widest device holds 0.5 of the server's model"),
-        (["devices.budgets={phone={memory='512MB'}}"], "not by budgets: leave one out"),
-        (["models=[{name='mlp', capacities=[0.5]}]", "method.name=dsfl"], "not by models: leave one out"),
+        (["devices.excluded=[1]"], "lets only those of capacity 1 train, and devices.excluded leaves them out"),
+        (["devices.budgets={phone={memory='512MB'}}"], "not by devices.budgets: leave one out"),
+        (["models=[{name='mlp', capacities=[0.5]}]", "method.name=dsfl"], r"not by \[\[models\]\]: leave one out"),
     ],
 )
 def test_where_nobody_can_be_told_to_hold_the_whole_it_is_refused(changes, words):

@@ -1,6 +1,8 @@
 """Models of several runs that answer together: the mean of their probabilities, chosen by validation samples."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,11 +10,14 @@ from torch import nn
 
 import fedwidth
 from fedwidth.cli.entry import run_command
-from fedwidth.config.build import load_data
-from fedwidth.data import from_tensors
+from fedwidth.config.build import load_data, split_data
+from fedwidth.data import from_tensors, load
 from fedwidth.errors import OptionError, StateError
+from fedwidth.evaluation.scores import choose_by_score
 from fedwidth.experiment import Experiment
-from fedwidth.export.several import find_by_seed, measure_together
+from fedwidth.export.several import measure_together
+from fedwidth.objectives import CLASSIFICATION
+from fedwidth.objectives.metric import Measure
 from objective_runs import KINDS
 from small_runs import small
 
@@ -23,37 +28,50 @@ def trained(folder, *changes):
     return run
 
 
+def measure(*folders, **more):
+    (found,) = measure_together(folders, **more).values()
+    return found
+
+
 def test_two_models_answer_with_the_mean_of_their_probabilities(tmp_path):
     whole = trained(tmp_path / "whole", "rounds=5")
     trained(tmp_path / "half", "rounds=5", "model.width=1/2")
     places = [tmp_path / "whole", tmp_path / "half"]
-    found = measure_together(places)
+    found = measure(*places)
     test = whole.data.test
     inputs = whole.data.transform(test.inputs, False)
     with torch.no_grad():
         odds = [fedwidth.load(place)(inputs).softmax(-1) for place in places]
-        both = fedwidth.load(places)(inputs)
+        both = fedwidth.load(place for place in places)(inputs)
         one = fedwidth.load(places[:1])(inputs)
     torch.testing.assert_close(both.exp(), (odds[0] + odds[1]) / 2)
     torch.testing.assert_close(one.softmax(-1), odds[0])
     right = [float((each.argmax(-1) == test.labels).double().mean()) for each in (*odds, both)]
     assert [*(each.test for each in found.each), found.all.test] == pytest.approx(right)
     assert right[0] != right[1], "two models that answer alike show nothing"
-    assert found.widths == (1.0, 0.5)
-    # Validation samples choose the best one, and the other one too if both are better than that.
-    alone = [each.validation for each in found.each]
-    wanted = found.all if found.all.validation > max(alone) else found.each[alone.index(max(alone))]
-    assert found.chosen == wanted
+    assert found.all.widths == (1.0, 0.5)
+    assert found.all.runs == tuple(map(str, places))
+
+
+@pytest.mark.parametrize(("higher", "chosen"), [(True, [1]), (False, [0])])
+def test_the_better_one_is_chosen_also_where_lower_is_better(higher, chosen):
+    """Of two models one is right of all ten samples and one of none; together they are right of five."""
+    split = replace(load("digits").test, inputs=torch.zeros(10, 1), targets=torch.zeros(10, dtype=torch.long))
+    wrong, right = torch.tensor([[0.0, 9.0]] * 10), torch.tensor([[9.0, 0.0]] * 10)
+    metric = replace(CLASSIFICATION.metric, measure=Measure("score", "score", higher_is_better=higher))
+    assert choose_by_score([wrong, right], metric, split) == chosen
 
 
 def test_the_command_shows_every_model_and_those_together(tmp_path, capsys):
     for width in ("1", "1/2"):
         for seed in (1, 2):
             trained(tmp_path / width[-1] / f"seed-{seed}", "rounds=1", f"model.width={width}", f"seed={seed}")
+    trained(tmp_path / "1" / "compare" / "seed-1", "rounds=1")  # what the row is compared with is no seed of it
     rows = [str(tmp_path / name) for name in ("1", "2")]
     assert run_command(["together", *rows, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [each["seed"] for each in told] == [1, 2]
+    assert [each["all"]["runs"] for each in told] == [[f"{row}/seed-{seed}" for row in rows] for seed in (1, 2)]
     assert run_command(["together", *rows]) == 0
     said = capsys.readouterr().out
     mean = 50 * (told[0]["all"]["test"] + told[1]["all"]["test"])
@@ -61,72 +79,106 @@ def test_the_command_shows_every_model_and_those_together(tmp_path, capsys):
     assert "1 + 1/2" in line
     assert f"{mean:.2f} ± " in line
     assert "Seeds: 1, 2." in said
-    assert run_command(["together", rows[0], f"{rows[1]}/seed-1"]) == 2
-    assert "has runs with the seeds 1, " in capsys.readouterr().err
-    assert run_command(["together", rows[0]]) == 2
-    assert "name at least two runs" in capsys.readouterr().err
-    assert run_command(["together", str(tmp_path), rows[1]]) == 2
-    assert "holds several runs of one seed" in capsys.readouterr().err
+    assert f"of seed 2 chose fedwidth.load({json.dumps(told[1]['chosen']['runs'])})." in said
 
 
-def test_test_samples_that_a_run_leaves_alone_are_left_alone(tmp_path, capsys):
+def test_test_samples_that_a_run_leaves_alone_are_left_alone(tmp_path):
     trained(tmp_path / "one", "rounds=1")
     trained(tmp_path / "other", "rounds=1", "model.width=1/2", "evaluation.test=false")
-    places = [tmp_path / "one", tmp_path / "other"]
-    assert measure_together(places).all.test is None
-    assert run_command(["together", *map(str, places)]) == 0
-    assert "│               –" in capsys.readouterr().out
+    found = measure(tmp_path / "one", tmp_path / "other")
+    assert [each.test for each in (*found.each, found.all, found.chosen)] == [None] * 4
+    assert run_command(["together", str(tmp_path / "one"), str(tmp_path / "other")]) == 0
 
 
-def test_what_cannot_be_measured_is_said(tmp_path):
-    with pytest.raises(StateError, match="holds no run"):
-        find_by_seed([tmp_path / "nothing"])
+def refused(capsys, *arguments):
+    assert run_command(["together", *map(str, arguments)]) == 2
+    found = capsys.readouterr().err
+    assert found.count("\n") == 1, "one line"
+    return found
+
+
+def test_what_cannot_be_measured_is_said_in_one_line(tmp_path, capsys):
     trained(tmp_path / "one", "rounds=1")
+    for width in ("1", "1/2"):
+        trained(tmp_path / "row" / width[-1] / "seed-1", "rounds=1", f"model.width={width}")
+    assert "name at least two runs, each once" in refused(capsys, tmp_path / "one")
+    assert "name at least two runs, each once" in refused(capsys, tmp_path / "one", tmp_path / "row" / ".." / "one")
+    assert "holds no run" in refused(capsys, tmp_path / "one", tmp_path / "nothing")
+    assert "holds runs of its own: name one of" in refused(capsys, tmp_path / "row", tmp_path / "one")
+    trained(tmp_path / "row" / "1" / "seed-2", "rounds=1", "seed=2")
+    said = refused(capsys, tmp_path / "row" / "1", tmp_path / "row" / "2")
+    assert "2 has runs with the seeds 1, " in said
+    assert "with 1, 2" in said
+    trained(tmp_path / "split", "rounds=1", "data.validation=0.2")
+    split = refused(capsys, tmp_path / "one", tmp_path / "split")
+    assert "cannot answer together: data.validation is 0.1 there and 0.2 here" in split
+    trained(tmp_path / "none held", "rounds=1", "data.validation=0")
+    assert "none held is 0" in refused(capsys, tmp_path / "none held", tmp_path / "one")
     (tmp_path / "one" / "summary.json").unlink()
-    with pytest.raises(StateError, match="holds no finished run"):
-        measure_together([tmp_path / "one"] * 2)
-    Experiment(small(*KINDS["multi-label"], "data.partition=iid", "rounds=1", "data.validation=0.1")).run(
-        tmp_path / "labels"
-    )
-    with pytest.raises(OptionError, match="probabilities of classes for each sample or word"):
-        measure_together([tmp_path / "labels"] * 2)
-    with pytest.raises(OptionError, match="which those of .*labels do not give"):
-        fedwidth.load([tmp_path / "labels"] * 2)
-    with pytest.raises(OptionError, match="no run is given"):
-        fedwidth.load([])
-    with pytest.raises(OptionError, match="as wholes: leave the capacity out"):
-        fedwidth.load([tmp_path / "one"] * 2, 0.5)
+    assert "one holds no finished run" in refused(capsys, tmp_path / "one", tmp_path / "row" / "1" / "seed-1")
 
 
-def test_the_data_are_read_once_and_from_the_folder_of_the_first_run(tmp_path, monkeypatch):
-    for name in ("one", "other"):
-        trained(tmp_path / name, "rounds=1", f"data.root={tmp_path / name}")
+def test_where_data_are_read_is_no_part_of_the_split(tmp_path, monkeypatch):
+    trained(tmp_path / "one", "rounds=1", f"data.root={tmp_path / 'one'}")
+    trained(tmp_path / "other", "rounds=1", f"data.root={tmp_path / 'other'}", "model.width=1/2")
     read = []
     monkeypatch.setattr("fedwidth.run.cache.load_data", lambda settings: read.append(settings) or load_data(settings))
-    measure_together([tmp_path / "one", tmp_path / "other"])
-    measure_together([tmp_path / "one", tmp_path / "other"], root="elsewhere")
+    measure(tmp_path / "one", tmp_path / "other")
+    measure(tmp_path / "one", tmp_path / "other", root="elsewhere")
     assert [settings.data.root for settings in read] == [str(tmp_path / "one"), "elsewhere"]
 
 
-def test_runs_of_other_splits_or_data_do_not_answer_together(tmp_path):
+def test_data_of_another_shape_than_the_runs_are_refused(tmp_path, monkeypatch):
+    for name, width in (("one", "1"), ("other", "1/2")):
+        trained(tmp_path / name, "rounds=1", f"model.width={width}")
+    digits = load("digits")
+    wider = replace(digits, train=replace(digits.train, inputs=torch.zeros(len(digits.train), 1, 9, 9)))
+    monkeypatch.setattr("fedwidth.run.cache.load_data", lambda _: wider)
+    with pytest.raises(OptionError, match="the data that were found are not those of .*one: they differ in inputs"):
+        measure(tmp_path / "one", tmp_path / "other")
+
+
+def test_what_was_given_in_python_is_left_to_python(tmp_path):
+    """A split of one's own above all: its validation samples are not those that the settings would hold out."""
     trained(tmp_path / "one", "rounds=1")
-    trained(tmp_path / "other", "rounds=1", "seed=2")
-    with pytest.raises(OptionError, match="one seed and one split"):
-        measure_together([tmp_path / "one", tmp_path / "other"])
+    settings = small("rounds=1", "method.name=fedavg", "devices.capacities=a1", "data.validation=0.1")
+    other = split_data(replace(settings, seed=99), load("digits"))
+    Experiment(settings, partition=other).run(tmp_path / "split")
+    with pytest.raises(StateError, match="the partition .* were? given in Python|was given in Python"):
+        measure(tmp_path / "split", tmp_path / "one")
+
+
+def test_models_that_cannot_answer_together_are_not_loaded(tmp_path):
+    trained(tmp_path / "one", "rounds=1")
+    Experiment(small(*KINDS["multi-label"], "data.partition=iid", "rounds=1")).run(tmp_path / "labels")
+    Experiment(small(*KINDS["token classification"], "data.partition=iid", "rounds=1")).run(tmp_path / "tags")
+    for wrong, words in (
+        ([], "no run is given"),
+        ([None], "several are a list of those"),
+        (5, "several are a list of those"),
+        ([tmp_path / "labels"] * 2, "which those of .*labels do not give"),
+        ([tmp_path / "one", tmp_path / "tags"], r"data\.name is \"digits\" there"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            fedwidth.load(wrong)
+    with pytest.raises(OptionError, match="as wholes: leave the capacity out"):
+        fedwidth.load([tmp_path / "one"] * 2, 0.5)
+    assert isinstance(fedwidth.load([tmp_path / "labels"]), nn.Module), "one by itself is that model"
+    with pytest.raises(OptionError, match="only models that give one class for each sample"):
+        measure_together(_two(tmp_path, *KINDS["token classification"], "data.partition=iid", "data.validation=0.1"))
+
+
+def test_data_given_in_python_must_fit_all_models(tmp_path):
     inputs, labels = torch.randn(60, 8), torch.arange(60) % 3
     given = from_tensors(inputs, labels, inputs, labels)
-    settings = small(
-        "rounds=1", "method.name=fedavg", "devices.capacities=a1", "data.validation=0.1", "data.partition=iid"
-    )
-    Experiment(settings, model=nn.Linear(8, 3), data=given).run(tmp_path / "given")
-    with pytest.raises(StateError, match="was given in Python"):
-        measure_together([tmp_path / "given"] * 2)
-    Experiment(small(*KINDS["token classification"], "data.partition=iid", "rounds=1")).run(tmp_path / "tags")
-    with pytest.raises(OptionError, match=r"one and .*tags cannot answer together: their data differ in .*inputs"):
-        fedwidth.load([tmp_path / "one", tmp_path / "tags"])
+    settings = small("rounds=1", "method.name=fedavg", "devices.capacities=a1", "data.partition=iid")
+    for seed in (1, 2):
+        Experiment(replace(settings, seed=seed), model=nn.Linear(8, 3), data=given).run(tmp_path / str(seed))
+    both = fedwidth.load([tmp_path / "1", tmp_path / "2"], model=nn.Linear(8, 3), data=given)
+    torch.testing.assert_close(both(inputs).exp().sum(-1), torch.ones(60))
 
 
-def test_without_validation_samples_nothing_is_chosen(tmp_path):
-    trained(tmp_path / "one", "rounds=1", "data.validation=0")
-    with pytest.raises(OptionError, match=r"data\.validation is 0"):
-        measure_together([tmp_path / "one"] * 2)
+def _two(folder: Path, *changes):
+    for seed, width in (("1", "1"), ("1", "1/2")):
+        Experiment(small(*changes, f"seed={seed}", f"model.width={width}", "rounds=1")).run(folder / f"w{width[-1]}")
+    return [folder / "w1", folder / "w2"]

@@ -122,7 +122,8 @@ def check_devices(settings: Settings, clients: int) -> Capacities:
         raise OptionError(f"devices.correlate_strength must be from 0 to 1, not {devices.correlate_strength:g}")
     if not devices.dropout < 1:
         raise OptionError(f"devices.dropout must be a probability from 0 to below 1, not {devices.dropout:g}")
-    Speeds.of(devices, capacities.enrolled(devices.excluded))
+    if not devices.whole_only:  # else nobody knows yet who trains, and it is checked once that is settled
+        Speeds.of(devices, capacities.enrolled(devices.excluded))
     return capacities
 
 

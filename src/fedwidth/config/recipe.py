@@ -26,7 +26,7 @@ from fedwidth.config.method_settings import method_of, with_needs, with_public
 from fedwidth.config.private_settings import with_privacy
 from fedwidth.config.schema import build, keys, shown, unknown_key
 from fedwidth.config.secure_settings import with_secure
-from fedwidth.devices.narrower import as_shares_of_server, without_narrower_devices
+from fedwidth.devices.narrower import as_shares_of_server
 from fedwidth.errors import OptionError, unknown
 from fedwidth.objectives import objective_of
 from fedwidth.settings import Settings, key
@@ -235,5 +235,5 @@ def _settings(document: Document) -> Settings:
         method, objective = method_of(settings), objective_of(settings.objective)
     except OptionError:  # what is wrong with it is said once the settings are checked
         return settings
-    settings = without_narrower_devices(as_shares_of_server(settings, ranks=bool(method.adapters)))
+    settings = as_shares_of_server(settings, ranks=bool(method.adapters))
     return with_needs(with_needs(settings, method, document), objective, document)

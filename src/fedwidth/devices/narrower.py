@@ -16,16 +16,17 @@ SERVER, MODEL = "server", "model"
 
 
 def as_shares_of_server(settings: Settings, *, ranks: bool = False, models: bool = False) -> Settings:
-    """The settings with capacities that are shares of the server's width, where they are given of the model's.
+    """The settings with capacities that are shares of the server's width, where they are given of the model's, and with
+    those left out that cannot hold the whole of the server's model, where only those that can are to train.
 
     `ranks` says that the method's capacities are shares of a rank, `models` that networks were given by capacity.
     """
     devices, width = settings.devices, settings.model.width
     if devices.relative_to != MODEL:
-        return settings
+        return _without_narrower_devices(settings, models=models)
     whole = replace(settings, devices=replace(devices, relative_to=SERVER), model=replace(settings.model, width=1.0))
     if width == 1:
-        return whole
+        return _without_narrower_devices(whole, models=models)
     for key in ("budgets", "profiles", "rates", "bandwidth"):
         if getattr(devices, key):
             raise OptionError(
@@ -51,29 +52,34 @@ def as_shares_of_server(settings: Settings, *, ranks: bool = False, models: bool
         raise OptionError(
             f"devices.excluded leaves out some of {shown}, who all train the whole of a server's model of {width:g}"
         )
-    return with_narrower_server(whole, width)
+    return _without_narrower_devices(with_narrower_server(whole, width), models=models)
 
 
-def without_narrower_devices(settings: Settings, *, models: bool = False) -> Settings:
-    """The settings with the capacities among `devices.excluded` that cannot hold the whole of the server's model, where
-    only those that can are to train.
+def _without_narrower_devices(settings: Settings, *, models: bool) -> Settings:
+    """The settings whose `devices.excluded` names all capacities below 1, where `devices.whole_only` asks for that.
 
     >>> s = Settings()
-    >>> found = without_narrower_devices(replace(s, devices=replace(s.devices, capacities="a3-b1-c1", whole_only=True)))
+    >>> asked = replace(s, devices=replace(s.devices, capacities="a3-b1-c1", whole_only=True))
+    >>> found = _without_narrower_devices(asked, models=False)
     >>> found.devices.excluded
     [0.5, 0.25]
     """
     devices = settings.devices
     if not devices.whole_only:
         return settings
-    for key, other in (("budgets", devices.budgets), ("models", models or settings.models)):
+    for key, other in (("devices.budgets", devices.budgets), ("[[models]]", models or settings.models)):
         if other:
             raise OptionError(f"devices.whole_only goes by devices.capacities, not by {key}: leave one out")
     there = Capacities.parse(devices.capacities).enrolled()
     if 1.0 not in there:
         raise OptionError(
-            f"devices.whole_only leaves nobody: the widest device holds {there[0]:g} of the server's model; make that"
-            " narrower (model.width, with devices.relative_to = model), or let narrower devices train"
+            f"devices.whole_only leaves nobody: the widest device holds {there[0]:g} of the server's model, whose"
+            f" model.width is {settings.model.width:g}; make that narrower (with devices.relative_to = model), or let"
+            " narrower devices train"
+        )
+    if 1.0 in devices.excluded:
+        raise OptionError(
+            "devices.whole_only lets only those of capacity 1 train, and devices.excluded leaves them out"
         )
     left_out = sorted({value for value in there if value < 1} | set(devices.excluded), reverse=True)
     return replace(settings, devices=replace(devices, excluded=left_out, whole_only=False))

@@ -19,7 +19,6 @@ from fedwidth.evaluation.scores import LocalScores, Score, has_one_label
 from fedwidth.evaluation.widths import ALL, CHOSEN, key_of
 from fedwidth.gpu import autocast
 from fedwidth.methods import Method
-from fedwidth.models.together import choose_together
 from fedwidth.objectives import CLASSIFICATION, Objective
 from fedwidth.objectives.metric import ACCURACY
 from fedwidth.plan.plan import Plan
@@ -228,7 +227,7 @@ class Evaluator:
             line[key_of(ALL, name)] = score(name, range(len(answers)))
         held = f"validation_{metric.name}"
         if held in asked and metric.name in asked:
-            chosen = choose_together(len(answers), lambda numbers: metric.measure.sign * score(held, numbers))
+            chosen = scores.choose_by_score([each[held] for each in answers], metric, *asked[held])
             line["chosen_capacities"] = [self._capacities[number] for number in chosen]
             line[key_of(CHOSEN, metric.name)] = score(metric.name, chosen)
         return line

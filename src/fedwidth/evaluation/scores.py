@@ -22,7 +22,7 @@ from fedwidth.errors import DataError
 from fedwidth.models import StaticBatchNorm2d, collect_statistics, forget_statistics
 from fedwidth.models.spectral_norm import update_spectral_norms
 from fedwidth.models.static_norm import norms_of, settled_statistics
-from fedwidth.models.together import together
+from fedwidth.models.together import choose_together, together
 from fedwidth.objectives import CLASSIFICATION, Metric, Objective
 from fedwidth.settings import EvaluationSettings
 from fedwidth.training.loss import mask_logits
@@ -153,6 +153,16 @@ def score_together(answers: Sequence[Tensor], metric: Metric, split: Split, samp
     labels = split.labels.cpu().long()
     counts = metric.counts(together(answers), labels if samples is None else labels[samples])
     return float(metric.of(counts.sum(0)))
+
+
+def choose_by_score(
+    answers: Sequence[Tensor], metric: Metric, split: Split, samples: Tensor | None = None
+) -> list[int]:
+    """Which models do best together on these `samples` of a split (None: all), from the logits of each for them."""
+    return choose_together(
+        len(answers),
+        lambda numbers: metric.measure.sign * score_together([answers[n] for n in numbers], metric, split, samples),
+    )
 
 
 def has_one_label(objective: Objective, split: Split) -> bool:

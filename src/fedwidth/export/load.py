@@ -7,7 +7,7 @@ batch norms are then collected as the run's evaluation would.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,7 +76,7 @@ class Taken:
 
 
 def load(
-    run: str | Path | Sequence[str | Path],
+    run: str | Path | Iterable[str | Path],
     capacity: Wanted | None = None,
     *,
     model: nn.Module | None = None,
@@ -87,7 +87,8 @@ def load(
     A capacity is a share of the run's model, as its metrics name it; where that is narrower than the model at full
     width, it must be one that devices held. With several capacities, such as [1, 0.5, 0.25], those models answer
     together: with the logarithm of the mean of the probabilities they give to each class. "chosen" stands for those
-    that the run's validation samples chose. The models of several runs in a list answer together in the same way.
+    that the run's validation samples chose. The models of several runs in a list of their folders answer
+    together in the same way.
 
     It is on the CPU and in evaluation mode, and its batch norms have the statistics with which the run measured it.
     `model` and `data` are those the run was given, where it was given any in Python. A safetensors file that `fedwidth
@@ -96,9 +97,12 @@ def load(
     if not isinstance(run, (str, Path)):
         from fedwidth.export.several import load_together
 
+        runs = list(run) if isinstance(run, Iterable) else [run]
+        if not all(isinstance(each, (str, Path)) for each in runs):
+            raise OptionError(f"a run is the path of its folder, and several are a list of those, not {run!r}")
         if capacity is not None:
             raise OptionError("models of several runs answer together as wholes: leave the capacity out")
-        return load_together(run, model=model, data=data)
+        return load_together(runs, model=model, data=data)
     if Path(run).suffix == ".safetensors" or Path(run).is_file():  # which may have any name
         from fedwidth.export.tensors import open_file
 

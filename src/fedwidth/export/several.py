@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedwidth.config.given import read_given
-from fedwidth.config.read import read_config
-from fedwidth.data import Data, Split
+from fedwidth.config.given import describe_given, read_given
+from fedwidth.config.influence import ROUNDING, influences
+from fedwidth.config.schema import shown
+from fedwidth.data import Data
+from fedwidth.data.stand_in import facts_of
 from fedwidth.errors import OptionError, StateError
-from fedwidth.evaluation.scores import has_one_label, score, score_together
-from fedwidth.export.load import refuse_without, take
+from fedwidth.evaluation.scores import choose_by_score, has_one_label, score, score_together
+from fedwidth.export.load import take
 from fedwidth.export.wanted import BY_CLASSES, settings_of
-from fedwidth.models.together import Together, choose_together
+from fedwidth.gpu import with_precision
+from fedwidth.models.together import Together
 from fedwidth.objectives import objective_of
+from fedwidth.objectives.metric import Measure
 from fedwidth.run.cache import Cache
-from fedwidth.run.folder import CONFIG, find_run_folders
+from fedwidth.run.folder import CONFIG, MODELS
+from fedwidth.settings import Settings
 
-Run = str | Path
-DIFFER = ("kind", "classes", "inputs", "targets")
+READ = ("objective.", "data.name", "data.options")
+"""The settings that say what models read and answer; those that answer together have them in common."""
+SPLIT = ("seed", "objective.", "data.")
+"""The settings by which runs have the same validation samples, which none of them has trained on."""
+FACTS = ("kind", "classes", "inputs", "targets")
 """What of their data models that answer together must agree in."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What some of several models score together; one of them by itself."""
+    """What the models of these runs score together; that of one run by itself."""
 
-    numbers: tuple[int, ...]
-    """Which of the models, by their places."""
+    runs: tuple[str, ...]
+    widths: tuple[float, ...]
+    """Of the server's models, as shares of the model at full width."""
     validation: float
     test: float | None
     """None where one of the runs leaves its test samples alone (`evaluation.test`)."""
@@ -41,99 +51,126 @@ class Scored:
 class Measured:
     """What models of several runs score: each of them, all together, and those that validation samples choose."""
 
-    runs: tuple[str, ...]
-    widths: tuple[float, ...]
-    """Of the server's models, as shares of the model at full width."""
+    measure: Measure
     each: tuple[Scored, ...]
     all: Scored
     chosen: Scored
 
 
-def load_together(runs: Sequence[Run], *, model: nn.Module | None = None, data: Data | None = None) -> nn.Module:
+def load_together(runs: Sequence[str | Path], *, model: nn.Module | None = None, data: Data | None = None) -> nn.Module:
     """The trained models of several runs as one, which answers with the mean of their probabilities of each class."""
-    if not runs:
-        raise OptionError("no run is given: name the folders of those whose models answer together")
-    found = [take(run, model=model, data=data) for run in runs]
-    first = found[0]
-    for run, other in zip(runs, found, strict=True):
-        if not other.objective.labelled:
-            raise OptionError(f"{BY_CLASSES}, which those of {run} do not give")
-        if differing := [name for name in DIFFER if other.facts.get(name) != first.facts.get(name)]:
-            raise OptionError(
-                f"{runs[0]} and {run} cannot answer together: their data differ in {', '.join(differing)}"
-            )
-    return Together([each.model for each in found], first.objective.output).eval() if len(found) > 1 else first.model
-
-
-def find_by_seed(folders: Sequence[Run]) -> dict[int, list[Path]]:
-    """The runs that answer together, by seed: of each folder one, which is a run itself or holds one for every seed."""
-    found: list[dict[int, Path]] = []
-    for folder in map(Path, folders):
-        inner = [folder] if (folder / CONFIG).is_file() else list(find_run_folders(folder))
-        if not inner:
-            settings_of(folder)  # says that there is no run
-        by_seed = {read_config(each / CONFIG).seed: each for each in inner}
-        if len(by_seed) < len(inner):
-            raise OptionError(
-                f"{folder} holds several runs of one seed: name a folder of one run, or of its seeds alone"
-            )
-        found.append(by_seed)
-    seeds = sorted(found[0])
-    for name, by_seed in zip(folders, found, strict=True):
-        if sorted(by_seed) != seeds:
-            here, first = (", ".join(map(str, sorted(some))) for some in (by_seed, seeds))
-            raise OptionError(f"{name} has runs with the seeds {here}, {folders[0]} with {first}")
-    return {seed: [by_seed[seed] for by_seed in found] for seed in seeds}
-
-
-def measure_together(runs: Sequence[Run], *, root: str | None = None) -> Measured:
-    """What the trained models of several runs score, each alone and together; validation samples choose which do.
-
-    The runs must have one seed and one split of one data set, with samples held out (`data.validation`), which none of
-    them has trained on. `root` is the folder of the data set, where it is not the first run's.
-    """
     folders = [Path(run) for run in runs]
-    for folder in folders:
-        settings_of(folder)  # says what is there in place of a run
-        refuse_without(read_given(folder / CONFIG), "data", str(folder))
-        if not (folder / "summary.json").exists():
-            raise StateError(f"{folder} holds no finished run: it has no summary.json")
-    settings = [read_config(folder / CONFIG) for folder in folders]
-    first, cache = settings[0], Cache()
-    alike = replace(first.data, root="")
-    if any((each.seed, replace(each.data, root="")) != (first.seed, alike) for each in settings):
-        raise OptionError("models answer together only where their runs have one seed and one split of one data set")
-    source = first if root is None else replace(first, data=replace(first.data, root=root))
+    if not folders:
+        raise OptionError("no run is given: name the folders of those whose models answer together")
+    found = [take(folder, model=model, data=data) for folder in folders]
+    first = found[0]
+    if len(found) == 1:
+        return first.model
+    for folder, other in zip(folders, found, strict=True):
+        if not other.objective.labelled:
+            raise OptionError(f"{BY_CLASSES}, which those of {folder} do not give")
+        if data is None:
+            _check_same(folders[0], first.settings, folder, other.settings, READ)
+        if differing := _differing(first.facts, other.facts):
+            raise OptionError(f"{folders[0]} and {folder} cannot answer together: their data differ in {differing}")
+    return Together([each.model for each in found], first.objective.output).eval()
+
+
+def measure_together(folders: Sequence[str | Path], *, root: str | None = None) -> dict[int, Measured]:
+    """What the trained models of several runs score, each alone and together, by seed.
+
+    Each folder is a run, or holds one for every seed. Validation samples choose which models do well together, so runs
+    need one split of one data set with some held out (`data.validation`). `root` is the folder of the data set, where
+    it is not the runs'.
+    """
+    by_seed = _find_by_seed([Path(folder) for folder in folders])
+    settings = {seed: _check_runs(runs) for seed, runs in by_seed.items()}
+    cache = Cache()
+    return {seed: _measure(runs, settings[seed], cache, root) for seed, runs in by_seed.items()}
+
+
+def _find_by_seed(folders: Sequence[Path]) -> dict[int, list[Path]]:
+    """The runs that answer together, by seed: of each folder one."""
+    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
+        raise OptionError("name at least two runs, each once, whose models are to answer together")
+    found = [{settings_of(run).seed: run for run in _runs_in(folder)} for folder in folders]
+    for folder, by_seed in zip(folders, found, strict=True):
+        if by_seed.keys() != found[0].keys():
+            here, first = (", ".join(map(str, sorted(some))) for some in (by_seed, found[0]))
+            raise OptionError(f"{folder} has runs with the seeds {here}, {folders[0]} with {first}")
+    return {seed: [by_seed[seed] for by_seed in found] for seed in sorted(found[0])}
+
+
+def _runs_in(folder: Path) -> Iterator[Path]:
+    """The run that a folder is, or those of its seeds that lie in it."""
+    inner = sorted(folder.glob(f"seed-*/{CONFIG}"))
+    yield from [folder] if (folder / CONFIG).is_file() or not inner else (config.parent for config in inner)
+
+
+def _check_runs(runs: Sequence[Path]) -> list[Settings]:
+    """The settings of finished runs whose models can be measured together."""
+    settings = [settings_of(run) for run in runs]
+    for run, its in zip(runs, settings, strict=True):
+        if given := read_given(run / CONFIG):
+            raise StateError(f"{run}: {describe_given(given)}; fedwidth.load([…]) gives the models, to measure them")
+        if not (run / "summary.json").exists():
+            raise StateError(f"{run} holds no finished run: it has no summary.json")
+        if not its.data.validation:
+            raise OptionError(f"validation samples choose which models answer together: data.validation of {run} is 0")
+        _check_same(runs[0], settings[0], run, its, SPLIT)
+    return settings
+
+
+def _check_same(one: Path, settings: Settings, other: Path, others: Settings, keys: tuple[str, ...]) -> None:
+    """Refuse runs that differ in settings whose names begin so."""
+    first, second = (influences(asdict(each), without=ROUNDING) for each in (settings, others))
+    for key in first:
+        if key.startswith(keys) and first[key] != second.get(key):
+            raise OptionError(
+                f"{one} and {other} cannot answer together: {key} is {shown(first[key])} there and"
+                f" {shown(second.get(key))} here"
+            )
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """In which facts two data sets differ, as words."""
+    return ", ".join(name for name in FACTS if one.get(name) != other.get(name))
+
+
+def _measure(runs: Sequence[Path], settings: Sequence[Settings], cache: Cache, root: str | None) -> Measured:
+    """What the models of runs with one seed score."""
+    first = settings[0] if root is None else replace(settings[0], data=replace(settings[0].data, root=root))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data, held = cache.data(source).to(device), cache.partition(source).validation
-    if not len(held):
-        raise OptionError("the models that answer together are chosen by validation samples: data.validation is 0")
+    data, held = cache.data(first), cache.partition(first).validation
     objective = objective_of(first.objective, data)
     if not has_one_label(objective, data.train):
-        raise OptionError(f"{BY_CLASSES}: only those of one class for each sample are measured so")
-    asked: dict[str, tuple[Split, Tensor | None]] = {"validation": (data.train, held)}
+        raise OptionError(f"{runs[0]}: only models that give one class for each sample are measured together")
+    taken = [take(run, data=None if (run / MODELS).exists() else data) for run in runs]
+    for run, its in zip(runs, taken, strict=True):
+        if differing := _differing(its.facts, facts_of(data)):
+            raise OptionError(f"the data that were found are not those of {run}: they differ in {differing}")
+    placed = data.to(device)
+    asked: dict[str, tuple[Any, Tensor | None]] = {"validation": (placed.train, held)}
     if all(each.evaluation.test for each in settings):
-        asked["test"] = (data.test, None)
-    models = [take(folder).model.to(device) for folder in folders]
-    answers = {
-        name: [
-            score(model, data, split, first.evaluation, device, samples, objective=objective)[1].cpu()
-            for model in models
+        asked["test"] = (placed.test, None)
+    with with_precision(first.precision):
+        answers = [
+            {
+                name: score(model, placed, split, its.evaluation, device, samples, objective=objective)[1].cpu()
+                for name, (split, samples) in asked.items()
+            }
+            for model, its in ((each.model.to(device), each.settings) for each in taken)
         ]
-        for name, (split, samples) in asked.items()
-    }
-
-    def reached(name: str, numbers: Sequence[int]) -> float:
-        return score_together([answers[name][number] for number in numbers], objective.metric, *asked[name])
+    metric = objective.metric
 
     def scored(numbers: Sequence[int]) -> Scored:
-        test = reached("test", numbers) if "test" in asked else None
-        return Scored(tuple(numbers), reached("validation", numbers), test)
+        reached = {
+            name: score_together([answers[number][name] for number in numbers], metric, *some)
+            for name, some in asked.items()
+        }
+        names, widths = (str(runs[n]) for n in numbers), (settings[n].model.width for n in numbers)
+        return Scored(tuple(names), tuple(widths), reached["validation"], reached.get("test"))
 
-    return Measured(
-        tuple(map(str, runs)),
-        tuple(each.model.width for each in settings),
-        tuple(scored([number]) for number in range(len(runs))),
-        scored(range(len(runs))),
-        scored(choose_together(len(runs), lambda numbers: reached("validation", numbers))),
-    )
+    chosen = choose_by_score([each["validation"] for each in answers], metric, *asked["validation"])
+    every = range(len(runs))
+    return Measured(metric.measure, tuple(scored([number]) for number in every), scored(every), scored(chosen))

@@ -37,7 +37,7 @@ from fedwidth.data.checks import check_partition
 from fedwidth.devices.capacity import Capacities
 from fedwidth.devices.cohorts import Cohorts
 from fedwidth.devices.correlation import correlate
-from fedwidth.devices.narrower import as_shares_of_server, without_narrower_devices
+from fedwidth.devices.narrower import as_shares_of_server
 from fedwidth.errors import OptionError
 from fedwidth.gpu import set_precision
 from fedwidth.methods import Method
@@ -107,7 +107,6 @@ def set_up(
     with_adapters = model is not None and bool(find_adapters(model))
     settings = settings if with_adapters else with_rank(settings, method)
     settings = as_shares_of_server(settings, ranks=with_adapters, models=bool(models))
-    settings = without_narrower_devices(settings, models=bool(models))
     check_adapters(settings, method)
     check_exponent(settings, method)
     check_secure(settings, method)
