@@ -228,6 +228,7 @@ def test_what_a_factory_asks_for_is_named_with_how_to_give_it(command, capsys):
         ("cost mlp --capacities nan", "a capacity is a number"),
         ("cost mlp --rounding up", "rounding must be 'floor' or 'ceil', not 'up'"),
         ("coverage mlp --method fedavg --rounding up", "rounding must be 'floor' or 'ceil', not 'up'"),
+        ("coverage mlp --method flora", "FLoRA hands out ranks of adapters: coverage is of methods that slice a model"),
         ("coverage mlp --rounds 0", "rounds must be a whole number from 1 on, not 0"),
         ("coverage mlp --seed -1", "seed must be a whole number from 0 on, not -1"),
         ("coverage mlp --option step=0", "fedrolex option step must be"),

@@ -97,4 +97,6 @@ def test_a_setting_is_swept_over_once(tmp_path, capsys):
     assert "--over names rounds twice: give all its values in one, rounds=a,b,c" in capsys.readouterr().err
     assert run_command([*command[:-1], "--set", "rounds=5"]) == 2
     assert "--over sweeps over rounds, which is set to one value too" in capsys.readouterr().err
+    assert run_command([*command[:4], "--over", "seed=1,2"]) == 2
+    assert "seeds repeat a run and are nothing to choose between: --seeds" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -187,8 +187,10 @@ def show_coverage(
     check_rounding(rounding)  # also where the method has no use for it
     if "rounding" in find_method(method).options:
         given = {"rounding": rounding, **given}
-    wanted = [parse_capacity(text) for text in capacity.split(",")]
-    measured = measuring.measure_coverage(plan, find_method(method, **given), wanted, rounds, seed=seed)
+    wanted, chosen = [parse_capacity(text) for text in capacity.split(",")], find_method(method, **given)
+    if chosen.adapters:
+        raise OptionError(f"{chosen.title} hands out ranks of adapters: coverage is of methods that slice a model")
+    measured = measuring.measure_coverage(plan, chosen, wanted, rounds, seed=seed)
     indices = max(group.size for group in plan.groups.values())
     theory = {
         "indices": indices,

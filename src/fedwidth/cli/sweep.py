@@ -68,6 +68,8 @@ def sweep(
     keys = [key for key, _ in axes]
     if twice := next((key for key in keys if keys.count(key) > 1), ""):
         raise OptionError(f"--over names {twice} twice: give all its values in one, {twice}=a,b,c")
+    if "seed" in keys:
+        raise OptionError("seeds repeat a run and are nothing to choose between: --seeds 1,2,3 in place of --over seed")
     if fixed := next((key for key in keys if key in {text.partition("=")[0].strip() for text in changes}), ""):
         raise OptionError(f"--over sweeps over {fixed}, which is set to one value too: leave one of them out")
     titles = _cell_titles(keys, grid)
