@@ -109,7 +109,7 @@ class TestBadSettings:
             (["sweep"], ["--over"]),
             (["sweep", "--over", "method.name"], ["--over", "key=value"]),
             (["sweep", "--over", "method.name=fedrolex,fedrolx"], ["'fedrolx'"]),
-            (["sweep", "--over", "seed=1,1"], ["the same"]),
+            (["sweep", "--over", "rounds=1,1"], ["the same"]),
             (["run", ""], ["there is an empty text after 'run'", "give a value or leave it out"]),
             (["run", "--seeds", ""], ["there is an empty text after '--seeds'"]),
             (["run", "--seeds="], ["'--seeds=' has no value"]),

@@ -75,7 +75,7 @@ def test_what_a_command_makes_as_the_settings_name_it_is_not_given(tmp_path):
     assert read_settings(tmp_path / CONFIG).main == made.settings
 
 
-@pytest.mark.parametrize("command", [["run"], ["sweep", "--over", "seed=1,2"]])
+@pytest.mark.parametrize("command", [["run"], ["sweep", "--over", "rounds=1,2"]])
 def test_the_config_is_no_recipe(folder, command, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_command([*command, str(folder / CONFIG)]) == 2
