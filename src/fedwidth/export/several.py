@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,16 @@ from fedwidth.run.folder import CONFIG, MODELS
 from fedwidth.settings import Settings
 
 READ = ("objective.", "data.name", "data.options")
-"""The settings that say what models read and answer; those that answer together have them in common."""
+"""How the names of the settings begin that say what models read and answer; they must be the same."""
 SPLIT = ("seed", "objective.", "data.")
-"""The settings by which runs have the same validation samples, which none of them has trained on."""
+"""The same of the settings by which runs have common validation samples, which none of them has trained on."""
 FACTS = ("kind", "classes", "inputs", "targets")
-"""What of their data models that answer together must agree in."""
+"""What the data of models that answer together must have in common."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What the models of these runs score together; that of one run by itself."""
+    """What the models of some runs score if they answer together; of one run, what its model scores by itself."""
 
     runs: tuple[str, ...]
     widths: tuple[float, ...]
@@ -101,10 +101,10 @@ def _find_by_seed(folders: Sequence[Path]) -> dict[int, list[Path]]:
     return {seed: [by_seed[seed] for by_seed in found] for seed in sorted(found[0])}
 
 
-def _runs_in(folder: Path) -> Iterator[Path]:
+def _runs_in(folder: Path) -> list[Path]:
     """The run that a folder is, or those of its seeds that lie in it."""
-    inner = sorted(folder.glob(f"seed-*/{CONFIG}"))
-    yield from [folder] if (folder / CONFIG).is_file() or not inner else (config.parent for config in inner)
+    inner = [] if (folder / CONFIG).is_file() else sorted(folder.glob(f"seed-*/{CONFIG}"))
+    return [config.parent for config in inner] or [folder]
 
 
 def _check_runs(runs: Sequence[Path]) -> list[Settings]:
@@ -133,7 +133,7 @@ def _check_same(one: Path, settings: Settings, other: Path, others: Settings, ke
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """In which facts two data sets differ, as words."""
+    """The facts in which two data sets differ, as words; nothing where they fit the same models."""
     return ", ".join(name for name in FACTS if one.get(name) != other.get(name))
 
 
