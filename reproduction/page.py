@@ -20,6 +20,7 @@ from reproduction.remaining import Forecast, count_remaining, remaining_texts, u
 from reproduction.started import started_texts
 from reproduction.summary import table_by_table, total_text
 from reproduction.tables import table_texts
+from reproduction.worth import worth_texts
 from reproduction.yardsticks import EXPLAINED, Yardsticks
 
 ANSWER, VERDICT, REMARKS = "answer.md", "verdict.md", "remarks.md"
@@ -31,9 +32,10 @@ HOW_TO_READ = (
     " published number. [How it was judged](#how-it-was-judged)."
 )
 CONTENTS = """\
-On this page: [what holds up and what does not](#what-holds-up-and-what-does-not), in words; [table by
-table](#table-by-table), in counts; [remarks](#remarks) on single tables; [what needs no training](#exact); [every
-table](#trained) beside our runs; [all methods](#all-methods); [adapters](#adapters); [questions asked beside the
+On this page: [what holds up and what does not](#what-holds-up-and-what-does-not), in words; [what narrow
+devices are worth](#what-narrow-devices-are-worth) in the papers' settings; [table by table](#table-by-table), in
+counts; [remarks](#remarks) on single tables; [what needs no training](#exact); [every table](#trained) beside our
+runs; [all methods](#all-methods); [adapters](#adapters); [questions asked beside the
 tables](#asked-beside-the-tables); [figures](#figures); [how it was judged](#how-it-was-judged) and [how to repeat
 it](#how-to-repeat-it); [what remains](#what-remains) to be run."""
 HOW = """\
@@ -60,9 +62,11 @@ def write_page(results: Path) -> str:
     tables = find_tables(records, read_all(results / UNFINISHED))
     begun = {name: cells for name, cells in tables.items() if any(c.records or c.unfinished for c in cells)}
     forecast, yardsticks = Forecast(records, started), Yardsticks(records)
-    parts = ["# Results", " ".join([QUESTION, *_written(results / ANSWER)]), claim_table(tables, results), HOW_TO_READ]
+    parts = ["# Results", " ".join([QUESTION, *_written(results / ANSWER)])]
+    parts += [claim_table(tables, results, yardsticks), HOW_TO_READ]
     parts += [total_text(tables, count_remaining(tables, forecast, 1)), CONTENTS]
     parts += _section("## What holds up and what does not", _written(results / VERDICT))
+    parts += _section("## What narrow devices are worth", list(worth_texts(begun, yardsticks)))
     parts += _section("## Table by table", list(table_by_table(begun)))
     parts += _section("## Remarks", _written(results / REMARKS))
     parts += ["## Exact", *exact_texts(results)]

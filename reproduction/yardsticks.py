@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedwidth.analysis.difference import correct
 from fedwidth.analysis.wording import over_seeds
@@ -11,6 +11,7 @@ from fedwidth.analysis.yardsticks import (
     KINDS,
     TO_BEAT,
     Accuracies,
+    Gain,
     find_gain,
     yardstick_key,
     yardstick_keys,
@@ -23,7 +24,9 @@ from fedwidth.settings import Settings
 EXPLAINED = (
     "Yardsticks, where they were run: *exclude*, only devices that can hold the server's model; *smallest for all*;"
     " *capped*, the same method with a server model as wide as the widest device; *full for all*. Gain: accuracy less"
-    " that of the best of the first three, seed by seed, with its 95 % interval where there are seeds for one."
+    " that of the best of the first three, seed by seed, with its 95 % interval where there are seeds for one. A column"
+    " that is missing waits in the queue. FedRolex's tables have *smallest* and *largest* as rows of their own, which"
+    " the paper trains for fewer rounds than the methods; the column is of as many rounds."
 )
 
 
@@ -49,18 +52,23 @@ class Yardsticks:
         """The titles of the columns that have something to show, and for every row its cells in them."""
         found = [self._of(row) for row in rows]
         kinds = [kind for kind in KINDS if any(kind in each for each in found)]
-        gains = [find_gain(row.accuracies, each) for row, each in zip(rows, found, strict=True)]
+        gains = self.gains(rows)
         if not kinds:
             return [], [[] for _ in rows]
-        corrected = iter(correct([gain.difference for gain in gains if gain]))
         said = [
-            self._said(f"{next(corrected)} over {gain.kind}", row, each) if gain else "–"
+            self._said(f"{gain.difference} over {gain.kind}", row, each) if gain else "–"
             for row, each, gain in zip(rows, found, gains, strict=True)
         ]
         cells = [[over_seeds(each[kind].values()) if kind in each else "–" for kind in kinds] for each in found]
         if not any(gains):
             return kinds, cells
         return [*kinds, "gain"], [[*mine, gain] for mine, gain in zip(cells, said, strict=True)]
+
+    def gains(self, rows: Sequence[Measured]) -> list[Gain | None]:
+        """The gain of every run over the best of its yardsticks that were run, corrected as one family (Holm)."""
+        gains = [find_gain(row.accuracies, self._of(row)) for row in rows]
+        corrected = iter(correct([gain.difference for gain in gains if gain]))
+        return [replace(gain, difference=next(corrected)) if gain else None for gain in gains]
 
     def _said(self, gain: str, row: Measured, found: Mapping[str, Accuracies]) -> str:
         """A gain, and which of the yardsticks to beat were not run: over the best of all it may be smaller."""

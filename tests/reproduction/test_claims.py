@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from reproduction.claims import CLAIMS, Accuracy, Lead, Overall, claim_table
+from reproduction.claims import CLAIMS, GAINS, Accuracy, Lead, Overall, claim_table
 from reproduction.page import find_tables
+from reproduction.yardsticks import Yardsticks
 
 from recorded_runs import cell
 from small_runs import small
@@ -50,7 +51,11 @@ def test_every_claim_names_cells_of_its_recipe_with_the_number_the_paper_prints(
         assert printed in {"69.44 ± 1.50", "84.45 ± 0.36", "+5.5", "+11.3", "+22.8", "+15.5", "+8.9", "91.37"}
 
 
-def test_what_needs_no_training_stands_below():
-    costs, half = claim_table(find_tables([]), ROOT / "results").splitlines()[-2:]
+def test_what_needs_no_training_and_what_no_paper_asks_stand_below():
+    *_, costs, half, first, second, third, fourth, last = claim_table(
+        find_tables([]), ROOT / "results", Yardsticks([])
+    ).splitlines()
+    asked = [f"| {gain.says} | – | not run | – | open |" for gain in GAINS]
+    assert [first, second, third, fourth, last] == asked
     assert costs == "| FedRolex's costs (Table 7) | 9 numbers | 9 agree | – | exact |"
     assert half.endswith("| half | 49.8 % | – | exact |"), "255/512, in closed form"
