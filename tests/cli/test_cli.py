@@ -680,6 +680,14 @@ class TestRun:
         assert run_command(["run", recipe, "--out", "plain"]) == 0
         assert contents(tmp_path / "plain")[1:] == alone[1:], "what runs beside it changes no bit"
 
+    def test_where_whoever_trains_holds_the_whole_model_a_line_says_why_no_yardsticks_are_added(self, recipe, capsys):
+        whole = ["--set", "devices.whole_only=true", "--set", "rounds=1"]
+        assert run_command(["run", recipe, "--out", "out", "--yardsticks", *whole]) == 0
+        assert capsys.readouterr().out.startswith("No yardsticks are added: whoever trains here holds the whole of")
+        assert not Path("out/compare").exists()
+        assert run_command(["run", recipe, "--out", "plain", *whole]) == 0
+        assert "No yardsticks" not in capsys.readouterr().out
+
     def test_a_recipe_asks_for_its_yardsticks_and_may_be_told_not_to(self, tmp_path):
         (tmp_path / "mine.toml").write_text("yardsticks = true\n" + Path(write_recipe(tmp_path)).read_text())
         assert run_command(["run", "mine.toml", "--out", "with"]) == 0

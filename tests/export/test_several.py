@@ -15,6 +15,7 @@ from fedwidth.data import from_tensors, load
 from fedwidth.errors import OptionError, StateError
 from fedwidth.evaluation.scores import choose_by_score
 from fedwidth.experiment import Experiment
+from fedwidth.export.run import export_run
 from fedwidth.export.several import measure_together
 from fedwidth.objectives import CLASSIFICATION
 from fedwidth.objectives.metric import Measure
@@ -51,6 +52,60 @@ def test_two_models_answer_with_the_mean_of_their_probabilities(tmp_path):
     assert right[0] != right[1], "two models that answer alike show nothing"
     assert found.all.widths == (1.0, 0.5)
     assert found.all.runs == tuple(map(str, places))
+
+
+def test_the_models_of_several_runs_are_one_program(tmp_path, capsys):
+    places = [tmp_path / "whole", tmp_path / "half"]
+    run = trained(places[0], "rounds=2")
+    trained(places[1], "rounds=2", "model.width=1/2")
+    out = tmp_path / "both.pt2"
+    assert run_command(["export", *map(str, places), "--format", "torch", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(out), f"{out}.md"]
+    program = torch.export.load(out).module()
+    inputs = run.data.transform(run.data.test.inputs[:7], False)
+    torch.testing.assert_close(program(inputs), fedwidth.load(places)(inputs))
+    card = (tmp_path / "both.pt2.md").read_text()
+    (test,) = (each.all.test for each in measure_together(places).values())
+    assert card.startswith("# 2 models of several runs\n")
+    assert f"| quality | accuracy {100 * test:.2f} % (measured on the test set when it was exported) |" in card
+    cells = [line.strip("| ").split(" | ") for line in card.splitlines()[4:] if line.startswith("|")]
+    rows = dict(cells)
+    assert (rows["1: run"], rows["2: run"]) == ("`whole`", "`half`")
+    assert "1: of full width" not in rows
+    assert rows["2: of full width"].startswith("1/2, ")
+    sizes = [sum(tensor.numel() for tensor in fedwidth.load(place).parameters()) for place in places]
+    assert rows["parameters"] == f"{sum(sizes):,}"
+    export_run(iter(places[:1]), tmp_path / "one.safetensors")
+    torch.testing.assert_close(fedwidth.load(tmp_path / "one.safetensors")(inputs), fedwidth.load(places[0])(inputs))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--format", "safetensors"], "safetensors holds the weights of one model"),
+        (["--format", "torch", "--capacity", "1/2"], "answer together as wholes: leave the capacity out"),
+        (["--format", "executorch", "--training"], "a program that trains holds one model"),
+        (["--adapters", "apart"], "adapters apart from their model are those of one run"),
+    ],
+)
+def test_what_several_runs_cannot_be_exported_as(tmp_path, capsys, more, said):
+    for name in ("a", "b"):
+        trained(tmp_path / name, "rounds=1")
+    before = sorted(tmp_path.rglob("*"))
+    args = ["export", str(tmp_path / "a"), str(tmp_path / "b"), *more, "--out", str(tmp_path / "out")]
+    assert run_command(args) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_test_samples_that_a_run_leaves_alone_are_not_measured_for_a_card(tmp_path):
+    trained(tmp_path / "a", "rounds=1", "evaluation.test=false")
+    trained(tmp_path / "b", "rounds=1")
+    for runs in ([tmp_path / "a"], [tmp_path / "b", tmp_path / "a"]):
+        export_run(runs, tmp_path / "model.pt2", form="torch", overwrite=True)
+        left = "| quality | not measured (test samples are left alone: evaluation.test is false) |"
+        assert left in (tmp_path / "model.pt2.md").read_text()
 
 
 @pytest.mark.parametrize(("higher", "chosen"), [(True, [1]), (False, [0])])

@@ -102,6 +102,13 @@ def test_all_runs_of_a_table_give_up_the_same_data():
     assert {run.settings.data.public for run in read_settings("quickstart").runs} == {0.0}
 
 
+def test_data_that_a_recipe_denies_the_server_are_not_taken_all_the_same():
+    with pytest.raises(fedwidth.FedwidthError, match=r"FedDF needs data of the server's own, and data\.public is 0"):
+        read_settings("quickstart", ["method.name=feddf", "data.public=0"])
+    named = read_settings("quickstart", ["method.name=feddf", "data.public=0", "data.public_name=digits"])
+    assert named.main.data.public == 0
+
+
 def test_bad_public_data_is_named():
     with pytest.raises(fedwidth.FedwidthError, match=r"data\.public must be a share from 0 to below 1"):
         Experiment(small("method.name=feddf", "data.public=1.5"))

@@ -1,4 +1,4 @@
-"""`fedwidth export`: a run's model of some width as a file."""
+"""`fedwidth export`: a run's model of some width, or the models of several runs, as a file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import typer
 
 
 def export_model(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folder of the run; models of several runs answer together.")],
     out: Annotated[Path, typer.Option("--out", help="File to write; of a transformers model, a folder.")],
     capacity: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--capacity",
-            help="Share of the run's model, as 1/4; 1 is all of it. Several (1,1/2,1/4), or chosen, answer together.",
+            help="Share of the run's model, as 1/4; else all of it. Several (1,1/2,1/4), or chosen, answer together.",
         ),
-    ] = "1",
+    ] = None,
     form: Annotated[
         str, typer.Option("--format", help="safetensors, torch (a torch.export program), onnx or executorch")
     ] = "safetensors",
@@ -35,21 +35,25 @@ def export_model(
     ] = "kept",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> None:
-    """Write the trained model of a run, at some width and ready to use, as a file for other programs and devices."""
+    """Write the trained model of a run, at some width and ready to use, as a file for other programs and devices.
+
+    The models of several runs are one program, which answers with the mean of their probabilities.
+    """
     from fedwidth.export import export_run
     from fedwidth.export.wanted import server_width, settings_of, share
 
     written = export_run(
-        run,
+        runs[0] if len(runs) == 1 else runs,
         out,
-        capacity=tuple(capacity.split(",")) if "," in capacity else capacity,
+        capacity=tuple(capacity.split(",")) if capacity and "," in capacity else capacity,
         form=form,
         batch=batch,
         training=training,
         adapters=adapters,
         overwrite=overwrite,
     )
-    if (server := server_width(settings_of(run))) != 1:  # who knows devices by the model at full width looks again
+    # Who knows devices by the model at full width looks again.
+    if len(runs) == 1 and (server := server_width(settings_of(runs[0]))) != 1:
         print(f"capacities are shares of the run's model, {share(server)} of the model at full width", file=sys.stderr)
     for path in written:
         print(path)

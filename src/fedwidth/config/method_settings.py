@@ -81,6 +81,15 @@ def with_public(settings: Settings) -> Settings:
     return replace(settings, data=replace(settings.data, public=PUBLIC))
 
 
+def check_public_given(settings: Settings, method: Method, given: Mapping[str, Any]) -> None:
+    """Refuse a recipe (`given`) that says the server has no data of its own, where a method needs some."""
+    if method.public and not settings.data.public_name and given.get("data", {}).get("public") == 0:
+        raise OptionError(
+            f"{method.title} needs data of the server's own, and data.public is 0: leave it out, for {PUBLIC:g} of the"
+            " training data, or give another share or data.public_name"
+        )
+
+
 def with_needs(settings: Settings, needing: Method | Objective, given: Mapping[str, Any] | None = None) -> Settings:
     """The settings with those that a method or an objective needs; one that was given otherwise is refused.
 

@@ -22,7 +22,7 @@ from typing import Any
 from fedwidth.config.document import Document, change_all, overlay, tables_of, text_of
 from fedwidth.config.given import GIVEN
 from fedwidth.config.grid import cells_of
-from fedwidth.config.method_settings import method_of, with_needs, with_public
+from fedwidth.config.method_settings import check_public_given, method_of, with_needs, with_public
 from fedwidth.config.private_settings import with_privacy
 from fedwidth.config.schema import build, keys, shown, unknown_key
 from fedwidth.config.secure_settings import with_secure
@@ -235,5 +235,6 @@ def _settings(document: Document) -> Settings:
         method, objective = method_of(settings), objective_of(settings.objective)
     except OptionError:  # what is wrong with it is said once the settings are checked
         return settings
+    check_public_given(settings, method, document)
     settings = as_shares_of_server(settings, ranks=bool(method.adapters))
     return with_needs(with_needs(settings, method, document), objective, document)

@@ -34,17 +34,21 @@ class Quality:
 
 def quality_of(taken: Taken) -> Quality:
     """What the run reported at this width; where it did not measure it, what the test set says now, if it is here."""
-    summary = read_summary(taken.folder)
-    measure, found = Measure.of(summary), _reported(taken, summary)
     settings = taken.settings.evaluation
-    if found is not None and settings.norm == "static":
-        return Quality(f"{measure.title} {measure.text(found)}", "as the run reported, on the test set")
+    if not taken.several:
+        summary = read_summary(taken.folder)
+        measure, found = Measure.of(summary), _reported(taken, summary)
+        if found is not None and settings.norm == "static":
+            return Quality(f"{measure.title} {measure.text(found)}", "as the run reported, on the test set")
+    if not all(each.settings.evaluation.test for each in taken.several or (taken,)):
+        return Quality("not measured", "test samples are left alone: evaluation.test is false")
     try:
         data = load_data(taken.settings)
         still = replace(settings, norm="static")
         score, _ = scores.score(taken.model, data, data.test, still, torch.device("cpu"), objective=taken.objective)
     except FedwidthError:
-        return Quality("not measured", "the run did not measure this width, and its data are not here")
+        what = "nobody measured them together" if taken.several else "the run did not measure this width"
+        return Quality("not measured", f"{what}, and the data are not here")
     measure = taken.objective.metric.measure
     return Quality(f"{measure.title} {measure.text(score.value)}", "measured on the test set when it was exported")
 
@@ -67,21 +71,17 @@ def cost_of_model(taken: Taken) -> Cost:
 
 def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:
     """The card of an exported model, in Markdown."""
-    settings, found, quality = taken.settings, cost_of_model(taken), quality_of(taken)
-    widths = taken.together or (taken.capacity,)
-    shown = " + ".join(map(share, widths))
-    together = " which answer together," if taken.together else ""
-    known = methods().get(settings.method.name)
-    paper = f" ({known.paper})" if known else ""
-    name, options = model_of(taken)
-    partition = taken.given.get("partition", settings.data.partition)
-    rows = [
-        ("model", f"`{name}`" + (f" {options}" if options else "")),
-        ("width", f"{shown} of the run's model,{together} {found.share:.2%} of its parameters"),
-        *_of_full_width(taken, widths),
-        ("method", f"{known.title if known else settings.method.name}{paper}"),
-        ("data", f"{taken.facts['name']}, {settings.data.clients} clients, partition {partition}"),
-        ("rounds", f"{taken.round}, seed {settings.seed}"),
+    found, quality = cost_of_model(taken), quality_of(taken)
+    if taken.several:
+        title = f"{len(taken.several)} models of several runs"
+        rows = [
+            (f"{number}: {name}", value)
+            for number, each in enumerate(taken.several, 1)
+            for name, value in (("run", f"`{each.folder.name}`"), *_origin(each))
+        ]
+    else:
+        title, rows = _title(taken), _of_one_run(taken, found)
+    rows += [
         ("quality", f"{quality.text} ({quality.source})"),
         ("parameters", f"{found.parameters:,.0f}"),
         ("bytes", f"{found.bytes:,.0f} of parameters, {found.buffer_bytes:,.0f} of buffers"),
@@ -90,11 +90,45 @@ def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:
         ("format", form),
         ("made by", f"fedwidth {fedwidth.__version__}"),
     ]
-    lines = [f"# {settings.name or name}, width {shown}", "", "| | |", "| --- | --- |"]
+    lines = [f"# {title}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in rows]
-    for note in (*notes, *([TOGETHER] if taken.together else [])):
+    for note in (*notes, *([TOGETHER] if taken.together or taken.several else [])):
         lines += ["", note]
     return "\n".join(lines) + "\n"
+
+
+def _title(taken: Taken) -> str:
+    """What the model of one run is called, and its width."""
+    name, _ = model_of(taken)
+    return f"{taken.settings.name or name}, width {_shown_widths(taken)}"
+
+
+def _shown_widths(taken: Taken) -> str:
+    return " + ".join(map(share, taken.together or (taken.capacity,)))
+
+
+def _of_one_run(taken: Taken, cost: Cost) -> list[tuple[str, str]]:
+    """The rows of a model, or of several widths that answer together, of one run."""
+    together = " which answer together," if taken.together else ""
+    width = f"{_shown_widths(taken)} of the run's model,{together} {cost.share:.2%} of its parameters"
+    model, *others = _origin(taken)
+    return [model, ("width", width), *others]
+
+
+def _origin(taken: Taken) -> list[tuple[str, str]]:
+    """The rows that say which model a run's is, and how it was trained."""
+    settings = taken.settings
+    known = methods().get(settings.method.name)
+    paper = f" ({known.paper})" if known else ""
+    name, options = model_of(taken)
+    partition = taken.given.get("partition", settings.data.partition)
+    return [
+        ("model", f"`{name}`" + (f" {options}" if options else "")),
+        *_of_full_width(taken, taken.together or (taken.capacity,)),
+        ("method", f"{known.title if known else settings.method.name}{paper}"),
+        ("data", f"{taken.facts['name']}, {settings.data.clients} clients, partition {partition}"),
+        ("rounds", f"{taken.round}, seed {settings.seed}"),
+    ]
 
 
 def _of_full_width(taken: Taken, widths: Sequence[float]) -> list[tuple[str, str]]:

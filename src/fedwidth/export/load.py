@@ -72,7 +72,9 @@ class Taken:
     given: Mapping[str, str] = field(default_factory=dict)
     """What the run was given in Python, with the names there."""
     together: tuple[float, ...] = ()
-    """Of models that answer together, the capacity of each; `capacity` is that of the widest."""
+    """Of models of one run that answer together, the capacity of each; `capacity` is that of the widest."""
+    several: tuple[Taken, ...] = ()
+    """Of models of several runs that answer together, each of them; else this speaks of the first run."""
 
 
 def load(
@@ -95,14 +97,9 @@ def load(
     export` wrote is loaded as well.
     """
     if not isinstance(run, (str, Path)):
-        from fedwidth.export.several import load_together
+        from fedwidth.export.several import take_several
 
-        runs = list(run) if isinstance(run, Iterable) else [run]
-        if not all(isinstance(each, (str, Path)) for each in runs):
-            raise OptionError(f"a run is the path of its folder, and several are a list of those, not {run!r}")
-        if capacity is not None:
-            raise OptionError("models of several runs answer together as wholes: leave the capacity out")
-        return load_together(runs, model=model, data=data)
+        return take_several(runs_of(run, capacity), model=model, data=data).model
     if Path(run).suffix == ".safetensors" or Path(run).is_file():  # which may have any name
         from fedwidth.export.tensors import open_file
 
@@ -110,6 +107,16 @@ def load(
             raise OptionError(f"{run} holds a model of one width: leave the capacity out")
         return open_file(Path(run), model=model)
     return take(run, capacity, model=model, data=data).model
+
+
+def runs_of(run: Iterable[str | Path], capacity: Wanted | None) -> list[str | Path]:
+    """Several runs in a list, whose models answer together as wholes."""
+    runs = list(run) if isinstance(run, Iterable) else [run]
+    if not all(isinstance(each, (str, Path)) for each in runs):
+        raise OptionError(f"a run is the path of its folder, and several are a list of those, not {run!r}")
+    if capacity is not None:
+        raise OptionError("models of several runs answer together as wholes: leave the capacity out")
+    return runs
 
 
 def take(

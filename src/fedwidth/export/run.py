@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from torch import nn
 
 from fedwidth.data import Data
+from fedwidth.errors import OptionError
 from fedwidth.export.adapters import APART, KEPT, MERGED, check_way, merged, write_apart
 from fedwidth.export.formats import check_target, export
-from fedwidth.export.load import take
+from fedwidth.export.load import Taken, runs_of, take
+from fedwidth.export.several import take_several
 from fedwidth.export.wanted import Wanted
 
 
 def export_run(
-    run: str | Path,
+    run: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
     capacity: Wanted | None = None,
@@ -30,13 +33,21 @@ def export_run(
 
     `model` and `data` are those the run was given, where it was given any in Python. `form` is safetensors, torch,
     onnx or executorch; the other arguments are the command's options. Several capacities in a list, or "chosen", give a
-    program of models that answer together.
+    program of models that answer together, and so do several runs in a list.
     """
     out = Path(out)
     check_way(adapters, form, out, overwrite=overwrite)
     check_target(out, form, overwrite=overwrite or adapters == APART)
-    taken = take(run, capacity, model=model, data=data)
+
+    def prepare(taken: Taken) -> Taken:
+        return merged(taken) if adapters == MERGED else taken
+
+    if isinstance(run, (str, Path)):
+        taken = prepare(take(run, capacity, model=model, data=data))
+    elif len(runs := runs_of(run, capacity)) > 1 and adapters == APART:
+        raise OptionError("adapters apart from their model are those of one run: export each by itself")
+    else:
+        taken = take_several(runs, model=model, data=data, prepare=prepare)
     if adapters == APART:
         return write_apart(taken, out)
-    taken = merged(taken) if adapters == MERGED else taken
     return export(taken, form, out, batch=batch, training=training, overwrite=overwrite)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from fedwidth.data import Data
 from fedwidth.data.stand_in import facts_of
 from fedwidth.errors import OptionError, StateError
 from fedwidth.evaluation.scores import choose_by_score, has_one_label, score, score_together
-from fedwidth.export.load import take
+from fedwidth.export.load import Taken, take
 from fedwidth.export.wanted import BY_CLASSES, settings_of
 from fedwidth.gpu import with_precision
 from fedwidth.models.together import Together
 from fedwidth.objectives import objective_of
 from fedwidth.objectives.metric import Measure
+from fedwidth.objectives.output import logits_of
 from fedwidth.run.cache import Cache
 from fedwidth.run.folder import CONFIG, MODELS
 from fedwidth.settings import Settings
@@ -57,15 +58,24 @@ class Measured:
     chosen: Scored
 
 
-def load_together(runs: Sequence[str | Path], *, model: nn.Module | None = None, data: Data | None = None) -> nn.Module:
-    """The trained models of several runs as one, which answers with the mean of their probabilities of each class."""
+def take_several(
+    runs: Sequence[str | Path],
+    *,
+    model: nn.Module | None = None,
+    data: Data | None = None,
+    prepare: Callable[[Taken], Taken] = lambda taken: taken,
+) -> Taken:
+    """The trained models of several runs as one, which answers with the mean of their probabilities of each class.
+
+    Each is a whole one, and `prepare` is called with it before. Of a single run it is that run's model.
+    """
     folders = [Path(run) for run in runs]
     if not folders:
         raise OptionError("no run is given: name the folders of those whose models answer together")
-    found = [take(folder, model=model, data=data) for folder in folders]
+    found = [prepare(take(folder, model=model, data=data)) for folder in folders]
     first = found[0]
     if len(found) == 1:
-        return first.model
+        return first
     for folder, other in zip(folders, found, strict=True):
         if not other.objective.labelled:
             raise OptionError(f"{BY_CLASSES}, which those of {folder} do not give")
@@ -73,7 +83,13 @@ def load_together(runs: Sequence[str | Path], *, model: nn.Module | None = None,
             _check_same(folders[0], first.settings, folder, other.settings, READ)
         if differing := _differing(first.facts, other.facts):
             raise OptionError(f"{folders[0]} and {folder} cannot answer together: their data differ in {differing}")
-    return Together([each.model for each in found], first.objective.output).eval()
+    return replace(
+        first,
+        model=Together([each.model for each in found], first.objective.output).eval(),
+        objective=replace(first.objective, output=logits_of),  # together they give nothing but logits
+        counts=None,
+        several=tuple(found),
+    )
 
 
 def measure_together(folders: Sequence[str | Path], *, root: str | None = None) -> dict[int, Measured]:

@@ -44,6 +44,7 @@ def recipe_of(taken: Taken) -> dict[str, Any]:
         **({"given": dict(taken.given)} if taken.given else {}),
         "capacity": taken.capacity,
         **({"together": list(taken.together)} if taken.together else {}),
+        **({"several": [recipe_of(each) for each in taken.several]} if taken.several else {}),
         "counts": taken.counts,
         "rounds": taken.round,
         "data": taken.facts,
@@ -53,10 +54,10 @@ def recipe_of(taken: Taken) -> dict[str, Any]:
 
 def as_bytes(taken: Taken) -> bytes:
     """The model as a safetensors file; the recipe is in its metadata."""
-    if taken.together:
+    if taken.together or taken.several:
         raise OptionError(
             "safetensors holds the weights of one model, and not of several that answer together: export them as torch,"
-            " onnx or executorch, or each width by itself"
+            " onnx or executorch, or each by itself"
         )
     if taken.counts is None:
         raise OptionError(

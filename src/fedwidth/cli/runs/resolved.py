@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fedwidth.analysis.yardsticks import missing
+from fedwidth.analysis.yardsticks import missing, yardsticks
 from fedwidth.cli.runs.planned_run import PlannedRun
 from fedwidth.errors import FedwidthError
 from fedwidth.run.cache import Cache
@@ -27,12 +27,15 @@ def find_yardsticks(
 ) -> dict[str, tuple[str, Settings]]:
     """The yardsticks that runs lack, by label, each with its title: of the devices that budgets come to.
 
-    Where budgets come to other devices with other seeds, it is those of the first seed.
+    Where budgets come to other devices with other seeds, it is those of the first seed. Where no run has any, a line
+    says why.
     """
     found: dict[str, Settings] = {}
     for label, settings in runs.items():
         with naming(label, first=not found):
             found[label] = cache.resolved(replace(settings, seed=seeds[0]) if seeds else settings)
+    if not any(map(yardsticks, found.values())):
+        print("No yardsticks are added: whoever trains here holds the whole of the server's model.")
     return {title: (title, settings) for title, settings in missing(found).items()}
 
 
