@@ -29,13 +29,14 @@ QUESTION = "**Do the published tables hold up when they are run again with fedwi
 HOW_TO_READ = (
     "± is the standard deviation over seeds. Leads are in points, seed by seed, with the 95 % interval of their mean"
     " (of the thesis: over columns); *above* and *below* are more than a point, or the published spread, from the"
-    " published number. [How it was judged](#how-it-was-judged)."
+    " published number. The last five rows are [gains](#what-the-methods-gain), to which nothing is published: *above*"
+    " and *below* are decided there. [How it was judged](#how-it-was-judged)."
 )
 CONTENTS = """\
-On this page: [what holds up and what does not](#what-holds-up-and-what-does-not), in words; [what narrow
-devices are worth](#what-narrow-devices-are-worth) in the papers' settings; [table by table](#table-by-table), in
-counts; [remarks](#remarks) on single tables; [what needs no training](#exact); [every table](#trained) beside our
-runs; [all methods](#all-methods); [adapters](#adapters); [questions asked beside the
+On this page: [what holds up and what does not](#what-holds-up-and-what-does-not), in words; [what the
+methods gain](#what-the-methods-gain) over what the same devices reach without one; [table by
+table](#table-by-table), in counts; [remarks](#remarks) on single tables; [what needs no training](#exact); [every
+table](#trained) beside our runs; [all methods](#all-methods); [adapters](#adapters); [questions asked beside the
 tables](#asked-beside-the-tables); [figures](#figures); [how it was judged](#how-it-was-judged) and [how to repeat
 it](#how-to-repeat-it); [what remains](#what-remains) to be run."""
 HOW = """\
@@ -66,7 +67,7 @@ def write_page(results: Path) -> str:
     parts += [claim_table(tables, results, yardsticks), HOW_TO_READ]
     parts += [total_text(tables, count_remaining(tables, forecast, 1)), CONTENTS]
     parts += _section("## What holds up and what does not", _written(results / VERDICT))
-    parts += _section("## What narrow devices are worth", list(worth_texts(begun, yardsticks)))
+    parts += _section("## What the methods gain", list(worth_texts(begun, yardsticks)))
     parts += _section("## Table by table", list(table_by_table(begun)))
     parts += _section("## Remarks", _written(results / REMARKS))
     parts += ["## Exact", *exact_texts(results)]

@@ -1,10 +1,7 @@
-"""Answers are pulled towards "all classes alike": a control for parts that tutor the whole, not part of the package
-(docs/benchmark/tried.md).
+"""Answers are pulled towards "all classes alike", as a local rule: what recorded trials name (docs/benchmark/tried.md).
 
-A client learns from the labels and, with a weight, that all classes are equally likely, also those that it lacks and
-whose logits the plain loss masks. No device teaches another: what it gains is no method's for weak devices. It goes
-with any method: `local.name = "reproduction.smoothing:METHOD"`. Were nothing masked it would be label smoothing
-(Szegedy et al. 2016) with a share of weight / (1 + weight), and 1 + weight times the loss.
+It was a control for parts that tutor the whole, and is the setting `training.smoothing` now, which goes with methods
+that have a local rule, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What narrow devices are worth in the papers' own settings: the gains of all recorded runs, table by table.
+"""What methods for narrow devices gain in the papers' own settings: all recorded runs of their tables, table by table.
 
-No paper shows this line. A gain is a run's accuracy less that of the best of its yardsticks: what the same devices
-reach without a method made for them (reproduction/yardsticks.py).
+A gain is a run's accuracy less that of the best of its yardsticks: what the same devices reach without a method made
+for them (reproduction/yardsticks.py).
 """
 
 from __future__ import annotations
@@ -9,21 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, Difference, correct
+from fedwidth.analysis.difference import ABOVE, BELOW, EQUAL, ONE_SEED, OPEN, Difference, correct
 from fedwidth.analysis.wording import signed
 from reproduction.cells import Cell, count_once
 from reproduction.markdown import make_table
 from reproduction.yardsticks import Measured, Yardsticks
 
-VERDICTS = (ABOVE, EQUAL, BELOW)
+VERDICTS = {ABOVE: "decided above", EQUAL: EQUAL, OPEN: OPEN, BELOW: "decided below"}
 EXPLAINED = (
-    "Gain: points of accuracy above the best of what the same devices reach without a method for them: only those that"
-    " drew the whole model train it, or all train a model that the weakest can hold. Runs that answer to several"
-    " numbers are counted once in a table; in its last three columns all decisions of a table are to be right (Holm)."
+    "What the papers' tables do not ask. Gain: points of accuracy above the better of what the same devices reach"
+    " without a method for them, of what was run: only those that hold the whole model train it, or all train a model"
+    " that the weakest can hold (where all have one size, that is a model as wide as every device). Models of a width"
+    " between, which [the benchmark](benchmark.md) found better, were not run here. Settings that answer to several"
+    " numbers are counted once in a table, and judged so that all decisions of a table are right (Holm)."
 )
 OVER_COLUMNS = (
-    "Method by method over all columns of a table, where its runs have several seeds; in brackets the 95 % interval"
-    " over columns, which share their seeds:"
+    "Method by method over all columns of a table, where its runs have several seeds. In brackets is the 95 % interval"
+    " over columns, not corrected for several methods; columns share their seeds, so that other seeds may differ by"
+    " more:"
 )
 
 
@@ -35,6 +38,8 @@ class Worth:
     kind: str
     """Which yardstick is the best one."""
     gain: Difference
+    at_most: bool
+    """Whether a yardstick to beat was not run, so that the gain may be smaller."""
 
 
 def find_worth(cells: Sequence[Cell], yardsticks: Yardsticks) -> list[Worth]:
@@ -42,7 +47,11 @@ def find_worth(cells: Sequence[Cell], yardsticks: Yardsticks) -> list[Worth]:
     run = [cell for cell in cells if cell.records]
     measured = [Measured(cell.run.settings, cell.by_seed, best=cell.paper.best) for cell in run]
     gains = yardsticks.gains(measured)
-    return [Worth(cell, gain.kind, gain.difference) for cell, gain in zip(run, gains, strict=True) if gain]
+    return [
+        Worth(cell, gain.kind, gain.difference, at_most=yardsticks.lacks(row))
+        for cell, row, gain in zip(run, measured, gains, strict=True)
+        if gain
+    ]
 
 
 def worth_texts(tables: Mapping[str, Sequence[Cell]], yardsticks: Yardsticks) -> Iterator[str]:
@@ -51,7 +60,7 @@ def worth_texts(tables: Mapping[str, Sequence[Cell]], yardsticks: Yardsticks) ->
     if not any(once.values()):
         return
     yield EXPLAINED
-    columns = ["table", "runs", "best yardstick", "gains, lowest to highest", "above 0", *VERDICTS]
+    columns = ["table", "settings", "best yardstick", "gains, lowest to highest", "mean above 0", *VERDICTS.values()]
     yield make_table(columns, [_line(name, worth) for name, worth in once.items() if worth])
     rows = [row for name, cells in tables.items() for row in _by_method(name, find_worth(cells, yardsticks))]
     if rows:
@@ -66,7 +75,8 @@ def _line(name: str, worth: Sequence[Worth]) -> list[str]:
         f"`{name}`",
         str(len(worth)),
         ", ".join(sorted({each.kind for each in worth})),
-        signed(means[0]) if len(means) == 1 else f"{signed(means[0])} to {signed(means[-1])}",
+        ("at most " if any(each.at_most for each in worth) else "")
+        + (signed(means[0]) if len(means) == 1 else f"{signed(means[0])} to {signed(means[-1])}"),
         f"{sum(mean > 0 for mean in means)} of {len(means)}",
         *("–" if set(verdicts) == {ONE_SEED} else str(verdicts.count(one)) for one in VERDICTS),
     ]

@@ -25,8 +25,9 @@ EXPLAINED = (
     "Yardsticks, where they were run: *exclude*, only devices that can hold the server's model; *smallest for all*;"
     " *capped*, the same method with a server model as wide as the widest device; *full for all*. Gain: accuracy less"
     " that of the best of the first three, seed by seed, with its 95 % interval where there are seeds for one. A column"
-    " that is missing waits in the queue. FedRolex's tables have *smallest* and *largest* as rows of their own, which"
-    " the paper trains for fewer rounds than the methods; the column is of as many rounds."
+    " that a table lacks waits in the queue, or does not exist there: *exclude* where no device holds the whole model,"
+    " *capped* where one does. FedRolex's tables have *smallest* and *largest* as rows of their own, which the paper"
+    " trains for fewer rounds than the methods and with other cuts of the rate; columns are trained as the methods."
 )
 
 
@@ -59,7 +60,10 @@ class Yardsticks:
             self._said(f"{gain.difference} over {gain.kind}", row, each) if gain else "–"
             for row, each, gain in zip(rows, found, gains, strict=True)
         ]
-        cells = [[over_seeds(each[kind].values()) if kind in each else "–" for kind in kinds] for each in found]
+        cells = [
+            [self._shown(each[kind], row) if kind in each else "–" for kind in kinds]
+            for row, each in zip(rows, found, strict=True)
+        ]
         if not any(gains):
             return kinds, cells
         return [*kinds, "gain"], [[*mine, gain] for mine, gain in zip(cells, said, strict=True)]
@@ -72,8 +76,20 @@ class Yardsticks:
 
     def _said(self, gain: str, row: Measured, found: Mapping[str, Accuracies]) -> str:
         """A gain, and which of the yardsticks to beat were not run: over the best of all it may be smaller."""
-        left = [kind for kind in yardsticks(row.settings) if kind in TO_BEAT and kind not in found]
+        left = self._left(row, found)
         return f"at most {gain}; {' and '.join(left)} not run" if left else gain
+
+    def lacks(self, row: Measured) -> bool:
+        """Whether one of the yardsticks that a run has to beat was not run, so that its gain may be smaller."""
+        return bool(self._left(row, self._of(row)))
+
+    def _left(self, row: Measured, found: Mapping[str, Accuracies]) -> list[str]:
+        return [kind for kind in yardsticks(row.settings) if kind in TO_BEAT and kind not in found]
+
+    def _shown(self, yardstick: Accuracies, row: Measured) -> str:
+        """What a yardstick reaches, and with which seeds, where it has fewer than the run."""
+        seeds = f" (seed {', '.join(map(str, yardstick))})" if len(yardstick) < len(row.accuracies) else ""
+        return f"{over_seeds(yardstick.values())}{seeds}"
 
     def _of(self, row: Measured) -> Mapping[str, Accuracies]:
         """The accuracies of a run's yardsticks, by kind, over the seeds of the run."""

@@ -228,6 +228,9 @@ class TrainingSettings:
         "logits of classes a client lacks: 0 (as published), -inf, or untouched",
         choices=("zero", "inf", "none"),
     )
+    smoothing: float = key(
+        0.0, "weight of a term that pulls answers towards all classes alike, those a client lacks too", least=0
+    )
     scaler: bool = key(True, "divide activations by the client's capacity while training (HeteroFL)")
     augment: bool = key(True, "random crop and flip where the data set defines them")
 

@@ -1,11 +1,11 @@
-"""What narrow devices are worth in the papers' settings: gains over recorded yardsticks, worked by hand."""
+"""What methods gain in the papers' settings, over recorded yardsticks, worked by hand."""
 
 from dataclasses import replace
 
 import pytest
 from reproduction.claims import Gain
 from reproduction.worth import find_worth, over_columns, worth_texts
-from reproduction.yardsticks import Yardsticks
+from reproduction.yardsticks import Measured, Yardsticks
 
 from fedwidth.analysis.yardsticks import EXCLUDE, SMALLEST, yardsticks
 from recorded_runs import cell, record
@@ -29,14 +29,22 @@ def test_a_gain_is_over_the_better_yardstick_and_runs_of_two_rows_count_once():
     assert worth.kind == EXCLUDE, "60 on average, smallest for all 57"
     assert worth.gain.values == pytest.approx((1, 2, 3))
     _, table = worth_texts({"t": [mine, twice], "u": [cell("not-run", 60.0, settings=MIXED)]}, known)
-    assert table.splitlines()[2:] == ["| `t` | 1 | exclude | +2.0 | 1 of 1 | 0 | 0 | 0 |"]
+    assert table.splitlines()[2:] == ["| `t` | 1 | exclude | +2.0 | 1 of 1 | 0 | 0 | 1 | 0 |"]
     assert list(worth_texts({"t": [mine]}, Yardsticks([]))) == [], "no yardstick, no gain"
 
 
 def test_one_seed_decides_nothing():
     known = Yardsticks(recorded(MIXED, EXCLUDE, 50))
     _, table = worth_texts({"t": [cell("fedrolex", 60.0, 45, settings=MIXED)]}, known)
-    assert table.splitlines()[-1] == "| `t` | 1 | exclude | −5.0 | 0 of 1 | – | – | – |"
+    assert table.splitlines()[-1] == "| `t` | 1 | exclude | at most −5.0 | 0 of 1 | – | – | – | – |"
+
+
+def test_a_yardstick_with_fewer_seeds_than_the_run_says_which():
+    known = Yardsticks([*recorded(MIXED, EXCLUDE, 50, 60, 70), *recorded(MIXED, SMALLEST, 40)])
+    titles, ((*shown, gain),) = known.columns([Measured(MIXED, {1: 51.0, 2: 62.0, 3: 73.0})])
+    assert titles == [EXCLUDE, SMALLEST, "gain"]
+    assert shown == ["60.00 ± 10.00", "40.00 (seed 1)"]
+    assert gain == "+2.0 (−0.5 to +4.5) over exclude"
 
 
 def test_methods_of_a_grid_stand_in_one_line_each_over_all_columns():
@@ -58,7 +66,7 @@ def test_methods_of_a_grid_stand_in_one_line_each_over_all_columns():
         "| `t` | heterofl-x | −8.0 (−10.5 to −5.5) | 0 of 3 |",
     ]
     row = Gain("G", "t", "fedrolex-x").row({"t": cells}, known)
-    assert row == ["G", "–", "+2.0 (−0.5 to +4.5)", "2", "not decided"]
+    assert row == ["G", "–", "+2.0 (−0.5 to +4.5)", "2", "not decided over columns"]
 
 
 def test_the_first_screen_has_the_gain_of_a_single_run():

@@ -59,7 +59,7 @@ ADDED = (
     *("server.clip", "server.screen", "server.strikes", "server.quarantine"),
     *("devices.budgets", "devices.profiles"),
     *("devices.rates", "devices.bandwidth", "devices.deadline", "devices.dropout"),
-    *("data.cache", "model.weights", "model.fresh", "model.keep"),
+    *("training.smoothing", "data.cache", "model.weights", "model.fresh", "model.keep"),
     *("secure.enabled", "secure.min_clients", "secure.clip", "secure.max_weight"),
     *("devices.sampling", "server.robust", "server.robust_share", "server.robust_bound"),
     *("privacy.noise", "privacy.clip", "privacy.delta", "privacy.epsilon", "privacy.accountant", "privacy.adjacency"),

@@ -37,6 +37,8 @@ class Pass:
     """The module that holds the client's sub-model."""
     given: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     """What the client was given as it is, by name."""
+    smoothing: float = field(default=0.0, kw_only=True)
+    """The weight of all classes alike (label smoothing)."""
     rate: float = field(default=0.0, kw_only=True)
     """The learning rate of the round."""
     rows: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
@@ -53,8 +55,11 @@ class Pass:
         return self.objective.answer(self.forward, inputs)
 
     def loss(self, logits: Any, targets: Any) -> Tensor:
-        """The objective's loss, with logits of absent classes masked as the settings say."""
-        return self.objective.loss(mask_logits(logits, self.absent, self.mask), targets)
+        """The objective's loss, with logits of absent classes masked and answers smoothed as the settings say."""
+        plain = self.objective.loss(mask_logits(logits, self.absent, self.mask), targets)
+        if not self.smoothing:
+            return plain
+        return plain.add(self.mean(away_from_alike(logits), targets), alpha=self.smoothing)
 
     def mean(self, values: Tensor, targets: Any) -> Tensor:
         """The mean of one value for each target, over the targets that count."""
@@ -121,6 +126,17 @@ def mask_logits(logits: Any, absent: Tensor | None, mask: str) -> Any:
     if absent is None:
         return logits
     return logits.masked_fill(absent, 0.0 if mask == "zero" else -math.inf)
+
+
+def away_from_alike(logits: Tensor) -> Tensor:
+    """KL(all classes alike || answer) for each sample, classes being the last axis.
+
+    Logits of classes that the client lacks count as they are, so that what the model knows of them is not forgotten.
+
+    >>> round(away_from_alike(torch.tensor([0.9, 0.1]).log()).item(), 4)
+    0.5108
+    """
+    return -logits.log_softmax(-1).mean(-1) - math.log(logits.shape[-1])
 
 
 def absent_classes(labels: Tensor, classes: int, mask: str, device: torch.device) -> Tensor | None:

@@ -50,7 +50,8 @@ class ModulePass(Pass):
         found = list(trained), list(trained.values())
         known = (module, absent, mask, options, capacity, trainer.objective, module)
         given = {name: tensor.to(trainer.device) for name, tensor in task.given.items()}
-        return cls(*known, trainer, task, round, *found, given=given)
+        smoothing = trainer.settings.training.smoothing
+        return cls(*known, trainer, task, round, *found, given=given, smoothing=smoothing)
 
     def logits(self, inputs: Any) -> Any:
         """What counts of the model's answer, in the precision of the settings."""

@@ -11,7 +11,7 @@ from fedwidth.plan.watching.likeness import holds_alike
 from fedwidth.training.client import Trainer
 from fedwidth.training.server.single_updates import why_single
 
-SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "scaler", "augment", "batch_size")
+SHARED = ("optimiser", "momentum", "weight_decay", "clip", "mask", "smoothing", "scaler", "augment", "batch_size")
 """Training settings that all clients of a stack or a slot must have in common."""
 
 MODEL = ("name", "options", "width", "heads", "keep")

@@ -79,7 +79,8 @@ class Slot:
         self.loss_sum = torch.zeros((), dtype=dtype, device=device)
         self.absent = torch.zeros(classes, dtype=torch.bool, device=device)
         absent = None if settings.mask == "none" else self.absent
-        self.client = SlotPass(self.module, absent, settings.mask, rule.options, capacity, objective, module)
+        known = (self.module, absent, settings.mask, rule.options, capacity, objective, module)
+        self.client = SlotPass(*known, smoothing=settings.smoothing)
         views = sub.views(self.flat)
         _make_views(module, views)
         self._buffers = Buffers(module)

@@ -170,6 +170,7 @@ class Stack:
             inputs = client_channels_last(inputs)
         mask = self.settings.mask
         absent = None if mask == "none" else prefix.absent
+        known = (self.module, None, mask, self.rule.options, self.capacity, self.objective, self.module)
         found, losses = gradients_of(
             self.module,
             prefix.parameters,
@@ -177,7 +178,7 @@ class Stack:
             inputs,
             targets,
             absent=absent,
-            client=Pass(self.module, None, mask, self.rule.options, self.capacity, self.objective, self.module),
+            client=Pass(*known, smoothing=self.settings.smoothing),
             rule=self.rule,
             forward=stacked_autocast(self.device, self.precision),
         )
