@@ -70,7 +70,7 @@ def test_the_models_of_several_runs_are_one_program(tmp_path, capsys):
     assert f"| quality | accuracy {100 * test:.2f} % (measured on the test set when it was exported) |" in card
     cells = [line.strip("| ").split(" | ") for line in card.splitlines()[4:] if line.startswith("|")]
     rows = dict(cells)
-    assert (rows["1: run"], rows["2: run"]) == ("`whole`", "`half`")
+    assert [rows["1: run"], rows["2: run"]] == [f"`{tmp_path.name}/{name}`" for name in ("whole", "half")]
     assert "1: of full width" not in rows
     assert rows["2: of full width"].startswith("1/2, ")
     sizes = [sum(tensor.numel() for tensor in fedwidth.load(place).parameters()) for place in places]

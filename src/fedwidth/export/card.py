@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:
         rows = [
             (f"{number}: {name}", value)
             for number, each in enumerate(taken.several, 1)
-            for name, value in (("run", f"`{each.folder.name}`"), *_origin(each))
+            for name, value in (("run", f"`{Path(*each.folder.parts[-2:])}`"), *_origin(each))
         ]
     else:
         title, rows = _title(taken), _of_one_run(taken, found)
