@@ -97,7 +97,7 @@ def build(kind: type[Record], table: Mapping[str, Any], path: str = "") -> Recor
     >>> build(Settings, {"training": {"learning": 1}})
     Traceback (most recent call last):
     fedwidth.errors.OptionError: unknown key 'training.learning'; allowed in [training]: optimiser, lr, momentum, \
-weight_decay, batch_size, epochs, steps, schedule, milestones, decay, clip, mask, scaler, augment
+weight_decay, batch_size, epochs, steps, schedule, milestones, decay, clip, mask, smoothing, scaler, augment
     """
     known = {part.name: part for part in _fields(kind)}
     if not isinstance(table, Mapping):
