@@ -229,7 +229,10 @@ class TrainingSettings:
         choices=("zero", "inf", "none"),
     )
     smoothing: float = key(
-        0.0, "weight of a term that pulls answers towards all classes alike, those a client lacks too", least=0
+        0.0,
+        "label smoothing: weight of a term that pulls towards equal probabilities, of classes a client lacks as well",
+        least=0,
+        below=1000,
     )
     scaler: bool = key(True, "divide activations by the client's capacity while training (HeteroFL)")
     augment: bool = key(True, "random crop and flip where the data set defines them")

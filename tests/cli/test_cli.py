@@ -683,7 +683,9 @@ class TestRun:
     def test_where_whoever_trains_holds_the_whole_model_a_line_says_why_no_yardsticks_are_added(self, recipe, capsys):
         whole = ["--set", "devices.whole_only=true", "--set", "rounds=1"]
         assert run_command(["run", recipe, "--out", "out", "--yardsticks", *whole]) == 0
-        assert capsys.readouterr().out.startswith("No yardsticks are added: whoever trains here holds the whole of")
+        assert capsys.readouterr().out.startswith(
+            "No yardsticks are added: every device that takes part holds the whole"
+        )
         assert not Path("out/compare").exists()
         assert run_command(["run", recipe, "--out", "plain", *whole]) == 0
         assert "No yardsticks" not in capsys.readouterr().out

@@ -258,7 +258,7 @@ def test_a_file_has_a_name(out):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--capacity", "1,1/4"), "export them as torch, onnx or executorch, or each by itself"),
+        (("--capacity", "1,1/4"), "export them as torch, onnx or executorch, or each run and width by itself"),
         (("--capacity", "1,1/4", "--format", "executorch", "--training"), "a program that trains holds one model"),
         (("--capacity", "1,2"), "above 0 and at most 1"),
         (("--capacity", "1,"), "a capacity is a number such as 0.25 or 1/4, not ''"),

@@ -11,7 +11,7 @@ from torch import nn
 import fedwidth
 from fedwidth.cli.entry import run_command
 from fedwidth.config.build import load_data, split_data
-from fedwidth.data import from_tensors, load
+from fedwidth.data import Transform, from_tensors, load
 from fedwidth.errors import OptionError, StateError
 from fedwidth.evaluation.scores import choose_by_score
 from fedwidth.experiment import Experiment
@@ -66,7 +66,7 @@ def test_the_models_of_several_runs_are_one_program(tmp_path, capsys):
     torch.testing.assert_close(program(inputs), fedwidth.load(places)(inputs))
     card = (tmp_path / "both.pt2.md").read_text()
     (test,) = (each.all.test for each in measure_together(places).values())
-    assert card.startswith("# 2 models of several runs\n")
+    assert card.startswith("# 2 models, one of each run, that answer together\n")
     assert f"| quality | accuracy {100 * test:.2f} % (measured on the test set when it was exported) |" in card
     cells = [line.strip("| ").split(" | ") for line in card.splitlines()[4:] if line.startswith("|")]
     rows = dict(cells)
@@ -99,13 +99,66 @@ def test_what_several_runs_cannot_be_exported_as(tmp_path, capsys, more, said):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def quality(runs, out, **more):
+    """The card's row of quality."""
+    export_run(runs, out, form="torch", overwrite=True, **more)
+    (row,) = (line for line in Path(f"{out}.md").read_text().splitlines() if line.startswith("| quality |"))
+    return row
+
+
 def test_test_samples_that_a_run_leaves_alone_are_not_measured_for_a_card(tmp_path):
     trained(tmp_path / "a", "rounds=1", "evaluation.test=false")
     trained(tmp_path / "b", "rounds=1")
-    for runs in ([tmp_path / "a"], [tmp_path / "b", tmp_path / "a"]):
-        export_run(runs, tmp_path / "model.pt2", form="torch", overwrite=True)
-        left = "| quality | not measured (test samples are left alone: evaluation.test is false) |"
-        assert left in (tmp_path / "model.pt2.md").read_text()
+    validated = json.loads((tmp_path / "a" / "summary.json").read_text())["validation_accuracy"]
+    reported = f"| quality | accuracy {100 * validated:.2f} % (as the run reported, on validation samples) |"
+    assert quality([tmp_path / "a"], tmp_path / "model.pt2") == reported
+    both = "| quality | not measured (nobody measured them together, and its test samples are left alone"
+    assert quality([tmp_path / "b", tmp_path / "a"], tmp_path / "model.pt2").startswith(both)
+
+
+def own_runs(tmp_path, **scales):
+    """Runs on data given in Python whose labels are reversed, each with a scale of its own: their folders, the data."""
+    digits, found = load("digits"), {}
+    for name, scale in scales.items():
+        splits = [(split.inputs, 9 - split.labels) for split in (digits.train, digits.test)]
+        found[name] = from_tensors(*splits[0], *splits[1], name="mine", transform=Transform(scale=scale))
+        Experiment(small("method.name=fedavg", "rounds=3", "devices.capacities=a1"), data=found[name]).run(
+            tmp_path / name
+        )
+    return [tmp_path / name for name in scales], next(iter(found.values()))
+
+
+def test_runs_on_data_given_in_python_are_measured_on_these_or_not_at_all(tmp_path):
+    folders, data = own_runs(tmp_path, a=1.0, b=1.0)
+    folders[1].rename(tmp_path / "c")
+    Experiment(small("method.name=fedavg", "rounds=2", "devices.capacities=a1"), data=data).run(folders[1])
+    assert (
+        quality(folders, tmp_path / "m.pt2")
+        == "| quality | not measured (nobody measured them together, and the data are not here) |"
+    )
+    inputs = data.transform(data.test.inputs, False)
+    with torch.no_grad():
+        right = (fedwidth.load(folders)(inputs).argmax(-1) == data.test.labels).double().mean().item()
+    measured = f"| quality | accuracy {100 * right:.2f} % (measured on the test set when it was exported) |"
+    assert quality(folders, tmp_path / "m.pt2", data=data) == measured
+
+
+def test_models_of_other_inputs_or_objectives_and_of_one_run_do_not_answer_together(tmp_path):
+    folders, data = own_runs(tmp_path, a=1.0, b=2.0)
+    with pytest.raises(OptionError, match=r"cannot answer together: their data differ in transform"):
+        fedwidth.load(folders)
+    with pytest.raises(OptionError, match=r"a run is named twice: name each run once"):
+        fedwidth.load([folders[0], tmp_path / "b" / ".." / "a"])
+    changes = ("method.name=fedavg", "rounds=1", "devices.capacities=a1", "objective.name=classification")
+    Experiment(small(*changes), data=data).run(tmp_path / "named")
+    with pytest.raises(OptionError, match=r'objective\.name of the first is "auto", of the second "classification"'):
+        fedwidth.load([folders[0], tmp_path / "named"], data=data)
+
+
+def test_a_single_run_in_a_list_may_be_narrower(tmp_path):
+    Experiment(small("rounds=1", "evaluation.capacities=[0.5]")).run(tmp_path / "a")
+    narrow = fedwidth.load([tmp_path / "a"], 0.5)
+    assert [t.shape for t in narrow.parameters()] == [t.shape for t in fedwidth.load(tmp_path / "a", 0.5).parameters()]
 
 
 @pytest.mark.parametrize(("higher", "chosen"), [(True, [1]), (False, [0])])
@@ -166,7 +219,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(tmp_path, capsys):
     assert "with 1, 2" in said
     trained(tmp_path / "split", "rounds=1", "data.validation=0.2")
     split = refused(capsys, tmp_path / "one", tmp_path / "split")
-    assert "cannot answer together: data.validation is 0.1 there and 0.2 here" in split
+    assert "cannot answer together: data.validation of the first is 0.1, of the second 0.2" in split
     trained(tmp_path / "none held", "rounds=1", "data.validation=0")
     assert "none held is 0" in refused(capsys, tmp_path / "none held", tmp_path / "one")
     (tmp_path / "one" / "summary.json").unlink()
@@ -212,7 +265,7 @@ def test_models_that_cannot_answer_together_are_not_loaded(tmp_path):
         ([None], "several are a list of those"),
         (5, "several are a list of those"),
         ([tmp_path / "labels"] * 2, "which those of .*labels do not give"),
-        ([tmp_path / "one", tmp_path / "tags"], r"data\.name is \"digits\" there"),
+        ([tmp_path / "one", tmp_path / "tags"], r"data\.name of the first is \"digits\""),
     ):
         with pytest.raises(OptionError, match=words):
             fedwidth.load(wrong)

@@ -32,7 +32,7 @@ def taken_of(name: str, folder: Any) -> tuple[Taken, Any]:
     targets = torch.zeros(2, dtype=torch.long)
     split = Split(example, targets)
     data = Data(name, split, split, 10)
-    taken = Taken(small, Settings(), 0.5, index.counts, data, facts_of(data), CLASSIFICATION, plan, 1, folder)
+    taken = Taken(small, Settings(), 0.5, index.counts, data, True, facts_of(data), CLASSIFICATION, plan, 1, folder)
     return taken, tree_map(partial(_more, torch.Generator().manual_seed(3)), example)
 
 

@@ -86,7 +86,11 @@ def test_it_is_the_local_rule_of_recorded_trials():
 
 
 def test_answers_without_classes_are_not_smoothed():
-    with pytest.raises(OptionError, match=r"needs training\.smoothing = 0\.0, not 0\.5: there are no classes"):
+    with pytest.raises(
+        OptionError, match=r"needs training\.smoothing = 0\.0, not 0\.5: label smoothing is for outputs whose last axis"
+    ):
         read_settings("quickstart", ["objective.name=regression", SMOOTHED])
     with pytest.raises(OptionError, match=r"training\.smoothing must be"):
         read_settings("quickstart", ["training.smoothing=-1"])
+    with pytest.raises(OptionError, match=r"training\.smoothing must be a number of at least 0 and below 1000"):
+        read_settings("quickstart", ["training.smoothing=1e39"])

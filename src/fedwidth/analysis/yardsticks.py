@@ -79,6 +79,19 @@ def yardsticks(settings: Settings) -> dict[str, Settings]:
     return {kind: replace(each, name=f"{PREFIX}{kind}", answers="") for kind, each in found.items()}
 
 
+def why_none(settings: Settings) -> str:
+    """Why a run has no yardsticks, where it has none.
+
+    >>> why_none(replace(Settings(), method=MethodSettings("scaffold")))
+    'clients of SCAFFOLD train the whole model, whatever they can hold'
+    """
+    if (method := method_of(settings)).holds_all:
+        return f"clients of {method.title} train the whole model, whatever they can hold"
+    if settings.models:
+        return "every device trains an architecture of its own"
+    return "every device that takes part holds the whole of the server's model"
+
+
 def missing(runs: Mapping[str, Settings]) -> dict[str, Settings]:
     """The yardsticks of these runs (by title) that are none of them, each once, by a title of their own.
 

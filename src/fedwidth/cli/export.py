@@ -10,7 +10,10 @@ import typer
 
 
 def export_model(
-    runs: Annotated[list[Path], typer.Argument(help="Folder of the run; models of several runs answer together.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folder of the run; of several runs, whose models answer together (not as safetensors)."),
+    ],
     out: Annotated[Path, typer.Option("--out", help="File to write; of a transformers model, a folder.")],
     capacity: Annotated[
         str | None,

@@ -85,8 +85,9 @@ def check_public_given(settings: Settings, method: Method, given: Mapping[str, A
     """Refuse a recipe (`given`) that says the server has no data of its own, where a method needs some."""
     if method.public and not settings.data.public_name and given.get("data", {}).get("public") == 0:
         raise OptionError(
-            f"{method.title} needs data of the server's own, and data.public is 0: leave it out, for {PUBLIC:g} of the"
-            " training data, or give another share or data.public_name"
+            f"{method.title} needs data of the server's own, and data.public is 0: leave it out (it is then"
+            f" {PUBLIC:g}), give a share between 0 and 1 (--set data.public={PUBLIC:g}), or name a data set as"
+            " data.public_name"
         )
 
 

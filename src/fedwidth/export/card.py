@@ -35,21 +35,25 @@ class Quality:
 
 def quality_of(taken: Taken) -> Quality:
     """What the run reported at this width; where it did not measure it, what the test set says now, if it is here."""
-    settings = taken.settings.evaluation
+    settings, runs = taken.settings.evaluation, taken.several or (taken,)
     if not taken.several:
         summary = read_summary(taken.folder)
         measure, found = Measure.of(summary), _reported(taken, summary)
         if found is not None and settings.norm == "static":
-            return Quality(f"{measure.title} {measure.text(found)}", "as the run reported, on the test set")
-    if not all(each.settings.evaluation.test for each in taken.several or (taken,)):
-        return Quality("not measured", "test samples are left alone: evaluation.test is false")
+            samples = "the test set" if settings.test else "validation samples"
+            return Quality(f"{measure.title} {measure.text(found)}", f"as the run reported, on {samples}")
+    what = "nobody measured them together" if taken.several else "the run did not measure this width"
+    if not all(each.settings.evaluation.test for each in runs):
+        return Quality("not measured", f"{what}, and its test samples are left alone: evaluation.test is false")
+    gone = Quality("not measured", f"{what}, and the data are not here")
+    if not taken.here and any("data" in each.given for each in runs):  # settings name others, or none
+        return gone
     try:
-        data = load_data(taken.settings)
+        data = taken.data if taken.here else load_data(taken.settings)
         still = replace(settings, norm="static")
         score, _ = scores.score(taken.model, data, data.test, still, torch.device("cpu"), objective=taken.objective)
     except FedwidthError:
-        what = "nobody measured them together" if taken.several else "the run did not measure this width"
-        return Quality("not measured", f"{what}, and the data are not here")
+        return gone
     measure = taken.objective.metric.measure
     return Quality(f"{measure.title} {measure.text(score.value)}", "measured on the test set when it was exported")
 
@@ -61,7 +65,7 @@ def _reported(taken: Taken, summary: Mapping[str, Any]) -> float | None:
         asked = {"chosen": summary.get("chosen_capacities"), "together": taken.settings.evaluation.capacities}
         return next((summary.get(f"{which}_{name}") for which, widths in asked.items() if widths == together), None)
     if taken.capacity == 1:
-        return summary.get(f"global_{name}")
+        return summary.get(f"global_{name}" if taken.settings.evaluation.test else f"validation_{name}")
     return (summary.get(f"capacity_{name}") or {}).get(f"{taken.capacity:g}")
 
 
@@ -74,7 +78,7 @@ def card(taken: Taken, *, form: str, notes: tuple[str, ...] = ()) -> str:
     """The card of an exported model, in Markdown."""
     found, quality = cost_of_model(taken), quality_of(taken)
     if taken.several:
-        title = f"{len(taken.several)} models of several runs"
+        title = f"{len(taken.several)} models, one of each run, that answer together"
         rows = [
             (f"{number}: {name}", value)
             for number, each in enumerate(taken.several, 1)

@@ -92,7 +92,7 @@ def as_executorch_training(taken: Taken, batch: int | None) -> Made:
     """A training step of the model as an ExecuTorch program."""
     if taken.together or taken.several:
         raise OptionError(
-            "a program that trains holds one model, and not several that answer together: give one of them"
+            "a program that trains holds one model, and not several that answer together: name one run and one width"
         )
     _needed("executorch.exir", "executorch.extension.training", extra="pip install executorch, in its own environment")
     size = batch or taken.settings.training.batch_size

@@ -61,6 +61,8 @@ class Taken:
     """How many units of each group it has; None for one that is no slice of the global model."""
     data: Data
     """The data given, or the run's, or zeros in their place where they are not needed (`data/stand_in.py`)."""
+    here: bool
+    """Whether these are real data, and no zeros."""
     facts: Mapping[str, Any]
     """What of the data the model depends on."""
     objective: Objective
@@ -90,7 +92,7 @@ def load(
     width, it must be one that devices held. With several capacities, such as [1, 0.5, 0.25], those models answer
     together: with the logarithm of the mean of the probabilities they give to each class. "chosen" stands for those
     that the run's validation samples chose. The models of several runs in a list of their folders answer
-    together in the same way.
+    together in the same way, as wholes; `model` and `data` are then those of all of them.
 
     It is on the CPU and in evaluation mode, and its batch norms have the statistics with which the run measured it.
     `model` and `data` are those the run was given, where it was given any in Python. A safetensors file that `fedwidth
@@ -99,7 +101,10 @@ def load(
     if not isinstance(run, (str, Path)):
         from fedwidth.export.several import take_several
 
-        return take_several(runs_of(run, capacity), model=model, data=data).model
+        runs = runs_of(run, capacity)
+        if len(runs) != 1:
+            return take_several(runs, model=model, data=data).model
+        run = runs[0]
     if Path(run).suffix == ".safetensors" or Path(run).is_file():  # which may have any name
         from fedwidth.export.tensors import open_file
 
@@ -110,11 +115,11 @@ def load(
 
 
 def runs_of(run: Iterable[str | Path], capacity: Wanted | None) -> list[str | Path]:
-    """Several runs in a list, whose models answer together as wholes."""
+    """The runs of a list: a single one, of which a capacity can be asked, or several that answer together as wholes."""
     runs = list(run) if isinstance(run, Iterable) else [run]
     if not all(isinstance(each, (str, Path)) for each in runs):
         raise OptionError(f"a run is the path of its folder, and several are a list of those, not {run!r}")
-    if capacity is not None:
+    if capacity is not None and len(runs) > 1:
         raise OptionError("models of several runs answer together as wholes: leave the capacity out")
     return runs
 
@@ -197,7 +202,8 @@ def _take_ready(
             made = skeleton(whole, plan, counts)
             fill_all(made, ready.tensors[capacity], str(folder))
     made = with_buffers(made, plan) if counts is not None else made
-    return Taken(made.eval(), settings, capacity, counts, data, ready.data, objective, plan, ready.round, folder)
+    here = given is not None
+    return Taken(made.eval(), settings, capacity, counts, data, here, ready.data, objective, plan, ready.round, folder)
 
 
 def _take_collecting(
@@ -232,6 +238,7 @@ def _take_collecting(
         capacity,
         counts,
         experiment.data,
+        True,
         facts_of(experiment.data),
         experiment.objective,
         experiment.plan,

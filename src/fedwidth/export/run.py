@@ -33,7 +33,8 @@ def export_run(
 
     `model` and `data` are those the run was given, where it was given any in Python. `form` is safetensors, torch,
     onnx or executorch; the other arguments are the command's options. Several capacities in a list, or "chosen", give a
-    program of models that answer together, and so do several runs in a list.
+    program of models that answer together, and so do several runs in a list, as wholes: `model` and `data` are then
+    those of all of them.
     """
     out = Path(out)
     check_way(adapters, form, out, overwrite=overwrite)
@@ -42,10 +43,11 @@ def export_run(
     def prepare(taken: Taken) -> Taken:
         return merged(taken) if adapters == MERGED else taken
 
-    if isinstance(run, (str, Path)):
-        taken = prepare(take(run, capacity, model=model, data=data))
-    elif len(runs := runs_of(run, capacity)) > 1 and adapters == APART:
-        raise OptionError("adapters apart from their model are those of one run: export each by itself")
+    runs = runs_of([run] if isinstance(run, (str, Path)) else run, capacity)
+    if len(runs) == 1:
+        taken = prepare(take(runs[0], capacity, model=model, data=data))
+    elif adapters == APART:
+        raise OptionError("adapters apart from their model are those of one run: export each run by itself")
     else:
         taken = take_several(runs, model=model, data=data, prepare=prepare)
     if adapters == APART:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ READ = ("objective.", "data.name", "data.options")
 """How the names of the settings begin that say what models read and answer; they must be the same."""
 SPLIT = ("seed", "objective.", "data.")
 """The same of the settings by which runs have common validation samples, which none of them has trained on."""
-FACTS = ("kind", "classes", "inputs", "targets")
+FACTS = ("kind", "classes", "inputs", "targets", "transform")
 """What the data of models that answer together must have in common."""
 
 
@@ -79,10 +80,12 @@ def take_several(
     for folder, other in zip(folders, found, strict=True):
         if not other.objective.labelled:
             raise OptionError(f"{BY_CLASSES}, which those of {folder} do not give")
-        if data is None:
-            _check_same(folders[0], first.settings, folder, other.settings, READ)
+        keys = READ if data is None else ("objective.",)
+        _check_same(folders[0], first.settings, folder, other.settings, keys)
         if differing := _differing(first.facts, other.facts):
             raise OptionError(f"{folders[0]} and {folder} cannot answer together: their data differ in {differing}")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise OptionError("a run is named twice: name each run once, whose models are to answer together")
     return replace(
         first,
         model=Together([each.model for each in found], first.objective.output).eval(),
@@ -143,14 +146,16 @@ def _check_same(one: Path, settings: Settings, other: Path, others: Settings, ke
     for key in first:
         if key.startswith(keys) and first[key] != second.get(key):
             raise OptionError(
-                f"{one} and {other} cannot answer together: {key} is {shown(first[key])} there and"
-                f" {shown(second.get(key))} here"
+                f"{one} and {other} cannot answer together: {key} of the first is {shown(first[key])}, of the second"
+                f" {shown(second.get(key))}"
             )
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """The facts in which two data sets differ, as words; nothing where they fit the same models."""
-    return ", ".join(name for name in FACTS if one.get(name) != other.get(name))
+    known = [name for name in FACTS if name in one and name in other]  # older runs say less
+    said = [{name: json.dumps(facts[name], sort_keys=True) for name in known} for facts in (one, other)]  # as stored
+    return ", ".join(name for name in known if said[0][name] != said[1][name])
 
 
 def _measure(runs: Sequence[Path], settings: Sequence[Settings], cache: Cache, root: str | None) -> Measured:

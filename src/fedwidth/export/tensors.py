@@ -57,7 +57,7 @@ def as_bytes(taken: Taken) -> bytes:
     if taken.together or taken.several:
         raise OptionError(
             "safetensors holds the weights of one model, and not of several that answer together: export them as torch,"
-            " onnx or executorch, or each by itself"
+            " onnx or executorch, or each run and width by itself"
         )
     if taken.counts is None:
         raise OptionError(

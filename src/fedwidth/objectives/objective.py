@@ -18,7 +18,7 @@ from fedwidth.objectives.output import call, each_of, logits_of
 
 UNLABELLED = {
     "training.mask": Need("none", "there are no classes that a client could lack"),
-    "training.smoothing": Need(0.0, "there are no classes in its output's last axis that could be alike"),
+    "training.smoothing": Need(0.0, "label smoothing is for outputs whose last axis are classes"),
     "server.label_rows": Need(False, "rows of its last layer belong to no class that a client has or lacks"),
 }
 

@@ -38,7 +38,7 @@ class Pass:
     given: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     """What the client was given as it is, by name."""
     smoothing: float = field(default=0.0, kw_only=True)
-    """The weight of all classes alike (label smoothing)."""
+    """The weight of label smoothing."""
     rate: float = field(default=0.0, kw_only=True)
     """The learning rate of the round."""
     rows: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)

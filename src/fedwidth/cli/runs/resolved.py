@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fedwidth.analysis.yardsticks import missing, yardsticks
+from fedwidth.analysis.yardsticks import missing, why_none, yardsticks
 from fedwidth.cli.runs.planned_run import PlannedRun
 from fedwidth.errors import FedwidthError
 from fedwidth.run.cache import Cache
@@ -35,7 +35,7 @@ def find_yardsticks(
         with naming(label, first=not found):
             found[label] = cache.resolved(replace(settings, seed=seeds[0]) if seeds else settings)
     if not any(map(yardsticks, found.values())):
-        print("No yardsticks are added: whoever trains here holds the whole of the server's model.")
+        print(f"No yardsticks are added: {why_none(next(iter(found.values())))}.")
     return {title: (title, settings) for title, settings in missing(found).items()}
 
 
