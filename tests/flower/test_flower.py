@@ -66,6 +66,7 @@ def embedded(text: str):
         ("heterofl", 'server.optimiser = "fedadam"\nserver.weighting = "samples"\n'),
         ("fedbrb", ""),
         ("fjord", ""),
+        ("heterofl", "training.smoothing = 0.3\n"),
         ("fedminoccurances", ""),
         ("fedprox", ""),
         ("scaffold", ""),
