@@ -6,19 +6,17 @@ that have a local rule, too.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fedwidth.methods import fedavg
 from fedwidth.methods.definition import ClientPass, Local, Method, at_least_zero
-from fedwidth.methods.shared.distillation import divergences
+from fedwidth.training.loss import divergence_from_uniform
 
 
 def loss(client: ClientPass, inputs: Tensor, targets: Tensor) -> Tensor:
     """CE(y) + weight KL(all classes alike || own)."""
     logits = client.logits(inputs)
-    alike = torch.full_like(logits, 1 / logits.shape[-1])
-    pulled = client.mean(divergences(logits.log_softmax(-1), alike), targets)
+    pulled = client.mean(divergence_from_uniform(logits), targets)
     return client.loss(logits, targets).add(pulled, alpha=client.options["weight"])
 
 

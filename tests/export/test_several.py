@@ -112,7 +112,7 @@ def test_test_samples_that_a_run_leaves_alone_are_not_measured_for_a_card(tmp_pa
     validated = json.loads((tmp_path / "a" / "summary.json").read_text())["validation_accuracy"]
     reported = f"| quality | accuracy {100 * validated:.2f} % (as the run reported, on validation samples) |"
     assert quality([tmp_path / "a"], tmp_path / "model.pt2") == reported
-    both = "| quality | not measured (nobody measured them together, and its test samples are left alone"
+    both = "| quality | not measured (nobody measured them together, and test samples are left alone"
     assert quality([tmp_path / "b", tmp_path / "a"], tmp_path / "model.pt2").startswith(both)
 
 

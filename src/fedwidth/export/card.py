@@ -44,7 +44,7 @@ def quality_of(taken: Taken) -> Quality:
             return Quality(f"{measure.title} {measure.text(found)}", f"as the run reported, on {samples}")
     what = "nobody measured them together" if taken.several else "the run did not measure this width"
     if not all(each.settings.evaluation.test for each in runs):
-        return Quality("not measured", f"{what}, and its test samples are left alone: evaluation.test is false")
+        return Quality("not measured", f"{what}, and test samples are left alone: evaluation.test is false")
     gone = Quality("not measured", f"{what}, and the data are not here")
     if not taken.here and any("data" in each.given for each in runs):  # settings name others, or none
         return gone

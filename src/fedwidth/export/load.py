@@ -76,7 +76,8 @@ class Taken:
     together: tuple[float, ...] = ()
     """Of models of one run that answer together, the capacity of each; `capacity` is that of the widest."""
     several: tuple[Taken, ...] = ()
-    """Of models of several runs that answer together, each of them; else this speaks of the first run."""
+    """Each of the models of several runs that answer together; then `model` and `objective` are of all, the rest is of
+    the first."""
 
 
 def load(

@@ -68,15 +68,13 @@ def take_several(
 ) -> Taken:
     """The trained models of several runs as one, which answers with the mean of their probabilities of each class.
 
-    Each is a whole one, and `prepare` is called with it before. Of a single run it is that run's model.
+    Each is a whole one, which `prepare` may change before.
     """
     folders = [Path(run) for run in runs]
     if not folders:
         raise OptionError("no run is given: name the folders of those whose models answer together")
     found = [prepare(take(folder, model=model, data=data)) for folder in folders]
     first = found[0]
-    if len(found) == 1:
-        return first
     for folder, other in zip(folders, found, strict=True):
         if not other.objective.labelled:
             raise OptionError(f"{BY_CLASSES}, which those of {folder} do not give")

@@ -59,7 +59,7 @@ class Pass:
         plain = self.objective.loss(mask_logits(logits, self.absent, self.mask), targets)
         if not self.smoothing:
             return plain
-        return plain.add(self.mean(away_from_alike(logits), targets), alpha=self.smoothing)
+        return plain.add(self.mean(divergence_from_uniform(logits), targets), alpha=self.smoothing)
 
     def mean(self, values: Tensor, targets: Any) -> Tensor:
         """The mean of one value for each target, over the targets that count."""
@@ -128,12 +128,12 @@ def mask_logits(logits: Any, absent: Tensor | None, mask: str) -> Any:
     return logits.masked_fill(absent, 0.0 if mask == "zero" else -math.inf)
 
 
-def away_from_alike(logits: Tensor) -> Tensor:
-    """KL(all classes alike || answer) for each sample, classes being the last axis.
+def divergence_from_uniform(logits: Tensor) -> Tensor:
+    """KL(uniform || answer) of each sample, the term of label smoothing; classes are the last axis.
 
     Logits of classes that the client lacks count as they are, so that what the model knows of them is not forgotten.
 
-    >>> round(away_from_alike(torch.tensor([0.9, 0.1]).log()).item(), 4)
+    >>> round(divergence_from_uniform(torch.tensor([0.9, 0.1]).log()).item(), 4)
     0.5108
     """
     return -logits.log_softmax(-1).mean(-1) - math.log(logits.shape[-1])
